@@ -104,7 +104,7 @@ def show(a: argparse.Namespace) -> int:
 
 
 def _verdict(good: bool, ran: bool, left: dict[str, str], strict: bool) -> int:
-    """Says what came of `verify`, and what did not run; the exit status."""
+    """Prints the result of `verify` and the targets that did not run. Returns the exit status."""
     if not ran:
         print("FAILED: nothing ran")
     elif left:
@@ -173,7 +173,7 @@ def _bench_pto(a: argparse.Namespace, heads: tuple[int, int]) -> int:
 
 
 def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
-    """The shapes of the file, or those by default; of these the ones that are named."""
+    """The shapes of --shapes, or the default shapes; with --only, those that it names."""
     from .tools.shapes import shapes
     todo = shapes(Path(a.shapes)) if a.shapes is not None else list(default)
     known = [s.name for s in todo]

@@ -38,7 +38,8 @@ TUNE = {"budget": None, "memory": 8.0, "runs": 15}
 
 def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[str, ...] = (), target: str = "",
                    chunk: str = OPEN, compiles: bool = False) -> None:
-    """chunk: what is said of its default. compiles: whether --arch names what --check compiles for, too."""
+    """Options that commands on builds share. chunk: how help describes its default. compiles: whether --arch also says for
+    which GPUs --check compiles."""
     known = names()
     targets = (*known, "all") if several else known
     target = target or ("all" if several else known[0])
@@ -189,7 +190,7 @@ def parser() -> argparse.ArgumentParser:
 
 # --- what words mean -------------------------------------------------------------------------------------------------
 def gpus(a: argparse.Namespace) -> tuple[str, ...]:
-    """What --arch names where text runs on any architecture."""
+    """The GPUs that --arch names, for a target whose text runs on any architecture."""
     known = () if a.target == "all" else find(a.target).toolchain.check_archs
     gpus = tuple(a.arch.split(",")) if a.arch and known else ()
     if set(gpus) - set(known):
@@ -206,7 +207,7 @@ def builds(a: argparse.Namespace) -> list[Build]:
 
 
 def choices(a: argparse.Namespace) -> list[Choice]:
-    """A build a target, and why: as asked for, or what the op would choose on the GPUs that --arch names."""
+    """A build for each target, with the reason: as the options say, or as the op would choose on the GPUs of --arch."""
     algorithms.find(a.algorithm)  # a name that is none is said before torch is imported
     asked = gpus(a)
     arch = "" if asked else a.arch
@@ -305,20 +306,20 @@ def _fields(given: list[str]) -> dict[str, Any]:
 
 # --- which options are refused ---------------------------------------------------------------------------------------
 def given(a: argparse.Namespace, name: str) -> bool:
-    """Whether the command line has the option; those asked for have no other default."""
+    """Whether the command line has the option. Only for options whose default is None, False or []."""
     x = getattr(a, name)
     return x is not None and x is not False and x != []
 
 
 def refuse(a: argparse.Namespace, names: Iterable[str], where: str, accepted: str) -> None:
-    """ValueError for the first of the options that is given, where it would be ignored."""
+    """ValueError for the first of these options that is given, because it would have no effect."""
     for name in names:
         if given(a, name):
             raise ValueError(f"{name}: got {getattr(a, name)!r} {where}; accepted: {accepted}")
 
 
 def check_numbers(a: argparse.Namespace) -> None:
-    """ValueError for a number that is below the least that its option takes, or not finite."""
+    """ValueError for a number that is less than its option accepts, or not finite."""
     for name, least in LEAST.items():
         x = getattr(a, name, None)
         if x is not None and not least <= x < math.inf:  # which NaN is not, either
@@ -326,7 +327,7 @@ def check_numbers(a: argparse.Namespace) -> None:
 
 
 def check_bench(a: argparse.Namespace) -> str:
-    """The way of `bench`, one of WAYS; what is not given then has its default."""
+    """The way of `bench`, a key of WAYS. Sets absent options to their defaults. ValueError for options that have no effect."""
     way = "errors" if a.errors is not None else "pto" if a.target == "pto" else "gpu"
     for name, ways in MEANT.items():
         if way not in ways:
@@ -340,7 +341,7 @@ def check_bench(a: argparse.Namespace) -> str:
 
 
 def check_tune(a: argparse.Namespace) -> None:
-    """Refuses what nothing is measured for; what is not given then has its default."""
+    """Sets absent options of `tune` to their defaults. ValueError for options that have no effect."""
     if a.decode:
         refuse(a, ("unit_keys", "memory"), "with --decode",
                "without --decode, whose callers normalise keys in its only kernel")
@@ -359,7 +360,7 @@ def check_tune(a: argparse.Namespace) -> None:
 
 
 def check_build(a: argparse.Namespace) -> None:
-    """ValueError for an option of `build` that would be ignored beside the others."""
+    """ValueError for an option of `build` that has no effect beside the others."""
     if not a.check:
         refuse(a, ["strict"], "without --check", "with --check")
     if a.cached:

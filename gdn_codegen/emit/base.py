@@ -63,7 +63,7 @@ class Rules:
         if self.base is not None:
             return self.base.of(op)
         by = self.removed_by(op.kind)
-        raise EmitError(f"{self.target} has no rule for {op.kind} ({op.out or 'effect'}, line {op.line})"
+        raise EmitError(f"{self.target} has no rule for {op.kind} ({op.out or 'effect'}, line {op.page_line})"
                         + (f"; pass {by} should have removed it" if by else ""))
 
 
@@ -108,11 +108,11 @@ class Writer:
         self.line = 0
 
     def at(self, op: Op) -> None:
-        """Print the page's line of `op` as a comment, if it differs from the line of the op before."""
+        """Print the line of `op` as a comment, if it differs from the line of the op before."""
         if op.line and op.line != self.line and op.line in self.source:
             self.line = op.line
             width = WIDTH - 4 * self.indent - len(self.comment) - 1
-            self(*(f"{self.comment} {x}" for text in self.source[op.line].split("\n") for x in textwrap.wrap(text, width)))
+            self(*(f"{self.comment} {x}" for x in textwrap.wrap(self.source[op.line], width)))
 
     def __call__(self, *lines: str) -> None:
         self.lines += [("    " * self.indent + x).rstrip() for x in lines]
@@ -203,7 +203,7 @@ def written(p: Program, k: Kernel) -> tuple[str, ...]:
     return tuple(x.name for x in touched(p, k) if x.name in names)
 
 
-def halves(k: Kernel) -> bool:
+def in_pairs(k: Kernel) -> bool:
     """Whether a kernel has two instances for each part: one runs parts with a long warm-up, the other runs the other parts."""
     return any(o.kind == "claim_part" for o in walk(k.body))
 
@@ -275,9 +275,9 @@ __all__ = [
     "Writer",
     "blocks",
     "described",
-    "halves",
     "heads_tag",
     "in_buffers",
+    "in_pairs",
     "integers",
     "is_of_a_part",
     "no_heads",

@@ -12,6 +12,9 @@ from typing import Any, Union
 
 from .types import ONE_HEAD, Batch, Dim, Tensor, Tile
 
+#: Where a line of the page becomes several statements, the line number of the n-th has n times this added.
+STATEMENT = 10_000
+
 
 @dataclass(frozen=True)
 class Op:
@@ -22,12 +25,17 @@ class Op:
     args: tuple[str, ...] = ()
     attrs: tuple[tuple[str, Any], ...] = ()
     type: Tile | None = None
-    line: int = 0  # line number in the algorithm's page; 0 if a pass made the op
+    line: int = 0  # line number in the algorithm's page (see STATEMENT); 0 if a pass made the op
     agent: str = ""  # the pass `assign` sets it
     buffer: str = ""  # the pass `place` sets it
 
     def __hash__(self) -> int:  # of the fields that tell most ops apart; passes look ops up in sets
         return hash((self.kind, self.out, self.args or self.attrs))
+
+    @property
+    def page_line(self) -> int:
+        """The number of the page's line, for messages."""
+        return self.line % STATEMENT
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The value of an attribute, or `default` if the op does not have the attribute."""
@@ -128,7 +136,7 @@ class Kernel:
     share the iterations of a loop "before" a part: of n, instance i processes chunks i, i + n, i + 2 n and so on.
 
     threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks on a multiprocessor at a
-    time. These are 0 if not set. comments: line of the page -> what the kernel computes there, if passes have rewritten it."""
+    time. These are 0 if not set. comments: line -> what the kernel computes there, if passes have rewritten it."""
 
     name: str
     grid: str
@@ -295,5 +303,5 @@ def types(body: tuple[Stmt, ...]) -> dict[str, Tile]:
     return env
 
 
-__all__ = ["Agent", "Batch", "Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops",
-           "map_loops", "map_ops", "rings", "types", "uses", "walk"]
+__all__ = ["STATEMENT", "Agent", "Batch", "Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile",
+           "loops", "map_loops", "map_ops", "rings", "types", "uses", "walk"]

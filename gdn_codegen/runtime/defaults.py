@@ -43,7 +43,7 @@ def words(b: Build) -> str:
 
 
 def better(b: Build, gpu: str) -> str:
-    """What a warning of spills on a GPU says further: the schedule that the op would choose there."""
+    """The end of a warning about spills on a GPU: the schedule that the op would choose there."""
     try:
         best = planned(replace(b, arch=""), (gpu,), bool(b.plan.partition), None, {}).build
     except ScheduleError:  # none of the model's fits this page: only its own schedule does

@@ -15,7 +15,7 @@ _inside = threading.local()
 
 @contextlib.contextmanager
 def under_way(what: str) -> Iterator[None]:
-    """Plain lines, for terminals and logs. Of those within one another the outermost speaks."""
+    """Prints plain lines while a step runs. If steps are nested, only the outermost one prints."""
     if getattr(_inside, "yes", False):
         yield
         return

@@ -85,7 +85,7 @@ class _Walk:
         self.asked += self.elements(t, self.sizes) * self.value_heads // self.k.batch.in_body * self.blocks * BYTES[t.dtype]
 
     def elements(self, t: Tensor, sizes: dict[str, int]) -> int:
-        """Of all tiles of a head: rows past a sequence's end are no part of a caller's tensor."""
+        """Elements of all tiles of a head. Rows past a sequence's end do not count in a caller's tensor."""
         tile = t.tile.shape(sizes)
         if t.index == "token":
             return sum(self.lengths) * math.prod(tile[1:])

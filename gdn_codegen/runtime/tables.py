@@ -21,7 +21,7 @@ WIDTH = 120
 
 
 def named(p: Program, role: str, index: str) -> list[Tensor]:
-    """The program's tensors of a kind that the host passes: what lies over another is that one."""
+    """The program's tensors of a kind that the host passes. A tensor that overwrites another one is left out."""
     return [t for t in p.role(role) if t.index == index and not t.over]
 
 
@@ -64,7 +64,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
 
 
 def _parts(b: Build, p: Program, most: int, warm_ups: bool) -> dict[str, Any]:
-    """The fields of Tables that builds have that make parts."""
+    """The fields of Tables for builds that split sequences into parts."""
     def those(kernels: Iterable[Kernel]) -> tuple[str, ...]:
         return tuple(k.name for k in kernels)
     assert b.device.part_cost is not None
@@ -107,7 +107,7 @@ def signature(t: Tables) -> str:
 
 
 def arguments(t: Tables) -> str:
-    """What the generated function gives to its host."""
+    """The arguments that the generated function passes to its `Host`."""
     def group(names: Iterable[str]) -> str:
         names = tuple(names)
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"

@@ -16,13 +16,13 @@ def serves(target: str, device: str) -> bool:
 
 
 def install(target: str) -> str:
-    """What brings a target's package; "" where it is here, or none is needed."""
+    """The command that installs a target's package; "" if it is installed, or none is needed."""
     x = find(target).toolchain
     return x.install if x.package and not machine.version(x.package) else ""
 
 
 def installs(package: str) -> str:
-    """What brings a package that is missing here and that a target's modules import; "" for others."""
+    """The command that installs a missing package which a target's modules import; "" for other packages."""
     return next((install(n) for n in names() if find(n).toolchain.package == package), "") if package else ""
 
 

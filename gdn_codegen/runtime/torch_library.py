@@ -40,7 +40,7 @@ def _unpacked(given: tuple[Any, ...]) -> tuple[Tensors, float | None, Request, t
 
 @torch.library.custom_op("gdn_codegen::gated_delta_rule", mutates_args=(), schema=_schema("", "Tensor[]"))
 def gated_delta_rule(*given: Any) -> list[Tensor]:
-    """o, then the final state where it is wanted, then checkpoints where they are."""
+    """Returns o, then the final state and the checkpoints if the options ask for them."""
     t, scale, x, _ = _unpacked(given)
     return [y for y in run(t, x, scale) if y is not None]
 

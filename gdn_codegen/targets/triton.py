@@ -45,7 +45,7 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
             "blocks": quoted({k.name: k.extra["block"] for k in kernels if k.extra["block"]}),
             "warps": quoted({k.name: k.extra["warps"] for k in kernels}), "stages": b.plan.stages,
             "unspecialised": quoted(tuple(sorted({n for k in kernels for n in k.extra["sizes"]}))),
-            "in_shares": quoted(those("halves")), "descriptors": bool(those("described"))}
+            "in_shares": quoted(those("in_pairs")), "descriptors": bool(those("described"))}
 
 
 TARGET = register(Target(

@@ -30,7 +30,7 @@ Made from docstrings by `python -m gdn_codegen.tools.documents`; edit those. [gl
 
 
 def _parameter(p: inspect.Parameter) -> str:
-    """As Python spells it. Functions as defaults stand as "...": their texts have addresses, which differ by run."""
+    """A parameter as Python spells it. A function as a default is printed as "...", because its text has an address."""
     stars = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
     said = "" if p.annotation is p.empty else f": {p.annotation}"
     default = "..." if callable(p.default) or "<" in repr(p.default) else repr(p.default)
@@ -38,7 +38,7 @@ def _parameter(p: inspect.Parameter) -> str:
 
 
 def signature(name: str, x: Any) -> str:
-    """`name` with its parameters, a line each where they do not fit one."""
+    """`name` with its parameters, on one line if they fit, else one per line."""
     s = inspect.signature(x)
     parts = [_parameter(p) for p in s.parameters.values()]
     kinds = [p.kind for p in s.parameters.values()]

@@ -27,7 +27,7 @@ from .verify import TOLERANCE
 
 
 def interpreted(b: Build, x: Problem) -> Run:
-    """A run of the build's lowered program, rounded as it says."""
+    """A function that interprets the build's lowered program, with its roundings."""
     p, sizes = lowered(b), x.sizes
     given = {"q": x.q[0], "k": x.k[0], "v": x.v[0], "g": x.g[0], "beta": x.beta[0]}
     sequences = interpret.Problem(list(x.lengths), sizes["H"], sizes["HV"], b.plan.part_chunks)
@@ -56,7 +56,7 @@ def measured(base: dict[str, Any], prepare: Callable[[Problem], Run], problems: 
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The block of a shape."""
+    """The lines that are printed for a shape."""
     width = max(20, *(len(r["who"]) for r in rows))
     out = [f"{rows[0]['shape']:{width + 2}} {'o mean':>10} {'o max':>10} {'state mean':>10} {'state max':>10} {'heads':>6}"]
     for r in rows:

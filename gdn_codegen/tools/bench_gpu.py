@@ -63,7 +63,7 @@ def attribute(calls: Sequence[tuple[float, float]], kernels: Sequence[tuple[str,
 
 
 def medians(runs: Sequence[dict[str, float]]) -> tuple[float, dict[str, float]]:
-    """The median of the sums, and of each kernel."""
+    """The median of the sums, and the median of each kernel's times."""
     names = list(dict.fromkeys(n for r in runs for n in r))
     return (statistics.median(sum(r.values()) for r in runs),
             {n: statistics.median(r.get(n, 0.0) for r in runs) for n in names})
@@ -129,7 +129,7 @@ def host_time(run: Callable[[], object], n: int) -> float:
 
 
 def graph_time(run: Run, n: int) -> float:
-    """ms that a replay of a CUDA graph of the call takes of a queue."""
+    """ms that a replay of a CUDA graph of the call adds to a queue."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -137,7 +137,7 @@ def graph_time(run: Run, n: int) -> float:
 
 
 def ceilings() -> Ceilings:
-    """What a copy of 1 GiB and a float16 product of side 8192 reach here."""
+    """The rates of a copy of 1 GiB and of a float16 product of side 8192 on this GPU."""
     def seconds(f: Callable[[], object]) -> float:
         f()
         return wall_time(f, 5) / 1e3
@@ -159,14 +159,14 @@ class Auto:
     unit_keys: bool = False
 
     def build(self, x: Problem) -> Build:
-        """What the op runs on these tensors."""
+        """The build that the op runs on these tensors."""
         (rows, tokens, H, K), (HV, V) = x.q.shape, x.v.shape[2:]
         request = Request(unit_keys=self.unit_keys, target=self.target, chunk_size=self.chunk, layout=LAYOUTS[self.layout])
         return choice(Call(request, x.q.dtype, x.q.device, (K, V), Extent(H, HV, len(x.lengths), rows * tokens),
                            tables.UNIT if self.unit_keys else PLAIN)).build
 
     def called(self) -> Callable[..., Any]:
-        """The op, with the choice that this row is about."""
+        """The op with the options of this row, as a function of the tensors."""
         return partial(self.op, target=self.target, chunk_size=self.chunk, layout=self.layout, unit_keys=self.unit_keys)
 
 
@@ -202,12 +202,12 @@ def kernel_rows(times: dict[str, float], known: dict[str, Cost], top: Ceilings |
 
 
 def row(s: Shape, who: str, version: str, note: str = "") -> dict[str, Any]:
-    """A row before it has figures. who: the implementation. note: what a reader must know of it."""
+    """A row without figures. who: the implementation. note: a remark for the reader."""
     return {"shape": s.name, "lens": list(s.lens), "H": s.H, "HV": s.HV, "who": who, "version": version, "note": note}
 
 
 def outcome(base: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The row with its figures, or with what kept it from having any."""
+    """The row with its figures, or with the error because of which it has none."""
     try:
         return base | work()
     except Absent as e:
@@ -255,7 +255,7 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
 def clocks() -> dict[str, str]:
-    """What nvidia-smi reads of the GPU."""
+    """The GPU's clocks as nvidia-smi reads them."""
     names = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,persistence_mode"
     if shutil.which("nvidia-smi") is None:
         return {}
@@ -266,7 +266,7 @@ def clocks() -> dict[str, str]:
 
 
 def facts(command: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What a reader needs to run it again."""
+    """The facts of a run that a reader needs to repeat it."""
     from .. import __version__
     from ..targets.machine import version
     versions = {n: v for n in ("torch", "triton", "tilelang") if (v := version(n))}

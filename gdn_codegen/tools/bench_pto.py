@@ -95,12 +95,12 @@ def instructions(t: Replay) -> dict[str, tuple[int, int]]:
 
 
 def busy(t: Replay, kind: str, pipe: str) -> int:
-    """Cycles that a pipe works; of the vector cores the busier one's."""
+    """Cycles in which a pipe works. For the vector cores: of the busier core."""
     return max(n for n in (t.busy.get((c, pipe), 0) for c in CORES if c.startswith(kind)))
 
 
 def bound(t: Replay, most: int = 3) -> str:
-    """What the longest chain of causes consists of, the largest parts first."""
+    """The parts of the critical path, the largest first."""
     parts: dict[str, int] = {}
     for (core, pipe), n in t.path.items():
         name = f"{core.split()[0]} {pipe}"
@@ -130,7 +130,7 @@ def _flat(d: dict[tuple[str, str], int]) -> dict[str, int]:
 
 
 def report(found: list[Stage], whole: int | None) -> dict[str, Any]:
-    """The same as data."""
+    """The content of `table` as data for JSON."""
     rows = [{"name": s.name, "cycles": s.time.cycles, "hand_name": s.hand[0] if s.hand else None,
              "hand_cycles": s.hand[1] if s.hand else None, "busy": _flat(s.time.busy), "waiting": _flat(s.time.waiting),
              "chain": _flat(s.time.path), "instructions": instructions(s.time)} for s in found]
@@ -157,7 +157,7 @@ def chrome_trace(results: dict[str, list[Stage]]) -> dict[str, Any]:
 
 
 def plot(results: dict[str, list[Stage]], path: Path) -> None:
-    """A PNG: a lane a pipe of the cube and both vector cores."""
+    """Writes a PNG with a row for each pipe of the cube core and of both vector cores."""
     plt = pyplot()
     lanes = [(core, p) for core in CORES for p in PIPES[core.split()[0]] if p != "S"]
     colours = {"MTE2": "tab:blue", "MTE1": "tab:cyan", "M": "tab:red", "FIX": "tab:orange", "V": "tab:green",

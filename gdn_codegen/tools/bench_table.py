@@ -13,7 +13,7 @@ def best_peer(rows: Sequence[dict[str, Any]], shape: str) -> float | None:
 
 
 def table(data: dict[str, Any], detail: bool = False) -> list[str]:
-    """The lines that `bench` prints: a block a shape, best peer first where one has a time; detail: each kernel."""
+    """The lines that `bench` prints: a block for each shape, the fastest peer first. detail: a line for each kernel."""
     lines = []
     for name in dict.fromkeys(r["shape"] for r in data["rows"]):
         here = [r for r in data["rows"] if r["shape"] == name]

@@ -36,7 +36,7 @@ class Entry:
 
 
 def known() -> dict[str, tuple[str, str]]:
-    """All kinds."""
+    """The names of all kinds."""
     return KINDS | {n: files for n in targets.names() if (files := targets.find(n).toolchain.cached)}
 
 
@@ -51,7 +51,7 @@ def entries(kinds: Iterable[str] | None = None) -> Iterator[Entry]:
 
 
 def told(size: float) -> str:
-    """Bytes, as people read them."""
+    """A number of bytes as text for people, such as 1.5 MiB."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

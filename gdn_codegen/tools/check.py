@@ -10,7 +10,7 @@ from ..targets import Line, find
 
 
 def missing(target: str) -> str:
-    """What to install before a target's modules can be compiled; "" where all is here."""
+    """What to install before a target's modules can be compiled; "" if nothing is missing."""
     return install(target) or find(target).toolchain.check_needs()
 
 

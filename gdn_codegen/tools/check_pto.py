@@ -11,7 +11,7 @@ from ..runtime.progress import under_way
 
 
 def check(b: Build, path: Path) -> list[tuple[str, bool]]:
-    """A line and a verdict: g++ takes the source as it stands."""
+    """A line that says whether g++ compiles the source, and True if it does."""
     module = import_path(path)
     names = [symbol for symbol, *_ in module.SYMBOLS.values()]
     with tempfile.TemporaryDirectory() as folder:

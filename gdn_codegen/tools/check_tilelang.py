@@ -49,7 +49,7 @@ class Compiled:
 
 
 def check(b: Build, path: Path) -> list[tuple[str, bool]]:
-    """A line and a verdict for each kernel."""
+    """For each kernel a line, and True if it compiles."""
     return [(str(replace(c, advice=better(b, c.arch)) if c.spills else c), not c.error) for c in compiled(path)]
 
 

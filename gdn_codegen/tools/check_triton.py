@@ -74,7 +74,7 @@ class Compiled:
 
     @property
     def remark(self) -> str:
-        """An error or a warning, "" where there is none."""
+        """An error or a warning about a kernel; "" if there is none."""
         where = f"{self.kernel} on {self.arch} ({self.config})"
         if self.error:
             return f"error: {where} {self.error}"
@@ -112,7 +112,7 @@ def compiled(path: Path, arches: Sequence[str] = USUAL, kernels: Sequence[str] =
 
 
 def dtypes(t: Tables) -> dict[str, str]:
-    """Of each tensor that a module's kernels take."""
+    """The dtype of each tensor that a module's kernels take."""
     typed: Any = (*t.inputs, *t.head_inputs, *t.outputs, *t.workspaces, *t.end_workspaces, *t.part_workspaces)
     return {**{row[0]: row[-1] for row in typed}, **dict.fromkeys(t.indices, "int32"),
             **dict.fromkeys([n for n, _ in (*t.initial, *t.final, *t.checkpoints)], t.state_dtype)}

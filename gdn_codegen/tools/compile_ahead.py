@@ -27,7 +27,7 @@ from .check_triton import dtypes
 
 
 def check_ahead(b: Build, arch: str, heads: Sequence[tuple[int, int]]) -> None:
-    """ValueError unless `compile_ahead` can compile the build's kernels so; nothing needs to be written."""
+    """ValueError unless `compile_ahead` can compile the build's kernels with these options. Writes nothing."""
     ahead = b.of.toolchain.ahead
     if ahead is None:
         raise ValueError(f"compile: got {b.target}, whose kernels compile on first use; accepted: "
@@ -55,7 +55,7 @@ def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, in
 
 
 def tilelang(path: Path, arch: str) -> Iterator[str]:
-    """Of a TileLang module."""
+    """Compiles the kernels of a TileLang module."""
     launcher: Any = import_path(path)._launcher
     logging.getLogger("tilelang.jit.kernel").setLevel(logging.WARNING)
     wanted: list[tuple[Path, Callable[[Path], object]]] = [
@@ -77,7 +77,7 @@ def _export(launcher: Any, name: str, arch: str, to: Path) -> None:
 
 
 class _Compiles:
-    """Stands for a kernel in a module's launcher: what would launch compiles."""
+    """Takes the place of a kernel in a module's launcher: a launch then only compiles it."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.arg_names = kernel, kernel.arg_names
@@ -87,7 +87,7 @@ class _Compiles:
 
 
 class _Driver:
-    """As much of a GPU's driver as compiling asks for."""
+    """The parts of a GPU's driver that compiling needs."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -113,7 +113,7 @@ def _target(arch: str) -> Any:
 
 
 def triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Of a Triton module, by its own launcher, so that the keys are those of its launches."""
+    """Compiles the kernels of a Triton module by its own launcher, so that its launches find them by their keys."""
     import torch
     from triton.runtime.driver import driver
     module = fresh(path)

@@ -46,7 +46,7 @@ def figures(text: str) -> Figures:
 
 
 def chart_text(png: bytes) -> Figures:
-    """The figures that a chart was drawn from, as the PNG has them."""
+    """The figures from which a chart was drawn. The PNG has them as a text."""
     at = 8
     while at < len(png):
         (size,), kind, body = struct.unpack(">I", png[at:at + 4]), png[at + 4:at + 8], png[at + 8:]

@@ -75,7 +75,7 @@ def _box(p: Program, k: Kernel, named: set[str], writer: dict[str, int]) -> Box:
 
 
 def _from(name: str, ops: dict[str, Op], nodes: dict[str, Node]) -> dict[str, None]:
-    """The nearest nodes that a value is computed from."""
+    """The nearest nodes from which a value is computed."""
     found: dict[str, None] = {}
     for a in ops[name].args:
         found |= {a: None} if a in nodes else _from(a, ops, nodes) if a in ops else {}

@@ -75,7 +75,7 @@ class Peer:
         return "unknown version"
 
     def refusal(self, x: Problem) -> str:
-        """Why this peer does not take the problem; "" where it does."""
+        """Why this peer does not take the problem; "" if it does."""
         dtype, sizes = _name(x.q.dtype), x.sizes
         if dtype not in self.dtypes:
             return f"dtype: got {dtype}; {self.name} accepts {', '.join(self.dtypes)}"
@@ -91,7 +91,7 @@ class Peer:
         return ""
 
     def check(self, dtype: torch.dtype, sizes: dict[str, int], **passed: torch.Tensor) -> None:
-        """Hold what is about to be passed against what this peer takes."""
+        """Raises Refused unless the tensors are what this peer states that it takes."""
         if set(passed) != set(self.takes) - ({"cu_seqlens"} - set(passed)):
             raise Refused(f"{self.name}: passed {', '.join(passed)}; it takes {', '.join(self.takes)}")
         for n, x in passed.items():
@@ -104,7 +104,7 @@ class Peer:
                               f"{list(shape)} = [{dims}]")
 
     def prepare(self, x: Problem) -> Run:
-        """A call on the problem, with conversions done before it."""
+        """A function that calls the peer on the problem. Conversions of the tensors are done before."""
         if importlib.util.find_spec(self.module.partition(".")[0]) is None:
             raise Absent(f"{self.name} is absent: no module {self.module.partition('.')[0]} here "
                          f"({' or '.join(self.distributions)})")

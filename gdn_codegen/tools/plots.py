@@ -32,7 +32,7 @@ def timed(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def time_against_length(data: dict[str, Any], path: Path) -> Path:
-    """A panel for each pair of head counts and number of sequences, a line an implementation."""
+    """A panel for each pair of head counts and number of sequences, with a line for each implementation."""
     plt, rows = pyplot(), timed(data)
     panels = list(dict.fromkeys((r["H"], r["HV"], len(r["lens"])) for r in rows))
     figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 4.5), squeeze=False)
@@ -69,7 +69,7 @@ def roofline(data: dict[str, Any], path: Path) -> Path:
 
 
 def where_time_goes(data: dict[str, Any], path: Path, most: int = 6) -> Path:
-    """A bar a row, its kernels stacked, those past the `most` longest as one."""
+    """A bar for each row, made of its kernels. Kernels after the `most` longest ones are summed."""
     plt, rows = pyplot(), timed(data)
     figure, ax = plt.subplots(figsize=(12, 1.5 + 0.35 * len(rows)))
     names = list(dict.fromkeys((r["who"], k["name"]) for r in rows for k in r["kernels"]))
@@ -90,7 +90,7 @@ def where_time_goes(data: dict[str, Any], path: Path, most: int = 6) -> Path:
 
 
 def gpu_plots(data: dict[str, Any], path: Path) -> list[Path]:
-    """PATH's stem with _time, _roofline and _kernels."""
+    """Writes the plots of a GPU run. Their names are PATH's stem with _time, _roofline and _kernels."""
     if not timed(data):
         return []
     draw = {"time": time_against_length, "roofline": roofline, "kernels": where_time_goes}

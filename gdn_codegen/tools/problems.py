@@ -100,11 +100,11 @@ def head_errors(o: torch.Tensor, state: torch.Tensor, want: Reference) -> tuple[
 
 
 def worst(each: Sequence[float]) -> float:
-    """The largest; NaN where there is one."""
+    """The largest of the errors; NaN if one is NaN."""
     return math.nan if any(math.isnan(e) for e in each) else max(each)
 
 
 def errors(o: torch.Tensor, state: torch.Tensor, want: Reference) -> tuple[float, float]:
-    """The worst head's of `head_errors`."""
+    """The worst of `head_errors` for o, and for the state."""
     of_o, of_state = head_errors(o, state, want)
     return worst(of_o), worst(of_state)

@@ -120,7 +120,7 @@ def cost(s: Step) -> int:
 
 @dataclass(frozen=True)
 class Interval:
-    """A pipe at work."""
+    """A time in which a pipe works."""
 
     core: str
     pipe: str
@@ -178,7 +178,7 @@ class _Core:
         self.used: set[str] = set()
 
     def held(self, pipe: str, since: Point, until: Point) -> Point:
-        """The later of two points. The time between them counts as waiting."""
+        """The later of two points in time. The time between them counts as waiting."""
         if until[0] > since[0]:
             w = self.block.out.waiting
             w[self.name, pipe] = w.get((self.name, pipe), 0) + until[0] - since[0]

@@ -44,7 +44,7 @@ class Numbers:
 
 @dataclass
 class Result:
-    """A case of a build. error: what stopped it."""
+    """The result of a case of a build. error: why it could not run."""
 
     name: str
     lengths: tuple[int, ...]
@@ -115,7 +115,7 @@ def run_case(b: Build, name: str, case: Case, chunk: int, device: str) -> tuple[
 
 
 def check_report(folder: Path) -> None:
-    """ValueError, before any work, where the report could not be written."""
+    """ValueError if the report could not be written. It is called before any work."""
     if not version("matplotlib"):
         raise ValueError(f"report: got {folder}, and matplotlib, which draws its plots, is not installed; accepted: the same "
                          "after pip install 'gdn_codegen[bench]'")
@@ -123,7 +123,7 @@ def check_report(folder: Path) -> None:
 
 
 def scatter(title: str, got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> bytes:
-    """A PNG, a panel an output: got against float64."""
+    """Writes a PNG with a panel for each output: our result against float64."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(5 * len(want), 5), layout="constrained")
     panels = figure.subplots(1, len(want), squeeze=False)[0]

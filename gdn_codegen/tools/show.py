@@ -8,7 +8,7 @@ from ..targets import lower
 
 
 def schedule_text(b: Build) -> str:
-    """The fields of the schedule as it serves this page, a line each."""
+    """The fields of the schedule as it serves this page, one per line."""
     s = b.plan.adapted(b.page.trace())
     p = lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract, upto="rewrite")
     roles, groups = (" ".join(f"[{' '.join(g)}]" for g in x.kernels) for x in (s, resolved(p, s)))
@@ -19,7 +19,7 @@ def schedule_text(b: Build) -> str:
 
 
 def kernels_text(b: Build) -> str:
-    """A line a kernel: its grid, what it reads and writes, its products."""
+    """A line for each kernel: its grid, the tensors that it reads and writes, its products."""
     p = lowered(b)
     lines = []
     for k in p.kernels:

@@ -48,13 +48,13 @@ ALIKE = 2
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
 def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
-    """What a call gets that no table serves."""
+    """The build that a call gets if no table has a row for it."""
     return next((b for b, _ in choose.modelled(
         about, arch, 2 * x.walks <= units, x.shape_class, None, x.shared) if choose.fits(b)), about)
 
 
 def step_choice(about: Build, x: Extent, units: int) -> Build:
-    """What a decoding step gets that no table serves, where both targets run."""
+    """The build that a decoding step gets if no table has a row for it and both targets run."""
     plain = replace(about, chunk=DECODE_CHUNK, arch="")
     return next((b for b, _ in choose_decode.modelled(plain, x, units, choose_decode.PREFERRED["cuda"]) if choose.fits(b)), plain)
 
@@ -156,7 +156,7 @@ class Log:
             self.results[record["key"]] = record
 
     def append(self, record: dict[str, Any]) -> None:
-        """A line, on disk when this returns."""
+        """Writes a line. It is on disk when this returns."""
         self._write((json.dumps(record) + "\n").encode())
         self._take(record)
 
@@ -173,7 +173,7 @@ class Log:
 
 
 class LogError(ValueError):
-    """A log of other measurements."""
+    """A log that belongs to other measurements."""
 
 
 def job_of(key: str, table: str) -> Job:
@@ -220,11 +220,11 @@ def _modelled(j: Job, arch: str, units: int) -> Build:
 
 # --- measuring -------------------------------------------------------------------------------------------------------
 class DeviceLost(RuntimeError):
-    """The device answers no more: what this process would measure next is no finding about a candidate."""
+    """The GPU does not answer any more. Further measurements of this process would say nothing about candidates."""
 
 
 class Meter(Protocol):
-    """What can be found out about a build."""
+    """What `tune` can measure of a build."""
 
     def wrong(self, b: Build) -> str:
         """Why its kernels are wrong; "" if they are not."""
@@ -236,7 +236,7 @@ class Meter(Protocol):
 
 @dataclass
 class Gpu:
-    """Times as `gdn_codegen bench` takes them."""
+    """A meter that measures times as `gdn_codegen bench` does."""
 
     runs: int = 15
 
@@ -274,7 +274,7 @@ class Gpu:
         return {"dropped": row["error"]} if "error" in row else {"ms": row["device_ms"], "wall_ms": row["wall_ms"]}
 
     def alive(self) -> None:
-        """DeviceLost where the GPU does not answer any more."""
+        """Raises DeviceLost if the GPU does not answer any more."""
         try:
             torch.cuda.synchronize()
             torch.zeros(1, device="cuda").item()
@@ -283,7 +283,7 @@ class Gpu:
 
 
 def small(chunk: int) -> Shape:
-    """What kernels are checked on: two key heads, and eight value heads."""
+    """The shape on which kernels are checked: two key heads, and eight value heads."""
     return Shape("small", (11 * chunk + 3, chunk // 2 + 1, 2 * chunk), 2, 8)
 
 
@@ -366,12 +366,12 @@ class Tuner:
         return pending
 
     def left(self, seconds: float, start: float) -> str:
-        """What a line says of the time to go. seconds: an estimate. start: when the run began, by the tuner's clock."""
+        """The text about the remaining time. seconds: an estimate. start: when the run began, by the tuner's clock."""
         budget = f", {max(0.0, self.budget - (self.clock() - start)):.0f} s of the budget" if self.budget is not None else ""
         return f"about {seconds:.0f} s left{budget}"
 
     def told(self, j: Job, result: dict[str, Any]) -> str:
-        """What a line says of a job's result; it keeps the best time of these inputs."""
+        """The text about a job's result. Keeps the best time of these inputs."""
         if "dropped" in result:
             return f"dropped: {result['dropped']}"
         ms, name = min(self._best.get(j.about, (math.inf, "")), (result["ms"], j.build.name))
@@ -379,7 +379,7 @@ class Tuner:
         return f"{result['ms']:.4f} ms (best {ms:.4f}, {name})"
 
     def judge(self, j: Job) -> dict[str, Any]:
-        """Its time, or why it is no candidate."""
+        """The time of a job, or why its build is dropped."""
         why = choose.unfit(j.build)
         if not why and self.log.begun[j.key] >= 2:
             why = "stopped the process twice"
@@ -439,12 +439,12 @@ def tuned(name: str, todo: Sequence[Job], names: Sequence[str], arch: str, units
 
 def listing(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str, units: int, out: Path | None = None
             ) -> list[str]:
-    """What a run would measure, and what is known of it."""
+    """Lines for `--list`: what a run would measure, and its result if the log has one."""
     return listed(about.target, jobs(about, shapes, arch, units), names, out)
 
 
 def listed(name: str, todo: Sequence[Job], names: Sequence[str], out: Path | None = None) -> list[str]:
-    """Of a table's jobs, what is known."""
+    """Lines for the jobs of one table, with their results."""
     log = log_beside(out or tables.own_path(names[0], name), name, names)
     if log.path.exists():
         log.load()

@@ -124,7 +124,7 @@ def expected(b: Build, x: Step, heads: Sequence[int]) -> tuple[torch.Tensor, tor
 
 
 def call(b: Build, x: Step, pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the build's function makes of a step: o and the final state."""
+    """Runs the build's function on a step. Returns o and the final state."""
     slots: dict[str, Any] = {} if x.slots is None else {"state_indices": x.slots}
     o, final = function(b)(**x.given, scale=x.scale, initial_state=pool, output_final_state=True, **slots)
     return o, final
@@ -144,7 +144,7 @@ def off(b: Build, x: Step, accepted: float) -> str:
 
 @dataclass
 class Steps(Gpu):
-    """Times of steps, a call's share of a queue of them."""
+    """A meter for decoding steps: what a step adds to a queue of calls."""
 
     device: str = "cuda"
 
@@ -182,7 +182,7 @@ class Steps(Gpu):
 
 
 def command(a: argparse.Namespace, shapes: Sequence[Shape]) -> int:
-    """`tune --decode`, of parsed words."""
+    """`gdn_codegen tune --decode`. a: the parsed options."""
     check_shapes(shapes)
     about = Build("triton", DECODE_CHUNK, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v)
     names, arch, units = ((), a.compile, 0) if a.compile is not None else here()

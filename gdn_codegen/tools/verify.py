@@ -79,7 +79,7 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
 
 
 def read(b: Build, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the page reads, in float64, of inputs in the forms of the build's contract."""
+    """The page's inputs in float64, computed from inputs in the forms of the build's contract."""
     out = {n: t.to(F64) for n, t in x.items()}
     for n, form in b.contract.inputs:
         about = INPUT_FORMS[form]
@@ -230,7 +230,7 @@ HEAD = f"{'target':10} {'module':34} {'lengths':16} {'gate':>6}  RMSE/RMS of out
 
 def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu",
           recurrence: Recurrence | None = None) -> Iterator[tuple[str, bool]]:
-    """What `verify` prints, a line a case as it is done, and whether its comparisons hold."""
+    """The lines that `verify` prints, each as its case is done, and whether all comparisons hold."""
     for b in builds:
         for case in cases:
             lengths = "+".join(map(str, case.lengths)) if not case.batched else f"{len(case.lengths)}x{case.lengths[0]}"

@@ -26,7 +26,7 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("gated_delta_rule_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "k_kT_channel", "minus_A_4_f16_channel", "Tinv_rows_2_f16_channel", "minus_A_8_f16_channel", "minus_A_16_f16_channel", "minus_A_32_f16_channel", "minus_A_64_f16_channel", "S_f16_channel", "k_S_channel", "U_operand_f16_channel", "U_channel", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "S_operand_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("gated_delta_rule_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "k_kT_channel", "minus_A_4_f16_channel", "Tinv_rows_2_f16_channel", "minus_A_8_f16_channel", "minus_A_16_f16_channel", "minus_A_32_f16_channel", "minus_A_64_f16_channel", "S_f16_channel", "k_S_channel", "operand_of_U_f16_channel", "U_channel", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "U_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
@@ -39,13 +39,13 @@ CHANNELS = {
     "minus_A_64_f16_channel": ([64, 64], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
     "k_S_channel": ([64, 128], "float32"),
-    "U_operand_f16_channel": ([64, 128], "float16"),
+    "operand_of_U_f16_channel": ([64, 128], "float16"),
     "U_channel": ([64, 128], "float32"),
     "q_S_channel": ([64, 128], "float32"),
     "q_kT_channel": ([64, 64], "float32"),
     "q_kT_D_f16_channel": ([64, 64], "float16"),
     "o_sum_part_channel": ([64, 128], "float32"),
-    "S_operand_f16_channel": ([64, 128], "float16"),
+    "U_decay_to_end_f16_channel": ([64, 128], "float16"),
     "S_next_part_channel": ([128, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
@@ -223,13 +223,13 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * minus_A_64_f16_channel: workspace, block, [C, C] float16
  * S_f16_channel: workspace, block, [K, V] float16
  * k_S_channel: workspace, block, [C, V] float32
- * U_operand_f16_channel: workspace, block, [C, V] float16
+ * operand_of_U_f16_channel: workspace, block, [C, V] float16
  * U_channel: workspace, block, [C, V] float32
  * q_S_channel: workspace, block, [C, V] float32
  * q_kT_channel: workspace, block, [C, C] float32
  * q_kT_D_f16_channel: workspace, block, [C, C] float16
  * o_sum_part_channel: workspace, block, [C, V] float32
- * S_operand_f16_channel: workspace, block, [C, V] float16
+ * U_decay_to_end_f16_channel: workspace, block, [C, V] float16
  * S_next_part_channel: workspace, block, [K, V] float32
  */
 PTO_ENTRY void gated_delta_rule_o_S_fp16(
@@ -261,13 +261,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ uint8_t *minus_A_64_f16_channel_bytes,
     __gm__ uint8_t *S_f16_channel_bytes,
     __gm__ uint8_t *k_S_channel_bytes,
-    __gm__ uint8_t *U_operand_f16_channel_bytes,
+    __gm__ uint8_t *operand_of_U_f16_channel_bytes,
     __gm__ uint8_t *U_channel_bytes,
     __gm__ uint8_t *q_S_channel_bytes,
     __gm__ uint8_t *q_kT_channel_bytes,
     __gm__ uint8_t *q_kT_D_f16_channel_bytes,
     __gm__ uint8_t *o_sum_part_channel_bytes,
-    __gm__ uint8_t *S_operand_f16_channel_bytes,
+    __gm__ uint8_t *U_decay_to_end_f16_channel_bytes,
     __gm__ uint8_t *S_next_part_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -311,13 +311,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ half *minus_A_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_64_f16_channel_bytes);
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
     __gm__ float *k_S_channel_gm = reinterpret_cast<__gm__ float *>(k_S_channel_bytes);
-    __gm__ half *U_operand_f16_channel_gm = reinterpret_cast<__gm__ half *>(U_operand_f16_channel_bytes);
+    __gm__ half *operand_of_U_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_U_f16_channel_bytes);
     __gm__ float *U_channel_gm = reinterpret_cast<__gm__ float *>(U_channel_bytes);
     __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(q_S_channel_bytes);
     __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
     __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel_bytes);
     __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel_bytes);
-    __gm__ half *S_operand_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_operand_f16_channel_bytes);
+    __gm__ half *U_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_channel_bytes);
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
@@ -325,28 +325,28 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(identity, 0x0);
     L1Tile<half, 64, 128> k_first;
     TASSIGN(k_first, 0x2000);
-    TileLeft<half, 64, 128> k_left_first;
-    TASSIGN(k_left_first, 0x0);
-    TileRight<half, 128, 64> k_right_first;
-    TASSIGN(k_right_first, 0x0);
+    TileLeft<half, 64, 128> k_kT_left_first;
+    TASSIGN(k_kT_left_first, 0x0);
+    TileRight<half, 128, 64> k_kT_right_first;
+    TASSIGN(k_kT_right_first, 0x0);
     TileAcc<float, 64, 64> k_kT_first;
     TASSIGN(k_kT_first, 0x0);
     L1Tile<half, 64, 128> q_first;
     TASSIGN(q_first, 0xa000);
-    TileLeft<half, 64, 128> q_left_2_first;
-    TASSIGN(q_left_2_first, 0x8000);
-    TileRight<half, 128, 64> k_right_2_first;
-    TASSIGN(k_right_2_first, 0x8000);
+    TileLeft<half, 64, 128> q_kT_left_first;
+    TASSIGN(q_kT_left_first, 0x8000);
+    TileRight<half, 128, 64> q_kT_right_first;
+    TASSIGN(q_kT_right_first, 0x8000);
     TileAcc<float, 64, 64> q_kT_first;
     TASSIGN(q_kT_first, 0x4000);
     L1Tile<half, 64, 64> minus_A_4_f16_in_first;
     TASSIGN(minus_A_4_f16_in_first, 0x12000);
     L1Tile<half, 64, 64> Tinv_rows_2_f16_in_first;
     TASSIGN(Tinv_rows_2_f16_in_first, 0x14000);
-    TileLeft<half, 64, 64> minus_A_4_left_first;
-    TASSIGN(minus_A_4_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_2_right_first;
-    TASSIGN(Tinv_rows_2_right_first, 0x0);
+    TileLeft<half, 64, 64> Tinv_below_4_left_first;
+    TASSIGN(Tinv_below_4_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_below_4_right_first;
+    TASSIGN(Tinv_below_4_right_first, 0x0);
     TileAcc<float, 64, 64> Tinv_below_4_first;
     TASSIGN(Tinv_below_4_first, 0x8000);
     L1Tile<half, 64, 64> minus_A_8_f16_in_first;
@@ -355,18 +355,18 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(minus_A_16_f16_in_first, 0x18000);
     L1Tile<half, 64, 64> Tinv_below_4_f16_first;
     TASSIGN(Tinv_below_4_f16_first, 0x1a000);
-    TileLeft<half, 64, 64> Tinv_rows_2_left_first;
-    TASSIGN(Tinv_rows_2_left_first, 0x8000);
-    TileRight<half, 64, 64> identity_right_first;
-    TASSIGN(identity_right_first, 0x8000);
+    TileLeft<half, 64, 64> identity_product_left_first;
+    TASSIGN(identity_product_left_first, 0x8000);
+    TileRight<half, 64, 64> identity_product_right_first;
+    TASSIGN(identity_product_right_first, 0x8000);
     TileAcc<float, 64, 64> identity_product_first;
     TASSIGN(identity_product_first, 0xc000);
     L1Tile<half, 64, 64> minus_A_32_f16_in_first;
     TASSIGN(minus_A_32_f16_in_first, 0x1c000);
-    TileLeft<half, 64, 64> Tinv_rows_2_left_2_first;
-    TASSIGN(Tinv_rows_2_left_2_first, 0x0);
-    TileRight<half, 64, 64> Tinv_below_4_right_first;
-    TASSIGN(Tinv_below_4_right_first, 0x0);
+    TileLeft<half, 64, 64> Tinv_rows_4_left_first;
+    TASSIGN(Tinv_rows_4_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_4_right_first;
+    TASSIGN(Tinv_rows_4_right_first, 0x0);
     TileAcc<float, 64, 64> Tinv_rows_4_first;
     TASSIGN(Tinv_rows_4_first, 0xc000);
     L1Tile<half, 64, 64> minus_A_64_f16_in_first;
@@ -375,66 +375,66 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(Tinv_rows_4_f16_first, 0x20000);
     L1Tile<half, 64, 64> q_kT_D_f16_in_first;
     TASSIGN(q_kT_D_f16_in_first, 0x22000);
-    TileLeft<half, 64, 64> minus_A_8_left_first;
-    TASSIGN(minus_A_8_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_4_right_first;
-    TASSIGN(Tinv_rows_4_right_first, 0x8000);
+    TileLeft<half, 64, 64> Tinv_below_8_left_first;
+    TASSIGN(Tinv_below_8_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_8_right_first;
+    TASSIGN(Tinv_below_8_right_first, 0x8000);
     TileAcc<float, 64, 64> Tinv_below_8_first;
     TASSIGN(Tinv_below_8_first, 0x10000);
     L1Tile<half, 64, 64> Tinv_below_8_f16_first;
     TASSIGN(Tinv_below_8_f16_first, 0x26000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_first;
-    TASSIGN(Tinv_rows_4_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_below_8_right_first;
-    TASSIGN(Tinv_below_8_right_first, 0x0);
+    TileLeft<half, 64, 64> Tinv_rows_8_left_first;
+    TASSIGN(Tinv_rows_8_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_8_right_first;
+    TASSIGN(Tinv_rows_8_right_first, 0x0);
     TileAcc<float, 64, 64> Tinv_rows_8_first;
     TASSIGN(Tinv_rows_8_first, 0xc000);
     L1Tile<half, 64, 64> Tinv_rows_8_f16_first;
     TASSIGN(Tinv_rows_8_f16_first, 0x28000);
-    TileLeft<half, 64, 64> minus_A_16_left_first;
-    TASSIGN(minus_A_16_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_8_right_first;
-    TASSIGN(Tinv_rows_8_right_first, 0x8000);
+    TileLeft<half, 64, 64> Tinv_below_16_left_first;
+    TASSIGN(Tinv_below_16_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_16_right_first;
+    TASSIGN(Tinv_below_16_right_first, 0x8000);
     TileAcc<float, 64, 64> Tinv_below_16_first;
     TASSIGN(Tinv_below_16_first, 0x14000);
     L1Tile<half, 64, 64> Tinv_below_16_f16_first;
     TASSIGN(Tinv_below_16_f16_first, 0x2a000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_first;
-    TASSIGN(Tinv_rows_8_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_below_16_right_first;
-    TASSIGN(Tinv_below_16_right_first, 0x0);
+    TileLeft<half, 64, 64> Tinv_rows_16_left_first;
+    TASSIGN(Tinv_rows_16_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_16_right_first;
+    TASSIGN(Tinv_rows_16_right_first, 0x0);
     TileAcc<float, 64, 64> Tinv_rows_16_first;
     TASSIGN(Tinv_rows_16_first, 0xc000);
     L1Tile<half, 64, 64> Tinv_rows_16_f16_first;
     TASSIGN(Tinv_rows_16_f16_first, 0x2c000);
-    TileLeft<half, 64, 64> minus_A_32_left_first;
-    TASSIGN(minus_A_32_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_right_first;
-    TASSIGN(Tinv_rows_16_right_first, 0x8000);
+    TileLeft<half, 64, 64> Tinv_below_32_left_first;
+    TASSIGN(Tinv_below_32_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_32_right_first;
+    TASSIGN(Tinv_below_32_right_first, 0x8000);
     TileAcc<float, 64, 64> Tinv_below_32_first;
     TASSIGN(Tinv_below_32_first, 0x18000);
     L1Tile<half, 64, 64> Tinv_below_32_f16_first;
     TASSIGN(Tinv_below_32_f16_first, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_first;
-    TASSIGN(Tinv_rows_16_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_below_32_right_first;
-    TASSIGN(Tinv_below_32_right_first, 0x0);
+    TileLeft<half, 64, 64> Tinv_rows_32_left_first;
+    TASSIGN(Tinv_rows_32_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_32_right_first;
+    TASSIGN(Tinv_rows_32_right_first, 0x0);
     TileAcc<float, 64, 64> Tinv_rows_32_first;
     TASSIGN(Tinv_rows_32_first, 0xc000);
     L1Tile<half, 64, 64> Tinv_rows_32_f16_first;
     TASSIGN(Tinv_rows_32_f16_first, 0x30000);
-    TileLeft<half, 64, 64> minus_A_64_left_first;
-    TASSIGN(minus_A_64_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_32_right_first;
-    TASSIGN(Tinv_rows_32_right_first, 0x8000);
+    TileLeft<half, 64, 64> Tinv_below_64_left_first;
+    TASSIGN(Tinv_below_64_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_64_right_first;
+    TASSIGN(Tinv_below_64_right_first, 0x8000);
     TileAcc<float, 64, 64> Tinv_below_64_first;
     TASSIGN(Tinv_below_64_first, 0x1c000);
     L1Tile<half, 64, 64> Tinv_below_64_f16_first;
     TASSIGN(Tinv_below_64_f16_first, 0x32000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_first;
-    TASSIGN(Tinv_rows_32_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_below_64_right_first;
-    TASSIGN(Tinv_below_64_right_first, 0x0);
+    TileLeft<half, 64, 64> Tinv_left_first;
+    TASSIGN(Tinv_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_right_first;
+    TASSIGN(Tinv_right_first, 0x0);
     TileAcc<float, 64, 64> Tinv_first;
     TASSIGN(Tinv_first, 0xc000);
     L1Tile<half, 64, 64> Tinv_f16_first;
@@ -444,152 +444,152 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     L1Tile<half, 64, 64> Tinv_f16;
     L1Tile<half, 64, 64> q_kT_D_f16_in;
     L1Tile<half, 64, 128> k_next;
-    TileLeft<half, 64, 128> k_left_next;
-    TASSIGN(k_left_next, 0x8000);
-    TileRight<half, 128, 64> k_right_next;
-    TASSIGN(k_right_next, 0x8000);
+    TileLeft<half, 64, 128> k_kT_left_next;
+    TASSIGN(k_kT_left_next, 0x8000);
+    TileRight<half, 128, 64> k_kT_right_next;
+    TASSIGN(k_kT_right_next, 0x8000);
     TileAcc<float, 64, 64> k_kT_next;
     TASSIGN(k_kT_next, 0x0);
     L1Tile<half, 64, 128> q_next;
     L1Tile<half, 128, 128> S_f16_in;
     TASSIGN(S_f16_in, 0x38000);
-    TileLeft<half, 64, 128> q_left_2_next;
-    TASSIGN(q_left_2_next, 0x0);
-    TileRight<half, 128, 64> k_right_2_next;
-    TASSIGN(k_right_2_next, 0x0);
+    TileLeft<half, 64, 128> q_kT_left_next;
+    TASSIGN(q_kT_left_next, 0x0);
+    TileRight<half, 128, 64> q_kT_right_next;
+    TASSIGN(q_kT_right_next, 0x0);
     TileAcc<float, 64, 64> q_kT_next;
     TASSIGN(q_kT_next, 0x4000);
-    TileLeft<half, 64, 128> k_left_2;
-    TASSIGN(k_left_2, 0x8000);
-    TileRight<half, 128, 128> S_right;
-    TASSIGN(S_right, 0x8000);
+    TileLeft<half, 64, 128> k_S_left;
+    TASSIGN(k_S_left, 0x8000);
+    TileRight<half, 128, 128> k_S_right;
+    TASSIGN(k_S_right, 0x8000);
     TileAcc<float, 64, 128> k_S;
     TASSIGN(k_S, 0x8000);
-    TileLeft<half, 64, 128> q_left;
-    TASSIGN(q_left, 0x0);
-    TileRight<half, 128, 128> S_right_2;
-    TASSIGN(S_right_2, 0x0);
+    TileLeft<half, 64, 128> q_S_left;
+    TASSIGN(q_S_left, 0x0);
+    TileRight<half, 128, 128> q_S_right;
+    TASSIGN(q_S_right, 0x0);
     TileAcc<float, 64, 128> q_S;
     TASSIGN(q_S, 0x10000);
     L1Tile<half, 64, 64> minus_A_4_f16_in_next;
     TASSIGN(minus_A_4_f16_in_next, 0x40000);
     L1Tile<half, 64, 64> Tinv_rows_2_f16_in_next;
     TASSIGN(Tinv_rows_2_f16_in_next, 0x42000);
-    TileLeft<half, 64, 64> minus_A_4_left_next;
-    TASSIGN(minus_A_4_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_2_right_next;
-    TASSIGN(Tinv_rows_2_right_next, 0x8000);
+    TileLeft<half, 64, 64> Tinv_below_4_left_next;
+    TASSIGN(Tinv_below_4_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_4_right_next;
+    TASSIGN(Tinv_below_4_right_next, 0x8000);
     TileAcc<float, 64, 64> Tinv_below_4_next;
     TASSIGN(Tinv_below_4_next, 0x18000);
     L1Tile<half, 64, 64> minus_A_8_f16_in_next;
     TASSIGN(minus_A_8_f16_in_next, 0x44000);
     L1Tile<half, 64, 64> minus_A_16_f16_in_next;
     TASSIGN(minus_A_16_f16_in_next, 0x46000);
-    TileLeft<half, 64, 64> Tinv_rows_2_left_next;
-    TASSIGN(Tinv_rows_2_left_next, 0x0);
-    TileRight<half, 64, 64> identity_right_next;
-    TASSIGN(identity_right_next, 0x0);
+    TileLeft<half, 64, 64> identity_product_left_next;
+    TASSIGN(identity_product_left_next, 0x0);
+    TileRight<half, 64, 64> identity_product_right_next;
+    TASSIGN(identity_product_right_next, 0x0);
     TileAcc<float, 64, 64> identity_product_next;
     TASSIGN(identity_product_next, 0x1c000);
     L1Tile<half, 64, 64> Tinv_below_4_f16_next;
     TASSIGN(Tinv_below_4_f16_next, 0x48000);
     L1Tile<half, 64, 64> minus_A_32_f16_in_next;
     TASSIGN(minus_A_32_f16_in_next, 0x4a000);
-    TileLeft<half, 64, 64> Tinv_rows_2_left_2_next;
-    TASSIGN(Tinv_rows_2_left_2_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_4_right_next;
-    TASSIGN(Tinv_below_4_right_next, 0x8000);
+    TileLeft<half, 64, 64> Tinv_rows_4_left_next;
+    TASSIGN(Tinv_rows_4_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_4_right_next;
+    TASSIGN(Tinv_rows_4_right_next, 0x8000);
     TileAcc<float, 64, 64> Tinv_rows_4_next;
     TASSIGN(Tinv_rows_4_next, 0x1c000);
     L1Tile<half, 64, 64> Tinv_rows_4_f16_next;
     TASSIGN(Tinv_rows_4_f16_next, 0x4c000);
-    TileLeft<half, 64, 64> minus_A_8_left_next;
-    TASSIGN(minus_A_8_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_4_right_next;
-    TASSIGN(Tinv_rows_4_right_next, 0x0);
+    TileLeft<half, 64, 64> Tinv_below_8_left_next;
+    TASSIGN(Tinv_below_8_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_below_8_right_next;
+    TASSIGN(Tinv_below_8_right_next, 0x0);
     TileAcc<float, 64, 64> Tinv_below_8_next;
     TASSIGN(Tinv_below_8_next, 0x0);
-    L1Tile<half, 64, 128> U_operand_f16_in;
-    TASSIGN(U_operand_f16_in, 0x4e000);
+    L1Tile<half, 64, 128> operand_of_U_f16_in;
+    TASSIGN(operand_of_U_f16_in, 0x4e000);
     L1Tile<half, 64, 64> Tinv_below_8_f16_next;
     TASSIGN(Tinv_below_8_f16_next, 0x52000);
-    TileLeft<half, 64, 64> Tinv_left;
-    TASSIGN(Tinv_left, 0x8000);
-    TileRight<half, 64, 128> U_operand_right;
-    TASSIGN(U_operand_right, 0x8000);
+    TileLeft<half, 64, 64> U_left;
+    TASSIGN(U_left, 0x8000);
+    TileRight<half, 64, 128> U_right;
+    TASSIGN(U_right, 0x8000);
     TileAcc<float, 64, 128> U;
     TASSIGN(U, 0x4000);
     L1Tile<half, 64, 64> minus_A_64_f16_in_next;
     TASSIGN(minus_A_64_f16_in_next, 0x54000);
     L1Tile<half, 64, 64> q_kT_D_f16_in_next;
-    TileLeft<half, 64, 64> Tinv_rows_4_left_next;
-    TASSIGN(Tinv_rows_4_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_below_8_right_next;
-    TASSIGN(Tinv_below_8_right_next, 0x0);
+    TileLeft<half, 64, 64> Tinv_rows_8_left_next;
+    TASSIGN(Tinv_rows_8_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_8_right_next;
+    TASSIGN(Tinv_rows_8_right_next, 0x0);
     TileAcc<float, 64, 64> Tinv_rows_8_next;
     TASSIGN(Tinv_rows_8_next, 0x1c000);
     L1Tile<half, 64, 64> Tinv_rows_8_f16_next;
     TASSIGN(Tinv_rows_8_f16_next, 0x56000);
     L1Tile<half, 64, 128> U_f16;
     TASSIGN(U_f16, 0x58000);
-    TileLeft<half, 64, 64> minus_A_16_left_next;
-    TASSIGN(minus_A_16_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_8_right_next;
-    TASSIGN(Tinv_rows_8_right_next, 0x8000);
+    TileLeft<half, 64, 64> Tinv_below_16_left_next;
+    TASSIGN(Tinv_below_16_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_16_right_next;
+    TASSIGN(Tinv_below_16_right_next, 0x8000);
     TileAcc<float, 64, 64> Tinv_below_16_next;
     TASSIGN(Tinv_below_16_next, 0xc000);
     L1Tile<half, 64, 64> Tinv_below_16_f16_next;
     TASSIGN(Tinv_below_16_f16_next, 0x5c000);
-    TileLeft<half, 64, 64> q_kT_D_left;
-    TASSIGN(q_kT_D_left, 0x0);
-    TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0x0);
+    TileLeft<half, 64, 64> o_sum_part_left;
+    TASSIGN(o_sum_part_left, 0x0);
+    TileRight<half, 64, 128> o_sum_part_right;
+    TASSIGN(o_sum_part_right, 0x0);
     TileAcc<float, 64, 128> o_sum_part;
     TASSIGN(o_sum_part, 0x10000);
-    L1Tile<half, 64, 128> S_operand_f16_in;
-    TASSIGN(S_operand_f16_in, 0x5e000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_next;
-    TASSIGN(Tinv_rows_8_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_right_next;
-    TASSIGN(Tinv_below_16_right_next, 0x8000);
+    L1Tile<half, 64, 128> U_decay_to_end_f16_in;
+    TASSIGN(U_decay_to_end_f16_in, 0x5e000);
+    TileLeft<half, 64, 64> Tinv_rows_16_left_next;
+    TASSIGN(Tinv_rows_16_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_16_right_next;
+    TASSIGN(Tinv_rows_16_right_next, 0x8000);
     TileAcc<float, 64, 64> Tinv_rows_16_next;
     TASSIGN(Tinv_rows_16_next, 0x1c000);
-    TileLeft<half, 128, 64> k_left_3;
-    TASSIGN(k_left_3, 0x0);
-    TileRight<half, 64, 128> S_operand_right;
-    TASSIGN(S_operand_right, 0x0);
+    TileLeft<half, 128, 64> S_next_part_left;
+    TASSIGN(S_next_part_left, 0x0);
+    TileRight<half, 64, 128> S_next_part_right;
+    TASSIGN(S_next_part_right, 0x0);
     TileAcc<float, 128, 128> S_next_part;
     TASSIGN(S_next_part, 0x0);
     L1Tile<half, 64, 64> Tinv_rows_16_f16_next;
     TASSIGN(Tinv_rows_16_f16_next, 0x62000);
-    TileLeft<half, 64, 64> minus_A_32_left_next;
-    TASSIGN(minus_A_32_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_right_next;
-    TASSIGN(Tinv_rows_16_right_next, 0x8000);
+    TileLeft<half, 64, 64> Tinv_below_32_left_next;
+    TASSIGN(Tinv_below_32_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_32_right_next;
+    TASSIGN(Tinv_below_32_right_next, 0x8000);
     TileAcc<float, 64, 64> Tinv_below_32_next;
     TASSIGN(Tinv_below_32_next, 0x10000);
     L1Tile<half, 64, 64> Tinv_below_32_f16_next;
     TASSIGN(Tinv_below_32_f16_next, 0x64000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_next;
-    TASSIGN(Tinv_rows_16_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_below_32_right_next;
-    TASSIGN(Tinv_below_32_right_next, 0x0);
+    TileLeft<half, 64, 64> Tinv_rows_32_left_next;
+    TASSIGN(Tinv_rows_32_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_32_right_next;
+    TASSIGN(Tinv_rows_32_right_next, 0x0);
     TileAcc<float, 64, 64> Tinv_rows_32_next;
     TASSIGN(Tinv_rows_32_next, 0x1c000);
     L1Tile<half, 64, 64> Tinv_rows_32_f16_next;
     TASSIGN(Tinv_rows_32_f16_next, 0x66000);
-    TileLeft<half, 64, 64> minus_A_64_left_next;
-    TASSIGN(minus_A_64_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_32_right_next;
-    TASSIGN(Tinv_rows_32_right_next, 0x8000);
+    TileLeft<half, 64, 64> Tinv_below_64_left_next;
+    TASSIGN(Tinv_below_64_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_64_right_next;
+    TASSIGN(Tinv_below_64_right_next, 0x8000);
     TileAcc<float, 64, 64> Tinv_below_64_next;
     TASSIGN(Tinv_below_64_next, 0x14000);
     L1Tile<half, 64, 64> Tinv_below_64_f16_next;
     TASSIGN(Tinv_below_64_f16_next, 0x68000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_next;
-    TASSIGN(Tinv_rows_32_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_below_64_right_next;
-    TASSIGN(Tinv_below_64_right_next, 0x0);
+    TileLeft<half, 64, 64> Tinv_left_next;
+    TASSIGN(Tinv_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_right_next;
+    TASSIGN(Tinv_right_next, 0x0);
     TileAcc<float, 64, 64> Tinv_next;
     TASSIGN(Tinv_next, 0x1c000);
     L1Tile<half, 64, 64> Tinv_f16_next;
@@ -612,18 +612,18 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(k_raw_first, k_raw_first);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_first -> k_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_first -> k_left_first
-        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-        if (rows_next > 0) TEXTRACT(k_left_first, k_first, 0, 0);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_first -> k_kT_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_first -> k_kT_left_first
+        if (rows_next > 0) TEXTRACT(k_kT_left_first, k_first, 0, 0);
         if (rows_next > 0) {
-            L1View<half, 128, 64> k_right_first_from;
-            TRESHAPE(k_right_first_from, k_first);
-            TEXTRACT(k_right_first, k_right_first_from, 0, 0);
+            L1View<half, 128, 64> k_kT_right_first_from;
+            TRESHAPE(k_kT_right_first_from, k_first);
+            TEXTRACT(k_kT_right_first, k_kT_right_first_from, 0, 0);
         }
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> k_kT_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> k_kT_first
-        if (rows_next > 0) TMATMUL(k_kT_first, k_left_first, k_right_first);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_kT_right_first -> k_kT_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_kT_right_first -> k_kT_first
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        if (rows_next > 0) TMATMUL(k_kT_first, k_kT_left_first, k_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         L1Part<half, 64, 128> q_raw_first(rows_next, 128);
         TASSIGN(q_raw_first, 0xa000);
@@ -632,7 +632,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_left_2_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         if (rows_next > 0) {
             {
@@ -641,19 +641,19 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_left_2_first
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-        if (rows_next > 0) TEXTRACT(q_left_2_first, q_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
+        if (rows_next > 0) TEXTRACT(q_kT_left_first, q_first, 0, 0);
         if (rows_next > 0) {
-            L1View<half, 128, 64> k_right_2_first_from;
-            TRESHAPE(k_right_2_first_from, k_first);
-            TEXTRACT(k_right_2_first, k_right_2_first_from, 0, 0);
+            L1View<half, 128, 64> q_kT_right_first_from;
+            TRESHAPE(q_kT_right_first_from, k_first);
+            TEXTRACT(q_kT_right_first, q_kT_right_first_from, 0, 0);
         }
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2_first -> q_kT_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2_first -> q_kT_first
-        if (rows_next > 0) TMATMUL(q_kT_first, q_left_2_first, k_right_2_first);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_first -> q_kT_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_first -> q_kT_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+        if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_left_2_first -> Tinv_rows_2_left_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_left_first -> identity_product_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
         if (rows_next > 0) {
             {
@@ -669,7 +669,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(minus_A_4_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_first -> minus_A_4_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_first -> Tinv_below_4_left_first
         wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
         if (rows_next > 0) {
             {
@@ -677,17 +677,17 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(Tinv_rows_2_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_rows_2_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_first -> minus_A_4_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_first -> Tinv_below_4_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, minus_A_4_f16_in_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_rows_2_f16_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
         // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) TEXTRACT(minus_A_4_left_first, minus_A_4_f16_in_first, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_rows_2_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_2_right_first, Tinv_rows_2_f16_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_2_right_first -> Tinv_below_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_2_right_first -> Tinv_below_4_first
-        if (rows_next > 0) TMATMUL(Tinv_below_4_first, minus_A_4_left_first, Tinv_rows_2_right_first);
+        if (rows_next > 0) TMATMUL(Tinv_below_4_first, Tinv_below_4_left_first, Tinv_below_4_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // minus_A_4_left_first -> Tinv_rows_2_left_2_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
         wait_flag_dev(1);  // minus_A_8_f16_channel -> minus_A_8_f16_in_first
         if (rows_next > 0) {
             {
@@ -695,7 +695,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(minus_A_8_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_8_f16_in_first -> minus_A_8_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_8_f16_in_first -> Tinv_below_8_left_first
         wait_flag_dev(1);  // minus_A_16_f16_channel -> minus_A_16_f16_in_first
         if (rows_next > 0) {
             {
@@ -703,17 +703,17 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(minus_A_16_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_16_f16_in_first -> minus_A_16_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_16_f16_in_first -> Tinv_below_16_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         if (rows_next > 0) TMOV(Tinv_below_4_f16_first, Tinv_below_4_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_below_4_right_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_left_2_first -> Tinv_rows_2_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_2_left_first, Tinv_rows_2_f16_in_first, 0, 0);
-        if (rows_next > 0) TEXTRACT(identity_right_first, identity, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_right_first -> identity_product_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_right_first -> identity_product_first
-        if (rows_next > 0) TMATMUL(identity_product_first, Tinv_rows_2_left_first, identity_right_first);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_left_first -> minus_A_8_left_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_rows_4_right_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_left_first -> identity_product_left_first
+        if (rows_next > 0) TEXTRACT(identity_product_left_first, Tinv_rows_2_f16_in_first, 0, 0);
+        if (rows_next > 0) TEXTRACT(identity_product_right_first, identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_first -> identity_product_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_first -> identity_product_first
+        if (rows_next > 0) TMATMUL(identity_product_first, identity_product_left_first, identity_product_right_first);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // identity_product_left_first -> Tinv_below_8_left_first
         wait_flag_dev(1);  // minus_A_32_f16_channel -> minus_A_32_f16_in_first
         if (rows_next > 0) {
             {
@@ -721,14 +721,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(minus_A_32_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_32_f16_in_first -> minus_A_32_left_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // minus_A_4_left_first -> Tinv_rows_2_left_2_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_2_left_2_first, Tinv_rows_2_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_below_4_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_below_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right_first -> Tinv_rows_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right_first -> Tinv_rows_4_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_first, identity_product_first, Tinv_rows_2_left_2_first, Tinv_below_4_right_first);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_32_f16_in_first -> Tinv_below_32_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_first, Tinv_rows_2_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_rows_4_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_first, Tinv_below_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_first, identity_product_first, Tinv_rows_4_left_first, Tinv_rows_4_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         wait_flag_dev(1);  // minus_A_64_f16_channel -> minus_A_64_f16_in_first
         if (rows_next > 0) {
@@ -737,10 +737,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(minus_A_64_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_64_f16_in_first -> minus_A_64_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_64_f16_in_first -> Tinv_below_64_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_4_f16_first, Tinv_rows_4_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_rows_4_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
         wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
         if (rows_next > 0) {
             {
@@ -748,95 +748,94 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(q_kT_D_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_left_first -> minus_A_8_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_8_f16_in_first -> minus_A_8_left_first
-        if (rows_next > 0) TEXTRACT(minus_A_8_left_first, minus_A_8_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_rows_4_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_first, Tinv_rows_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_first -> Tinv_below_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_first -> Tinv_below_8_first
-        if (rows_next > 0) TMATMUL(Tinv_below_8_first, minus_A_8_left_first, Tinv_rows_4_right_first);
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // identity_product_left_first -> Tinv_below_8_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_8_f16_in_first -> Tinv_below_8_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_8_left_first, minus_A_8_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
+        if (rows_next > 0) TMATMUL(Tinv_below_8_first, Tinv_below_8_left_first, Tinv_below_8_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         if (rows_next > 0) TMOV(Tinv_below_8_f16_first, Tinv_below_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_below_8_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_first, Tinv_rows_4_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_below_8_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_below_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_first -> Tinv_rows_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_first -> Tinv_rows_8_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_first, Tinv_rows_4_first, Tinv_rows_4_left_first, Tinv_below_8_right_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_rows_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_first, Tinv_rows_4_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_rows_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_first, Tinv_below_8_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_first, Tinv_rows_4_first, Tinv_rows_8_left_first, Tinv_rows_8_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_8_f16_first, Tinv_rows_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_rows_8_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_16_f16_in_first -> minus_A_16_left_first
-        if (rows_next > 0) TEXTRACT(minus_A_16_left_first, minus_A_16_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_rows_8_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_first, Tinv_rows_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right_first -> Tinv_below_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right_first -> Tinv_below_16_first
-        if (rows_next > 0) TMATMUL(Tinv_below_16_first, minus_A_16_left_first, Tinv_rows_8_right_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_below_16_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_16_f16_in_first -> Tinv_below_16_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_16_left_first, minus_A_16_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_below_16_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_16_right_first, Tinv_rows_8_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
+        if (rows_next > 0) TMATMUL(Tinv_below_16_first, Tinv_below_16_left_first, Tinv_below_16_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         if (rows_next > 0) TMOV(Tinv_below_16_f16_first, Tinv_below_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16_first -> Tinv_below_16_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_first, Tinv_rows_8_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16_first -> Tinv_below_16_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_16_right_first, Tinv_below_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_16_right_first -> Tinv_rows_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_16_right_first -> Tinv_rows_16_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_first, Tinv_rows_8_first, Tinv_rows_8_left_first, Tinv_below_16_right_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16_first -> Tinv_rows_16_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_first, Tinv_rows_8_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16_first -> Tinv_rows_16_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_first, Tinv_below_16_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_first, Tinv_rows_8_first, Tinv_rows_16_left_first, Tinv_rows_16_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_16_f16_first, Tinv_rows_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_rows_16_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_32_f16_in_first -> minus_A_32_left_first
-        if (rows_next > 0) TEXTRACT(minus_A_32_left_first, minus_A_32_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_rows_16_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_first, Tinv_rows_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_first -> Tinv_below_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_first -> Tinv_below_32_first
-        if (rows_next > 0) TMATMUL(Tinv_below_32_first, minus_A_32_left_first, Tinv_rows_16_right_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_below_32_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_32_f16_in_first -> Tinv_below_32_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_32_left_first, minus_A_32_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_below_32_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_32_right_first, Tinv_rows_16_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
+        if (rows_next > 0) TMATMUL(Tinv_below_32_first, Tinv_below_32_left_first, Tinv_below_32_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_first, Tinv_rows_16_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_32_right_first, Tinv_below_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_first -> Tinv_rows_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_first -> Tinv_rows_32_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_first, Tinv_rows_16_first, Tinv_rows_16_left_first, Tinv_below_32_right_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_rows_32_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_first, Tinv_rows_16_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_rows_32_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_first, Tinv_below_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_first -> Tinv_rows_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_first -> Tinv_rows_32_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_first, Tinv_rows_16_first, Tinv_rows_32_left_first, Tinv_rows_32_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_32_f16_first, Tinv_rows_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_rows_32_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_64_f16_in_first -> minus_A_64_left_first
-        if (rows_next > 0) TEXTRACT(minus_A_64_left_first, minus_A_64_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_first, Tinv_rows_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_right_first -> Tinv_below_64_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_right_first -> Tinv_below_64_first
-        if (rows_next > 0) TMATMUL(Tinv_below_64_first, minus_A_64_left_first, Tinv_rows_32_right_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_below_64_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_64_f16_in_first -> Tinv_below_64_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, minus_A_64_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_below_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_64_right_first, Tinv_rows_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_first -> Tinv_below_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_first -> Tinv_below_64_first
+        if (rows_next > 0) TMATMUL(Tinv_below_64_first, Tinv_below_64_left_first, Tinv_below_64_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
         if (rows_next > 0) TMOV(Tinv_below_64_f16_first, Tinv_below_64_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_below_64_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_first, Tinv_rows_32_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_below_64_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_64_right_first, Tinv_below_64_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right_first -> Tinv_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right_first -> Tinv_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_first, Tinv_rows_32_first, Tinv_rows_32_left_first, Tinv_below_64_right_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_rows_32_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_right_first, Tinv_below_64_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right_first -> Tinv_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right_first -> Tinv_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_first, Tinv_rows_32_first, Tinv_left_first, Tinv_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
-        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         if (rows_next > 0) TMOV(Tinv_f16_first, Tinv_first);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_32_left_next -> q_left_2_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -860,20 +859,20 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_left_next
-            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-            if (rows_next > 0) TEXTRACT(k_left_next, k_next, 0, 0);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
+            if (rows_next > 0) TEXTRACT(k_kT_left_next, k_next, 0, 0);
             if (rows_next > 0) {
-                L1View<half, 128, 64> k_right_next_from;
-                TRESHAPE(k_right_next_from, k_next);
-                TEXTRACT(k_right_next, k_right_next_from, 0, 0);
+                L1View<half, 128, 64> k_kT_right_next_from;
+                TRESHAPE(k_kT_right_next_from, k_next);
+                TEXTRACT(k_kT_right_next, k_kT_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_right_next -> k_kT_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_right_next -> k_kT_next
-            if (rows_next > 0) TMATMUL(k_kT_next, k_left_next, k_right_next);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
+            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+            if (rows_next > 0) TMATMUL(k_kT_next, k_kT_left_next, k_kT_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_left_next -> k_left_2
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_kT_left_next -> k_S_left
             L1Part<half, 64, 128> q_raw_next(rows_next, 128);
             TASSIGN(q_raw_next, 0xa000 + (c + 1) % 2 * 16384);
             auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
@@ -881,13 +880,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_left_2_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_kT_left_next
             wait_flag_dev(1);  // S_f16_channel -> S_f16_in
             {
                 auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> S_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k_S_right
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
             if (rows_next > 0) {
                 {
@@ -896,20 +895,20 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_left_2_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_32_left_next -> q_left_2_next
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            if (rows_next > 0) TEXTRACT(q_left_2_next, q_next, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_kT_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
+            if (rows_next > 0) TEXTRACT(q_kT_left_next, q_next, 0, 0);
             if (rows_next > 0) {
-                L1View<half, 128, 64> k_right_2_next_from;
-                TRESHAPE(k_right_2_next_from, k_next);
-                TEXTRACT(k_right_2_next, k_right_2_next_from, 0, 0);
+                L1View<half, 128, 64> q_kT_right_next_from;
+                TRESHAPE(q_kT_right_next_from, k_next);
+                TEXTRACT(q_kT_right_next, q_kT_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_right_2_next -> q_kT_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_right_2_next -> q_kT_next
-            if (rows_next > 0) TMATMUL(q_kT_next, q_left_2_next, k_right_2_next);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+            if (rows_next > 0) TMATMUL(q_kT_next, q_kT_left_next, q_kT_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_2_next -> q_left
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_left_next -> q_S_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
             if (rows_next > 0) {
                 {
@@ -918,31 +917,31 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_left_next -> k_left_2
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_kT_left_next -> k_S_left
+            TEXTRACT(k_S_left, k, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k_S_right
+            TEXTRACT(k_S_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TEXTRACT(k_left_2, k, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> S_right
-            TEXTRACT(S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_right -> k_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_right -> k_S
-            TMATMUL(k_S, k_left_2, S_right);
+            TMATMUL(k_S, k_S_left, k_S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_left_2 -> minus_A_4_left_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_S_left -> Tinv_below_4_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
             {
                 auto to = view(k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, k_S);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_channel -> k_S_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_2_next -> q_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_left_next -> q_S_left
+            TEXTRACT(q_S_left, q, 0, 0);
+            TEXTRACT(q_S_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TEXTRACT(q_left, q, 0, 0);
-            TEXTRACT(S_right_2, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right_2 -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right_2 -> q_S
-            TMATMUL(q_S, q_left, S_right_2);
+            TMATMUL(q_S, q_S_left, q_S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_left -> Tinv_rows_2_left_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_S_left -> identity_product_left_next
             wait_flag_dev(1);  // minus_A_4_f16_channel -> minus_A_4_f16_in_next
             if (rows_next > 0) {
                 {
@@ -950,7 +949,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(minus_A_4_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in_next -> minus_A_4_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in_next -> Tinv_below_4_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_S -> store
             {
                 auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
@@ -964,18 +963,18 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(Tinv_rows_2_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_rows_2_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in_next -> minus_A_4_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_left_2 -> minus_A_4_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in_next -> Tinv_below_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_S_left -> Tinv_below_4_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, minus_A_4_f16_in_next, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TEXTRACT(minus_A_4_left_next, minus_A_4_f16_in_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_rows_2_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_2_right_next, Tinv_rows_2_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_2_right_next -> Tinv_below_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_2_right_next -> Tinv_below_4_next
-            if (rows_next > 0) TMATMUL(Tinv_below_4_next, minus_A_4_left_next, Tinv_rows_2_right_next);
+            if (rows_next > 0) TMATMUL(Tinv_below_4_next, Tinv_below_4_left_next, Tinv_below_4_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // minus_A_4_left_next -> Tinv_rows_2_left_2_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
             wait_flag_dev(1);  // minus_A_8_f16_channel -> minus_A_8_f16_in_next
             if (rows_next > 0) {
                 {
@@ -983,7 +982,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(minus_A_8_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in_next -> minus_A_8_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in_next -> Tinv_below_8_left_next
             wait_flag_dev(1);  // minus_A_16_f16_channel -> minus_A_16_f16_in_next
             if (rows_next > 0) {
                 {
@@ -991,16 +990,16 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(minus_A_16_f16_in_next, from);
                 }
             }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_left -> Tinv_rows_2_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_2_left_next, Tinv_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(identity_right_next, identity, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right_next -> identity_product_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right_next -> identity_product_next
-            if (rows_next > 0) TMATMUL(identity_product_next, Tinv_rows_2_left_next, identity_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_left_next -> minus_A_8_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_S_left -> identity_product_left_next
+            if (rows_next > 0) TEXTRACT(identity_product_left_next, Tinv_rows_2_f16_in_next, 0, 0);
+            if (rows_next > 0) TEXTRACT(identity_product_right_next, identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_next -> identity_product_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_next -> identity_product_next
+            if (rows_next > 0) TMATMUL(identity_product_next, identity_product_left_next, identity_product_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_next -> Tinv_below_8_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
             if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_below_4_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
             wait_flag_dev(1);  // minus_A_32_f16_channel -> minus_A_32_f16_in_next
             if (rows_next > 0) {
                 {
@@ -1008,45 +1007,45 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(minus_A_32_f16_in_next, from);
                 }
             }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // minus_A_4_left_next -> Tinv_rows_2_left_2_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_2_left_2_next, Tinv_rows_2_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_below_4_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_below_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right_next -> Tinv_rows_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right_next -> Tinv_rows_4_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_next, identity_product_next, Tinv_rows_2_left_2_next, Tinv_below_4_right_next);
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_2_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_below_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_next, identity_product_next, Tinv_rows_4_left_next, Tinv_rows_4_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_rows_4_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_left_next -> minus_A_8_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in_next -> minus_A_8_left_next
-            if (rows_next > 0) TEXTRACT(minus_A_8_left_next, minus_A_8_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_rows_4_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_rows_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_below_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_below_8_next
-            if (rows_next > 0) TMATMUL(Tinv_below_8_next, minus_A_8_left_next, Tinv_rows_4_right_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_next -> Tinv_below_8_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in_next -> Tinv_below_8_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_8_left_next, minus_A_8_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
+            if (rows_next > 0) TMATMUL(Tinv_below_8_next, Tinv_below_8_left_next, Tinv_below_8_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_8_left_next -> Tinv_rows_4_left_next
-            wait_flag_dev(1);  // U_operand_f16_channel -> U_operand_f16_in
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_left_next -> Tinv_rows_8_left_next
+            wait_flag_dev(1);  // operand_of_U_f16_channel -> operand_of_U_f16_in
             {
-                auto from = view(U_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(U_operand_f16_in, from);
+                auto from = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(operand_of_U_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // U_operand_f16_in -> U_operand_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_U_f16_in -> U_right
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
             if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_below_8_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
+            TEXTRACT(U_left, Tinv_f16, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_U_f16_in -> U_right
+            TEXTRACT(U_right, operand_of_U_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right -> U
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right -> U
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TEXTRACT(Tinv_left, Tinv_f16, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // U_operand_f16_in -> U_operand_right
-            TEXTRACT(U_operand_right, U_operand_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_operand_right -> U
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_operand_right -> U
-            TMATMUL(U, Tinv_left, U_operand_right);
+            TMATMUL(U, U_left, U_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left -> minus_A_16_left_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // U_left -> Tinv_below_16_left_next
             wait_flag_dev(1);  // minus_A_64_f16_channel -> minus_A_64_f16_in_next
             if (rows_next > 0) {
                 {
@@ -1067,134 +1066,131 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TSTORE(to, U);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U_channel -> U_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_8_left_next -> Tinv_rows_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_left_next -> Tinv_rows_8_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_4_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_4_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_below_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_below_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_next -> Tinv_rows_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_next -> Tinv_rows_8_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_next, Tinv_rows_4_next, Tinv_rows_4_left_next, Tinv_below_8_right_next);
+            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_next, Tinv_rows_4_next, Tinv_rows_8_left_next, Tinv_rows_8_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_rows_8_right_next
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
             TMOV(U_f16, U);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> U_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left -> minus_A_16_left_next
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TEXTRACT(minus_A_16_left_next, minus_A_16_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_rows_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right_next -> Tinv_below_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right_next -> Tinv_below_16_next
-            if (rows_next > 0) TMATMUL(Tinv_below_16_next, minus_A_16_left_next, Tinv_rows_8_right_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> o_sum_part_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // U_left -> Tinv_below_16_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_16_left_next, minus_A_16_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
+            if (rows_next > 0) TMATMUL(Tinv_below_16_next, Tinv_below_16_left_next, Tinv_below_16_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // minus_A_16_left_next -> Tinv_rows_8_left_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_left_next -> Tinv_rows_16_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
             if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_below_16_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
+            TEXTRACT(o_sum_part_left, q_kT_D_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> o_sum_part_right
+            TEXTRACT(o_sum_part_right, U_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TEXTRACT(q_kT_D_left, q_kT_D_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> U_right
-            TEXTRACT(U_right, U_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_right -> o_sum_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_right -> o_sum_part
-            TMATMUL(o_sum_part, q_kT_D_left, U_right);
+            TMATMUL(o_sum_part, o_sum_part_left, o_sum_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_D_left -> k_left_3
-            wait_flag_dev(1);  // S_operand_f16_channel -> S_operand_f16_in
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // o_sum_part_left -> S_next_part_left
+            wait_flag_dev(1);  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
             {
-                auto from = view(S_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(S_operand_f16_in, from);
+                auto from = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(U_decay_to_end_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_operand_f16_in -> S_operand_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // minus_A_16_left_next -> Tinv_rows_8_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // U_decay_to_end_f16_in -> S_next_part_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_left_next -> Tinv_rows_16_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_8_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_8_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_below_16_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_below_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right_next -> Tinv_rows_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right_next -> Tinv_rows_16_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_next, Tinv_rows_8_next, Tinv_rows_8_left_next, Tinv_below_16_right_next);
+            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_next, Tinv_rows_8_next, Tinv_rows_16_left_next, Tinv_rows_16_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_left_next -> minus_A_32_left_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_16_left_next -> Tinv_below_32_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part -> store
             {
                 auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_D_left -> k_left_3
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            L1View<half, 128, 64> k_left_3_from;
-            TRESHAPE(k_left_3_from, k);
-            TEXTRACT(k_left_3, k_left_3_from, 0, 0);
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // o_sum_part_left -> S_next_part_left
+            L1View<half, 128, 64> S_next_part_left_from;
+            TRESHAPE(S_next_part_left_from, k);
+            TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_operand_f16_in -> S_operand_right
-            TEXTRACT(S_operand_right, S_operand_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_operand_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_operand_right -> S_next_part
-            TMATMUL(S_next_part, k_left_3, S_operand_right);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // U_decay_to_end_f16_in -> S_next_part_right
+            TEXTRACT(S_next_part_right, U_decay_to_end_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k_left_3 -> Tinv_rows_16_left_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // S_next_part_left -> Tinv_rows_32_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
-            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TMOV(Tinv_rows_16_f16_next, Tinv_rows_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_rows_16_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_below_32_right_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
             {
                 auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_left_next -> minus_A_32_left_next
-            if (rows_next > 0) TEXTRACT(minus_A_32_left_next, minus_A_32_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_rows_16_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_rows_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right_next -> Tinv_below_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right_next -> Tinv_below_32_next
-            if (rows_next > 0) TMATMUL(Tinv_below_32_next, minus_A_32_left_next, Tinv_rows_16_right_next);
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_16_left_next -> Tinv_below_32_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_32_left_next, minus_A_32_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_below_32_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_32_right_next, Tinv_rows_16_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) TMATMUL(Tinv_below_32_next, Tinv_below_32_left_next, Tinv_below_32_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_next -> Tinv_below_32_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_next -> Tinv_below_32_f16_next
             if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_below_32_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k_left_3 -> Tinv_rows_16_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_16_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_32_right_next, Tinv_below_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right_next -> Tinv_rows_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right_next -> Tinv_rows_32_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_next, Tinv_rows_16_next, Tinv_rows_16_left_next, Tinv_below_32_right_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_rows_32_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // S_next_part_left -> Tinv_rows_32_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_next, Tinv_rows_16_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_rows_32_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_next, Tinv_below_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_32_right_next -> Tinv_rows_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_32_right_next -> Tinv_rows_32_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_next, Tinv_rows_16_next, Tinv_rows_32_left_next, Tinv_rows_32_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_32_f16_next, Tinv_rows_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(minus_A_64_left_next, minus_A_64_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_next, Tinv_rows_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_32_right_next -> Tinv_below_64_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_32_right_next -> Tinv_below_64_next
-            if (rows_next > 0) TMATMUL(Tinv_below_64_next, minus_A_64_left_next, Tinv_rows_32_right_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, minus_A_64_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_64_right_next, Tinv_rows_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_next -> Tinv_below_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_next -> Tinv_below_64_next
+            if (rows_next > 0) TMATMUL(Tinv_below_64_next, Tinv_below_64_left_next, Tinv_below_64_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_64_next -> Tinv_below_64_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_64_next -> Tinv_below_64_f16_next
             if (rows_next > 0) TMOV(Tinv_below_64_f16_next, Tinv_below_64_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_below_64_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_next, Tinv_rows_32_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_below_64_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_64_right_next, Tinv_below_64_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right_next -> Tinv_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right_next -> Tinv_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_next, Tinv_rows_32_next, Tinv_rows_32_left_next, Tinv_below_64_right_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_rows_32_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_right_next, Tinv_below_64_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right_next -> Tinv_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right_next -> Tinv_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_next, Tinv_rows_32_next, Tinv_left_next, Tinv_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_32_left_next -> q_left_2_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_32_left_next -> q_left_2_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
     }
 #endif
 #if defined(__DAV_C220_VEC__)
@@ -1213,32 +1209,32 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(lower_fill_first, 0x4000);
     UbTile<float, 1, 64> exp_g_first;
     TASSIGN(exp_g_first, 0x6000);
-    UbTile<float, 1, 64> exp_g_c_first;
-    TASSIGN(exp_g_c_first, 0x6000);
-    UbTile<float, 1, 64> g_max_c_2_first;
-    TASSIGN(g_max_c_2_first, 0xa000);
-    UbTile<float, 1, 64> exp_g_c_sum_first;
-    TASSIGN(exp_g_c_sum_first, 0xa000);
-    UbTile<float, 1, 64> exp_g_c_segment_first;
-    TASSIGN(exp_g_c_segment_first, 0xa000);
-    UbTile<float, 64, 64> exp_g_c_expand_first;
-    TASSIGN(exp_g_c_expand_first, 0x6000);
-    UbTile<float, 64, 64> lower_64_scaled_first;
-    TASSIGN(lower_64_scaled_first, 0x6000);
+    UbTile<float, 1, 64> exp_g_times_0_first;
+    TASSIGN(exp_g_times_0_first, 0x6000);
+    UbTile<float, 1, 64> g_max_minus_105_first;
+    TASSIGN(g_max_minus_105_first, 0xa000);
+    UbTile<float, 1, 64> exp_g_times_0_sum_first;
+    TASSIGN(exp_g_times_0_sum_first, 0xa000);
+    UbTile<float, 1, 64> exp_g_segment_first;
+    TASSIGN(exp_g_segment_first, 0xa000);
+    UbTile<float, 64, 64> exp_g_expand_first;
+    TASSIGN(exp_g_expand_first, 0x6000);
+    UbTile<float, 64, 64> exp_g_scaled_first;
+    TASSIGN(exp_g_scaled_first, 0x6000);
     UbWide<float, 64> beta_wide_first;
     TASSIGN(beta_wide_first, 0x2000);
     UbTile<float, 32, 64> strictly_lower_mask_first;
     TASSIGN(strictly_lower_mask_first, 0x0);
-    UbTile<float, 1, 64> lower_64_row_sum_first;
-    TASSIGN(lower_64_row_sum_first, 0x2800);
+    UbTile<float, 1, 64> exp_g_row_sum_first;
+    TASSIGN(exp_g_row_sum_first, 0x2800);
     UbTile<float, 1, 64> G_first;
     TASSIGN(G_first, 0x2a000);
     UbCol<float, 32> G_col_first;
     TASSIGN(G_col_first, 0x2a000 + sub * 128);
-    UbTile<float, 1, 64> G_c_3_first;
-    TASSIGN(G_c_3_first, 0x2a200);
-    UbTile<float, 32, 64> expand_G_c_3_first;
-    TASSIGN(expand_G_c_3_first, 0x8000);
+    UbTile<float, 1, 64> G_times_minus_1_first;
+    TASSIGN(G_times_minus_1_first, 0x2a200);
+    UbTile<float, 32, 64> G_times_expand_first;
+    TASSIGN(G_times_expand_first, 0x8000);
     UbTile<float, 32, 64> G_minus_G_first;
     TASSIGN(G_minus_G_first, 0x8000);
     UbTile<float, 32, 64> pairs_1_mask_first;
@@ -1259,10 +1255,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(exp_G_first, 0x2a000);
     UbCol<float, 32> exp_G_col_first;
     TASSIGN(exp_G_col_first, 0x2a000 + sub * 128);
-    UbTile<float, 1, 64> exp_last_G_minus_G_first;
-    TASSIGN(exp_last_G_minus_G_first, 0x2a200);
-    UbCol<float, 32> exp_last_G_minus_G_col_first;
-    TASSIGN(exp_last_G_minus_G_col_first, 0x2a200 + sub * 128);
+    UbTile<float, 1, 64> decay_to_end_first;
+    TASSIGN(decay_to_end_first, 0x2a200);
+    UbCol<float, 32> decay_to_end_col_first;
+    TASSIGN(decay_to_end_col_first, 0x2a200 + sub * 128);
     UbTile<float, 32, 64> pairs_4_mask_first;
     TASSIGN(pairs_4_mask_first, 0x16000);
     UbTile<float, 32, 64> k_kT_in_first;
@@ -1324,14 +1320,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     UbTile<half, 32, 128> v;
     UbTile<float, 1, 64> beta;
     UbTile<float, 1, 64> exp_G;
-    UbTile<float, 1, 64> exp_last_G_minus_G;
+    UbTile<float, 1, 64> decay_to_end;
     UbTile<half, 64, 128> S_f16;
     TASSIGN(S_f16, 0x16000);
     UbCol<float, 32> exp_G_col;
     UbTile<float, 64, 64> lower_64_mask_next;
     TASSIGN(lower_64_mask_next, 0x8000);
     UbCol<float, 32> beta_col;
-    UbCol<float, 32> exp_last_G_minus_G_col;
+    UbCol<float, 32> decay_to_end_col;
     UbWide<float, 64> g_wide_next;
     TASSIGN(g_wide_next, 0xe800);
     UbTile<float, 32, 64> lower_fill_next;
@@ -1346,30 +1342,30 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(g_next, 0xf000);
     UbTile<float, 1, 64> exp_g_next;
     TASSIGN(exp_g_next, 0xe800);
-    UbTile<float, 1, 64> exp_g_c_next;
-    TASSIGN(exp_g_c_next, 0xe800);
-    UbTile<float, 1, 64> g_max_c_2_next;
-    TASSIGN(g_max_c_2_next, 0xf000);
-    UbTile<float, 1, 64> exp_g_c_sum_next;
-    TASSIGN(exp_g_c_sum_next, 0xf000);
-    UbTile<float, 1, 64> exp_g_c_segment_next;
-    TASSIGN(exp_g_c_segment_next, 0xf000);
-    UbTile<float, 64, 64> exp_g_c_expand_next;
-    TASSIGN(exp_g_c_expand_next, 0x1e000);
+    UbTile<float, 1, 64> exp_g_times_0_next;
+    TASSIGN(exp_g_times_0_next, 0xe800);
+    UbTile<float, 1, 64> g_max_minus_105_next;
+    TASSIGN(g_max_minus_105_next, 0xf000);
+    UbTile<float, 1, 64> exp_g_times_0_sum_next;
+    TASSIGN(exp_g_times_0_sum_next, 0xf000);
+    UbTile<float, 1, 64> exp_g_segment_next;
+    TASSIGN(exp_g_segment_next, 0xf000);
+    UbTile<float, 64, 64> exp_g_expand_next;
+    TASSIGN(exp_g_expand_next, 0x1e000);
     UbTile<float, 32, 64> pairs_1_mask_next;
     TASSIGN(pairs_1_mask_next, 0x1a000);
-    UbTile<float, 64, 64> lower_64_scaled_next;
-    TASSIGN(lower_64_scaled_next, 0x1e000);
-    UbTile<float, 1, 64> lower_64_row_sum_next;
-    TASSIGN(lower_64_row_sum_next, 0x8000);
+    UbTile<float, 64, 64> exp_g_scaled_next;
+    TASSIGN(exp_g_scaled_next, 0x1e000);
+    UbTile<float, 1, 64> exp_g_row_sum_next;
+    TASSIGN(exp_g_row_sum_next, 0x8000);
     UbTile<float, 1, 64> G_next;
     TASSIGN(G_next, 0x2a600);
     UbCol<float, 32> G_col_next;
     TASSIGN(G_col_next, 0x2a600 + sub * 128);
-    UbTile<float, 1, 64> G_c_3_next;
-    TASSIGN(G_c_3_next, 0x2a700);
-    UbTile<float, 32, 64> expand_G_c_3_next;
-    TASSIGN(expand_G_c_3_next, 0x1e000);
+    UbTile<float, 1, 64> G_times_minus_1_next;
+    TASSIGN(G_times_minus_1_next, 0x2a700);
+    UbTile<float, 32, 64> G_times_expand_next;
+    TASSIGN(G_times_expand_next, 0x1e000);
     UbTile<float, 32, 64> pairs_2_mask_next;
     TASSIGN(pairs_2_mask_next, 0x22000);
     UbTile<float, 32, 64> G_minus_G_next;
@@ -1382,8 +1378,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     UbCol<float, 32> beta_col_next;
     UbTile<float, 32, 64> D_next;
     TASSIGN(D_next, 0x1e000);
-    UbTile<float, 64, 128> exp_last_G_S;
-    TASSIGN(exp_last_G_S, 0x8000);
+    UbTile<float, 64, 128> chunk_decay_S;
+    TASSIGN(chunk_decay_S, 0x8000);
     UbTile<float, 32, 64> k_kT_in_next;
     TASSIGN(k_kT_in_next, 0x20000);
     UbTile<float, 32, 64> pairs_8_mask_next;
@@ -1433,10 +1429,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(v_minus_exp_G_k_S, 0x16000);
     UbTile<float, 32, 128> q_S_in;
     TASSIGN(q_S_in, 0x1a000);
-    UbTile<float, 32, 128> U_operand;
-    TASSIGN(U_operand, 0x16000);
-    UbTile<half, 32, 128> U_operand_f16;
-    TASSIGN(U_operand_f16, 0x26000);
+    UbTile<float, 32, 128> operand_of_U;
+    TASSIGN(operand_of_U, 0x16000);
+    UbTile<half, 32, 128> operand_of_U_f16;
+    TASSIGN(operand_of_U_f16, 0x26000);
     UbTile<float, 32, 64> minus_A_64_next;
     TASSIGN(minus_A_64_next, 0x20000);
     UbTile<half, 32, 64> minus_A_64_f16_next;
@@ -1451,14 +1447,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(last_G_minus_G_next, 0x2a700);
     UbTile<float, 1, 64> exp_G_next;
     UbCol<float, 32> exp_G_col_next;
-    UbTile<float, 1, 64> exp_last_G_minus_G_next;
-    UbCol<float, 32> exp_last_G_minus_G_col_next;
+    UbTile<float, 1, 64> decay_to_end_next;
+    UbCol<float, 32> decay_to_end_col_next;
     UbTile<float, 32, 128> U_in;
     TASSIGN(U_in, 0x16000);
-    UbTile<float, 32, 128> S_operand;
-    TASSIGN(S_operand, 0x16000);
-    UbTile<half, 32, 128> S_operand_f16;
-    TASSIGN(S_operand_f16, 0x1e000);
+    UbTile<float, 32, 128> U_decay_to_end;
+    TASSIGN(U_decay_to_end, 0x16000);
+    UbTile<half, 32, 128> U_decay_to_end_f16;
+    TASSIGN(U_decay_to_end_f16, 0x1e000);
     UbTile<float, 32, 128> o_sum_part_in;
     TASSIGN(o_sum_part_in, 0x16000);
     UbTile<float, 32, 128> o_sum;
@@ -1473,14 +1469,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(S_next, 0x0);
     UbTile<float, 64, 8> g_first_scratch;
     TASSIGN(g_first_scratch, 0x4800);
-    UbTile<float, 64, 64> lower_64_row_sum_first_scratch;
-    TASSIGN(lower_64_row_sum_first_scratch, 0xa000);
+    UbTile<float, 64, 64> exp_g_row_sum_first_scratch;
+    TASSIGN(exp_g_row_sum_first_scratch, 0xa000);
     UbTile<float, 64, 8> beta_first_scratch;
     TASSIGN(beta_first_scratch, 0x2800);
     UbTile<float, 64, 8> g_next_scratch;
     TASSIGN(g_next_scratch, 0xf100);
-    UbTile<float, 64, 64> lower_64_row_sum_next_scratch;
-    TASSIGN(lower_64_row_sum_next_scratch, 0x22000);
+    UbTile<float, 64, 64> exp_g_row_sum_next_scratch;
+    TASSIGN(exp_g_row_sum_next_scratch, 0x22000);
     UbTile<float, 64, 8> beta_next_scratch;
     TASSIGN(beta_next_scratch, 0x8000);
     // Tinv = unit_lower_inverse(A)
@@ -1527,14 +1523,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         // G = cumsum(g)
         if (rows_next > 0) TEXP(exp_g_first, g_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(exp_g_c_first, exp_g_first, 0.0f);
-        if (rows_next > 0) TMAXS(g_max_c_2_first, g_first, -105.0f);
+        if (rows_next > 0) TMULS(exp_g_times_0_first, exp_g_first, 0.0f);
+        if (rows_next > 0) TMAXS(g_max_minus_105_first, g_first, -105.0f);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(exp_g_c_sum_first, g_max_c_2_first, exp_g_c_first);
+        if (rows_next > 0) TADD(exp_g_times_0_sum_first, g_max_minus_105_first, exp_g_times_0_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCOLEXPAND(exp_g_c_expand_first, exp_g_c_segment_first);
+        if (rows_next > 0) TCOLEXPAND(exp_g_expand_first, exp_g_segment_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(lower_64_scaled_first, exp_g_c_expand_first, lower_64_mask_first);
+        if (rows_next > 0) TMUL(exp_g_scaled_first, exp_g_expand_first, lower_64_mask_first);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
         UbWidePart<float, 64> beta_raw_first(rows_next);
@@ -1556,7 +1552,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             {
                 UbCol<float, 64> sums;
                 TASSIGN(sums, 0x2800);
-                TROWSUM(sums, lower_64_scaled_first, lower_64_row_sum_first_scratch);
+                TROWSUM(sums, exp_g_scaled_first, exp_g_row_sum_first_scratch);
             }
         }
         pipe_barrier(PIPE_V);
@@ -1564,21 +1560,21 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             {
                 UbTile<float, 1, 64> to;
                 TASSIGN(to, 0x2a000);
-                TMOV(to, lower_64_row_sum_first);
+                TMOV(to, exp_g_row_sum_first);
             }
         }
         set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(G_c_3_first, G_first, -1.0f);
+        if (rows_next > 0) TMULS(G_times_minus_1_first, G_first, -1.0f);
         wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
         const float last_G_first = rows_next > 0 ? G_first.GetValue(63) : 0.0f;
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        if (rows_next > 0) TCOLEXPAND(expand_G_c_3_first, G_c_3_first);
+        if (rows_next > 0) TCOLEXPAND(G_times_expand_first, G_times_minus_1_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, expand_G_c_3_first, G_col_first);
+        if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, G_times_expand_first, G_col_first);
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) {
             {
@@ -1602,15 +1598,15 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
         }
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-        if (rows_next > 0) TADDS(last_G_minus_G_first, G_c_3_first, last_G_first);
+        if (rows_next > 0) TADDS(last_G_minus_G_first, G_times_minus_1_first, last_G_first);
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         if (rows_next > 0) TEXP(exp_G_first, G_first);
-        set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
+        set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         pipe_barrier(PIPE_V);
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-        if (rows_next > 0) TEXP(exp_last_G_minus_G_first, last_G_minus_G_first);
-        wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
-        const float exp_last_G_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
+        if (rows_next > 0) TEXP(decay_to_end_first, last_G_minus_G_first);
+        wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
+        const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) {
             {
@@ -1777,7 +1773,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_kT_D_f16_first -> lower_64_mask_next
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_kT_D_f16_first -> lower_64_mask_next
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_last_G_S -> lower_64_mask_next
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -1790,22 +1786,22 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TASSIGN(v, 0x10000 + c % 2 * 8192);
             TASSIGN(beta, 0x2a400 + c % 2 * 256);
             TASSIGN(exp_G, 0x2a000 + c % 2 * 256);
-            TASSIGN(exp_last_G_minus_G, 0x2a200 + c % 2 * 256);
+            TASSIGN(decay_to_end, 0x2a200 + c % 2 * 256);
             TASSIGN(exp_G_col, 0x2a000 + c % 2 * 256 + sub * 128);
             TASSIGN(beta_col, 0x2a400 + c % 2 * 256 + sub * 128);
-            TASSIGN(exp_last_G_minus_G_col, 0x2a200 + c % 2 * 256 + sub * 128);
+            TASSIGN(decay_to_end_col, 0x2a200 + c % 2 * 256 + sub * 128);
             TASSIGN(beta_next, 0x2a400 + (c + 1) % 2 * 256);
             TASSIGN(beta_col_next, 0x2a400 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(v_next, 0x10000 + (c + 1) % 2 * 8192);
             TASSIGN(exp_G_next, 0x2a000 + (c + 1) % 2 * 256);
             TASSIGN(exp_G_col_next, 0x2a000 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(exp_last_G_minus_G_next, 0x2a200 + (c + 1) % 2 * 256);
-            TASSIGN(exp_last_G_minus_G_col_next, 0x2a200 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(decay_to_end_next, 0x2a200 + (c + 1) % 2 * 256);
+            TASSIGN(decay_to_end_col_next, 0x2a200 + (c + 1) % 2 * 256 + sub * 128);
             pipe_barrier(PIPE_V);
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TCVT(S_f16, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_last_G_S -> lower_64_mask_next
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
             // G = cumsum(g)
             if (rows_next > 0) {
                 {
@@ -1815,7 +1811,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            const float exp_last_G = exp_G.GetValue(63);
+            const float chunk_decay = exp_G.GetValue(63);
             UbWidePart<float, 64> g_raw_next(rows_next);
             TASSIGN(g_raw_next, 0xe800);
             auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
@@ -1838,7 +1834,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TCVT(v_f32, v, RoundMode::CAST_NONE);
             UbWidePart<float, 64> beta_raw_next(rows_next);
             TASSIGN(beta_raw_next, 0xe000);
@@ -1860,12 +1855,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // G = cumsum(g)
             if (rows_next > 0) TEXP(exp_g_next, g_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(exp_g_c_next, exp_g_next, 0.0f);
-            if (rows_next > 0) TMAXS(g_max_c_2_next, g_next, -105.0f);
+            if (rows_next > 0) TMULS(exp_g_times_0_next, exp_g_next, 0.0f);
+            if (rows_next > 0) TMAXS(g_max_minus_105_next, g_next, -105.0f);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(exp_g_c_sum_next, g_max_c_2_next, exp_g_c_next);
+            if (rows_next > 0) TADD(exp_g_times_0_sum_next, g_max_minus_105_next, exp_g_times_0_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(exp_g_c_expand_next, exp_g_c_segment_next);
+            if (rows_next > 0) TCOLEXPAND(exp_g_expand_next, exp_g_segment_next);
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1875,13 +1870,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             pipe_barrier(PIPE_V);
             // G = cumsum(g)
-            if (rows_next > 0) TMUL(lower_64_scaled_next, exp_g_c_expand_next, lower_64_mask_next);
+            if (rows_next > 0) TMUL(exp_g_scaled_next, exp_g_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
                     UbCol<float, 64> sums;
                     TASSIGN(sums, 0x8000);
-                    TROWSUM(sums, lower_64_scaled_next, lower_64_row_sum_next_scratch);
+                    TROWSUM(sums, exp_g_scaled_next, exp_g_row_sum_next_scratch);
                 }
             }
             pipe_barrier(PIPE_V);
@@ -1889,19 +1884,19 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 {
                     UbTile<float, 1, 64> to;
                     TASSIGN(to, 0x2a600);
-                    TMOV(to, lower_64_row_sum_next);
+                    TMOV(to, exp_g_row_sum_next);
                 }
             }
             set_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(G_c_3_next, G_next, -1.0f);
+            if (rows_next > 0) TMULS(G_times_minus_1_next, G_next, -1.0f);
             wait_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             const float last_G_next = rows_next > 0 ? G_next.GetValue(63) : 0.0f;
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) TCOLEXPAND(expand_G_c_3_next, G_c_3_next);
+            if (rows_next > 0) TCOLEXPAND(G_times_expand_next, G_times_minus_1_next);
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1911,7 +1906,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, expand_G_c_3_next, G_col_next);
+            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, G_times_expand_next, G_col_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(lower_G_minus_G_next, G_minus_G_next, lower_fill_next);
             // Tinv = unit_lower_inverse(A)
@@ -1927,7 +1922,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) TEXP(D_next, lower_G_minus_G_next);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TMULS(exp_last_G_S, S, exp_last_G);
+            TMULS(chunk_decay_S, S, chunk_decay);
             wait_flag_dev(0);  // k_kT_channel -> k_kT_in_next
             if (rows_next > 0) {
                 {
@@ -2075,16 +2070,16 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> exp_G_q_S
             pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(U_operand, v_minus_exp_G_k_S, beta_col);
+            TROWEXPANDMUL(operand_of_U, v_minus_exp_G_k_S, beta_col);
             pipe_barrier(PIPE_V);
-            TCVT(U_operand_f16, U_operand, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_operand_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_operand_f16 -> store
+            TCVT(operand_of_U_f16, operand_of_U, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_U_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_U_f16 -> store
             {
-                auto to = view(U_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, U_operand_f16);
+                auto to = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, operand_of_U_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // U_operand_f16_channel -> U_operand_f16_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_U_f16_channel -> operand_of_U_f16_in
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TMUL(minus_A_64_next, minus_A_next, pairs_32_mask_next);
             pipe_barrier(PIPE_V);
@@ -2116,32 +2111,32 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            if (rows_next > 0) TADDS(last_G_minus_G_next, G_c_3_next, last_G_next);
+            if (rows_next > 0) TADDS(last_G_minus_G_next, G_times_minus_1_next, last_G_next);
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             if (rows_next > 0) TEXP(exp_G_next, G_next);
-            set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
+            set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            if (rows_next > 0) TEXP(exp_last_G_minus_G_next, last_G_minus_G_next);
-            wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
-            const float exp_last_G_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
+            if (rows_next > 0) TEXP(decay_to_end_next, last_G_minus_G_next);
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
+            const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
             wait_flag_dev(0);  // U_channel -> U_in
             {
                 auto from = view(U_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> S_operand
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> S_operand
-            TROWEXPANDMUL(S_operand, U_in, exp_last_G_minus_G_col);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> U_decay_to_end
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> U_decay_to_end
+            TROWEXPANDMUL(U_decay_to_end, U_in, decay_to_end_col);
             pipe_barrier(PIPE_V);
-            TCVT(S_operand_f16, S_operand, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_operand_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_operand_f16 -> store
+            TCVT(U_decay_to_end_f16, U_decay_to_end, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // U_decay_to_end_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // U_decay_to_end_f16 -> store
             {
-                auto to = view(S_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, S_operand_f16);
+                auto to = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, U_decay_to_end_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_operand_f16_channel -> S_operand_f16_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
             wait_flag_dev(0);  // o_sum_part_channel -> o_sum_part_in
             {
                 auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
@@ -2173,10 +2168,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TADD(S_next, exp_last_G_S, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_last_G_S -> lower_64_mask_next
+            TADD(S_next, chunk_decay_S, S_next_part_in);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_last_G_S -> lower_64_mask_next
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
         if (has_final_state) {
@@ -2223,13 +2218,13 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint8_t *minus_A_64_f16_channel_bytes,
     uint8_t *S_f16_channel_bytes,
     uint8_t *k_S_channel_bytes,
-    uint8_t *U_operand_f16_channel_bytes,
+    uint8_t *operand_of_U_f16_channel_bytes,
     uint8_t *U_channel_bytes,
     uint8_t *q_S_channel_bytes,
     uint8_t *q_kT_channel_bytes,
     uint8_t *q_kT_D_f16_channel_bytes,
     uint8_t *o_sum_part_channel_bytes,
-    uint8_t *S_operand_f16_channel_bytes,
+    uint8_t *U_decay_to_end_f16_channel_bytes,
     uint8_t *S_next_part_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -2245,7 +2240,7 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, k_kT_channel_bytes, minus_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, minus_A_8_f16_channel_bytes, minus_A_16_f16_channel_bytes, minus_A_32_f16_channel_bytes, minus_A_64_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, U_operand_f16_channel_bytes, U_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, S_operand_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, k_kT_channel_bytes, minus_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, minus_A_8_f16_channel_bytes, minus_A_16_f16_channel_bytes, minus_A_32_f16_channel_bytes, minus_A_64_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, operand_of_U_f16_channel_bytes, U_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, U_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -3800,8 +3795,8 @@ def _page(_inputs, _states, _numbers):
     k_S = k @ S
     exp_G_k_S = exp_G_col * k_S
     v_minus_exp_G_k_S = v - exp_G_k_S
-    U_operand = beta_col * v_minus_exp_G_k_S
-    U = Tinv @ U_operand
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
@@ -3812,14 +3807,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * U
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    U_decay_to_end = decay_to_end_col * U
+    kT_U_decay_to_end = k.mT @ U_decay_to_end
+    S_next = chunk_decay_S + kT_U_decay_to_end
     return o, S_next
 
 

@@ -30,7 +30,7 @@ SYMBOLS = {
     "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_kT_channel"], [0, 0, 0, 1, 0, 2, 0]),
     "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "minus_A_4_f16_channel", "Tinv_rows_2_f16_channel", "minus_A_8_f16_channel", "minus_A_16_f16_channel", "minus_A_32_f16_channel", "minus_A_64_f16_channel", "minus_A_4_f16_channel1", "Tinv_rows_2_f16_channel1", "minus_A_8_f16_channel1", "minus_A_16_f16_channel1", "minus_A_32_f16_channel1", "minus_A_64_f16_channel1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "U_weight_U_offset": ("gated_delta_rule_U_weight_U_offset_fp16", ["beta_v_f16_channel", "beta_exp_G_k_f16_channel"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
-    "S_U": ("gated_delta_rule_S_U_fp16", ["S_f16_channel", "U_weight_S_channel", "S_operand_f16_channel", "S_next_part_channel"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
+    "S_U": ("gated_delta_rule_S_U_fp16", ["S_f16_channel", "U_weight_S_channel", "U_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
     "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "q_S_channel1", "q_kT_channel1", "q_kT_D_f16_channel1", "o_sum_part_channel1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
@@ -52,7 +52,7 @@ CHANNELS = {
     "beta_exp_G_k_f16_channel": ([64, 128], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
     "U_weight_S_channel": ([64, 128], "float32"),
-    "S_operand_f16_channel": ([64, 128], "float16"),
+    "U_decay_to_end_f16_channel": ([64, 128], "float16"),
     "S_next_part_channel": ([128, 128], "float32"),
     "q_S_channel": ([64, 128], "float32"),
     "q_kT_channel": ([64, 64], "float32"),
@@ -245,26 +245,26 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     TASSIGN(g, 0x5000);
     UbTile<float, 1, 64> exp_g;
     TASSIGN(exp_g, 0x5100);
-    UbTile<float, 1, 64> exp_g_c;
-    TASSIGN(exp_g_c, 0x5100);
-    UbTile<float, 1, 64> g_max_c_2;
-    TASSIGN(g_max_c_2, 0x5000);
-    UbTile<float, 1, 64> exp_g_c_sum;
-    TASSIGN(exp_g_c_sum, 0x5000);
-    UbTile<float, 1, 64> exp_g_c_segment;
-    TASSIGN(exp_g_c_segment, 0x5000);
-    UbTile<float, 64, 64> exp_g_c_expand;
-    TASSIGN(exp_g_c_expand, 0x5200);
-    UbTile<float, 64, 64> lower_64_scaled;
-    TASSIGN(lower_64_scaled, 0x5200);
-    UbTile<float, 1, 64> lower_64_row_sum;
-    TASSIGN(lower_64_row_sum, 0xd200);
+    UbTile<float, 1, 64> exp_g_times_0;
+    TASSIGN(exp_g_times_0, 0x5100);
+    UbTile<float, 1, 64> g_max_minus_105;
+    TASSIGN(g_max_minus_105, 0x5000);
+    UbTile<float, 1, 64> exp_g_times_0_sum;
+    TASSIGN(exp_g_times_0_sum, 0x5000);
+    UbTile<float, 1, 64> exp_g_segment;
+    TASSIGN(exp_g_segment, 0x5000);
+    UbTile<float, 64, 64> exp_g_expand;
+    TASSIGN(exp_g_expand, 0x5200);
+    UbTile<float, 64, 64> exp_g_scaled;
+    TASSIGN(exp_g_scaled, 0x5200);
+    UbTile<float, 1, 64> exp_g_row_sum;
+    TASSIGN(exp_g_row_sum, 0xd200);
     UbTile<float, 1, 64> G;
     TASSIGN(G, 0xd300);
     UbTile<float, 64, 8> g_scratch;
     TASSIGN(g_scratch, 0x4800);
-    UbTile<float, 64, 64> lower_64_row_sum_scratch;
-    TASSIGN(lower_64_row_sum_scratch, 0x9200);
+    UbTile<float, 64, 64> exp_g_row_sum_scratch;
+    TASSIGN(exp_g_row_sum_scratch, 0x9200);
     // G = cumsum(g)
     {
         auto from = view(lower_64_mask_gm, 64, 64, 64);
@@ -295,26 +295,26 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         pipe_barrier(PIPE_V);
         TEXP(exp_g, g);
         pipe_barrier(PIPE_V);
-        TMULS(exp_g_c, exp_g, 0.0f);
-        TMAXS(g_max_c_2, g, -105.0f);
+        TMULS(exp_g_times_0, exp_g, 0.0f);
+        TMAXS(g_max_minus_105, g, -105.0f);
         pipe_barrier(PIPE_V);
-        TADD(exp_g_c_sum, g_max_c_2, exp_g_c);
+        TADD(exp_g_times_0_sum, g_max_minus_105, exp_g_times_0);
         pipe_barrier(PIPE_V);
-        TCOLEXPAND(exp_g_c_expand, exp_g_c_segment);
+        TCOLEXPAND(exp_g_expand, exp_g_segment);
         pipe_barrier(PIPE_V);
-        TMUL(lower_64_scaled, exp_g_c_expand, lower_64_mask);
+        TMUL(exp_g_scaled, exp_g_expand, lower_64_mask);
         pipe_barrier(PIPE_V);
         {
             UbCol<float, 64> sums;
             TASSIGN(sums, 0xd200);
-            TROWSUM(sums, lower_64_scaled, lower_64_row_sum_scratch);
+            TROWSUM(sums, exp_g_scaled, exp_g_row_sum_scratch);
         }
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
         pipe_barrier(PIPE_V);
         {
             UbTile<float, 1, 64> to;
             TASSIGN(to, 0xd300);
-            TMOV(to, lower_64_row_sum);
+            TMOV(to, exp_g_row_sum);
         }
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
@@ -369,14 +369,14 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 128> k;
     TASSIGN(k, 0x0);
-    TileLeft<half, 64, 128> k_left;
-    TASSIGN(k_left, 0x0);
-    TileRight<half, 128, 64> k_right;
-    TASSIGN(k_right, 0x0);
+    TileLeft<half, 64, 128> k_kT_left;
+    TASSIGN(k_kT_left, 0x0);
+    TileRight<half, 128, 64> k_kT_right;
+    TASSIGN(k_kT_right, 0x0);
     TileAcc<float, 64, 64> k_kT;
     TASSIGN(k_kT, 0x0);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -392,21 +392,21 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
         TLOAD(k_raw, k_raw_from);
         if (rows < 64) TFILLPAD(k_raw, k_raw);
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_left
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
-        // beta_k_kT_D = beta[:, None] * (k @ k.T) * D
-        TEXTRACT(k_left, k, 0, 0);
-        L1View<half, 128, 64> k_right_from;
-        TRESHAPE(k_right_from, k);
-        TEXTRACT(k_right, k_right_from, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_kT
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_kT_left
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_kT_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
+        TEXTRACT(k_kT_left, k, 0, 0);
+        L1View<half, 128, 64> k_kT_right_from;
+        TRESHAPE(k_kT_right_from, k);
+        TEXTRACT(k_kT_right, k_kT_right_from, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_kT_right -> k_kT
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_kT
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_kT_right -> k_kT
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
-        TMATMUL(k_kT, k_left, k_right);
+        // A = beta[:, None] * (k @ k.T) * D
+        TMATMUL(k_kT, k_kT_left, k_kT_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT -> store
         wait_flag_dev(1);  // k_kT_channel -> store
         {
@@ -417,7 +417,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
     wait_flag_dev(1);  // k_kT_channel -> store
 #endif
@@ -431,12 +431,12 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     TASSIGN(G, 0x2000);
     UbCol<float, 32> G_col;
     TASSIGN(G_col, 0x2000 + sub * 128);
-    UbTile<float, 1, 64> G_c;
-    TASSIGN(G_c, 0x2100);
+    UbTile<float, 1, 64> G_times_minus_1;
+    TASSIGN(G_times_minus_1, 0x2100);
     UbWide<float, 64> beta_wide;
     TASSIGN(beta_wide, 0x2200);
-    UbTile<float, 32, 64> expand_G_c;
-    TASSIGN(expand_G_c, 0x2a00);
+    UbTile<float, 32, 64> G_times_expand;
+    TASSIGN(G_times_expand, 0x2a00);
     UbTile<float, 32, 64> G_minus_G;
     TASSIGN(G_minus_G, 0x2a00);
     UbTile<float, 32, 64> lower_G_minus_G;
@@ -451,8 +451,8 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     TASSIGN(k_kT_in, 0x5300);
     UbTile<float, 32, 64> beta_k_kT;
     TASSIGN(beta_k_kT, 0x5300);
-    UbTile<float, 32, 64> beta_k_kT_D;
-    TASSIGN(beta_k_kT_D, 0x5300);
+    UbTile<float, 32, 64> A;
+    TASSIGN(A, 0x5300);
     UbTile<float, 64, 8> beta_scratch;
     TASSIGN(beta_scratch, 0x4a00);
     // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
@@ -463,7 +463,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
@@ -478,9 +478,9 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
             auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
             TLOAD(G, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_c
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_c
-        TMULS(G_c, G, -1.0f);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
+        TMULS(G_times_minus_1, G, -1.0f);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
         UbWidePart<float, 64> beta_raw(rows);
         TASSIGN(beta_raw, 0x2200);
@@ -490,20 +490,20 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
         fill_wide(beta_raw, rows, 0x2200);
         pipe_barrier(PIPE_V);
-        TCOLEXPAND(expand_G_c, G_c);
+        TCOLEXPAND(G_times_expand, G_times_minus_1);
         pipe_barrier(PIPE_V);
-        TROWEXPANDADD(G_minus_G, expand_G_c, G_col);
+        TROWEXPANDADD(G_minus_G, G_times_expand, G_col);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
         pipe_barrier(PIPE_V);
         TADD(lower_G_minus_G, G_minus_G, strictly_lower_fill);
         TTRANS(beta, beta_wide, beta_scratch);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-        // beta_k_kT_D = beta[:, None] * (k @ k.T) * D
+        // A = beta[:, None] * (k @ k.T) * D
         pipe_barrier(PIPE_V);
         // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
         TEXP(D, lower_G_minus_G);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
         {
             auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
             TLOAD(k_kT_in, from);
@@ -511,21 +511,21 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
-        // beta_k_kT_D = beta[:, None] * (k @ k.T) * D
+        // A = beta[:, None] * (k @ k.T) * D
         TROWEXPANDMUL(beta_k_kT, k_kT_in, beta_col);
         pipe_barrier(PIPE_V);
-        TMUL(beta_k_kT_D, beta_k_kT, D);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_k_kT_D -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_k_kT_D -> store
+        TMUL(A, beta_k_kT, D);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
         {
             auto to = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, beta_k_kT_D);
+            TSTORE(to, A);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
 #endif
 #endif
 }
@@ -619,194 +619,194 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(minus_A_4_f16_in, 0x2000);
     L1Tile<half, 64, 64> Tinv_rows_2_f16_in;
     TASSIGN(Tinv_rows_2_f16_in, 0x4000);
-    TileLeft<half, 64, 64> minus_A_4_left;
-    TASSIGN(minus_A_4_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_2_right;
-    TASSIGN(Tinv_rows_2_right, 0x0);
+    TileLeft<half, 64, 64> Tinv_below_4_left;
+    TASSIGN(Tinv_below_4_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_4_right;
+    TASSIGN(Tinv_below_4_right, 0x0);
     TileAcc<float, 64, 64> Tinv_below_4;
     TASSIGN(Tinv_below_4, 0x0);
-    L1Tile<half, 64, 64> minus_A_4_f16_in_b;
-    TASSIGN(minus_A_4_f16_in_b, 0x6000);
+    L1Tile<half, 64, 64> minus_A_4_f16_in_h1;
+    TASSIGN(minus_A_4_f16_in_h1, 0x6000);
     L1Tile<half, 64, 64> Tinv_below_4_f16;
     TASSIGN(Tinv_below_4_f16, 0x8000);
-    TileLeft<half, 64, 64> Tinv_rows_2_left;
-    TASSIGN(Tinv_rows_2_left, 0x8000);
-    TileRight<half, 64, 64> identity_right;
-    TASSIGN(identity_right, 0x8000);
+    TileLeft<half, 64, 64> identity_product_left;
+    TASSIGN(identity_product_left, 0x8000);
+    TileRight<half, 64, 64> identity_product_right;
+    TASSIGN(identity_product_right, 0x8000);
     TileAcc<float, 64, 64> identity_product;
     TASSIGN(identity_product, 0x4000);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_b;
-    TASSIGN(Tinv_rows_2_f16_in_b, 0xa000);
-    TileLeft<half, 64, 64> minus_A_4_left_b;
-    TASSIGN(minus_A_4_left_b, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_2_right_b;
-    TASSIGN(Tinv_rows_2_right_b, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4_b;
-    TASSIGN(Tinv_below_4_b, 0x8000);
+    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_h1;
+    TASSIGN(Tinv_rows_2_f16_in_h1, 0xa000);
+    TileLeft<half, 64, 64> Tinv_below_4_left_h1;
+    TASSIGN(Tinv_below_4_left_h1, 0x0);
+    TileRight<half, 64, 64> Tinv_below_4_right_h1;
+    TASSIGN(Tinv_below_4_right_h1, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_4_h1;
+    TASSIGN(Tinv_below_4_h1, 0x8000);
     L1Tile<half, 64, 64> minus_A_8_f16_in;
     TASSIGN(minus_A_8_f16_in, 0xc000);
-    L1Tile<half, 64, 64> minus_A_8_f16_in_b;
-    TASSIGN(minus_A_8_f16_in_b, 0xe000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16_b;
-    TASSIGN(Tinv_below_4_f16_b, 0x10000);
-    TileLeft<half, 64, 64> Tinv_rows_2_left_2;
-    TASSIGN(Tinv_rows_2_left_2, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_4_right;
-    TASSIGN(Tinv_below_4_right, 0x8000);
+    L1Tile<half, 64, 64> minus_A_8_f16_in_h1;
+    TASSIGN(minus_A_8_f16_in_h1, 0xe000);
+    L1Tile<half, 64, 64> Tinv_below_4_f16_h1;
+    TASSIGN(Tinv_below_4_f16_h1, 0x10000);
+    TileLeft<half, 64, 64> Tinv_rows_4_left;
+    TASSIGN(Tinv_rows_4_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_4_right;
+    TASSIGN(Tinv_rows_4_right, 0x8000);
     TileAcc<float, 64, 64> Tinv_rows_4;
     TASSIGN(Tinv_rows_4, 0x4000);
     L1Tile<half, 64, 64> minus_A_16_f16_in;
     TASSIGN(minus_A_16_f16_in, 0x12000);
-    TileLeft<half, 64, 64> Tinv_rows_2_left_b;
-    TASSIGN(Tinv_rows_2_left_b, 0x0);
-    TileRight<half, 64, 64> identity_right_b;
-    TASSIGN(identity_right_b, 0x0);
-    TileAcc<float, 64, 64> identity_product_b;
-    TASSIGN(identity_product_b, 0xc000);
+    TileLeft<half, 64, 64> identity_product_left_h1;
+    TASSIGN(identity_product_left_h1, 0x0);
+    TileRight<half, 64, 64> identity_product_right_h1;
+    TASSIGN(identity_product_right_h1, 0x0);
+    TileAcc<float, 64, 64> identity_product_h1;
+    TASSIGN(identity_product_h1, 0xc000);
     L1Tile<half, 64, 64> Tinv_rows_4_f16;
     TASSIGN(Tinv_rows_4_f16, 0x14000);
-    L1Tile<half, 64, 64> minus_A_16_f16_in_b;
-    TASSIGN(minus_A_16_f16_in_b, 0x16000);
-    TileLeft<half, 64, 64> Tinv_rows_2_left_2_b;
-    TASSIGN(Tinv_rows_2_left_2_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_4_right_b;
-    TASSIGN(Tinv_below_4_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_4_b;
-    TASSIGN(Tinv_rows_4_b, 0xc000);
+    L1Tile<half, 64, 64> minus_A_16_f16_in_h1;
+    TASSIGN(minus_A_16_f16_in_h1, 0x16000);
+    TileLeft<half, 64, 64> Tinv_rows_4_left_h1;
+    TASSIGN(Tinv_rows_4_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_4_right_h1;
+    TASSIGN(Tinv_rows_4_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_4_h1;
+    TASSIGN(Tinv_rows_4_h1, 0xc000);
     L1Tile<half, 64, 64> minus_A_32_f16_in;
     TASSIGN(minus_A_32_f16_in, 0x18000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16_b;
-    TASSIGN(Tinv_rows_4_f16_b, 0x1a000);
-    TileLeft<half, 64, 64> minus_A_8_left;
-    TASSIGN(minus_A_8_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_4_right;
-    TASSIGN(Tinv_rows_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_8;
-    TASSIGN(Tinv_below_8, 0x10000);
-    L1Tile<half, 64, 64> minus_A_32_f16_in_b;
-    TASSIGN(minus_A_32_f16_in_b, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16;
-    TASSIGN(Tinv_below_8_f16, 0x1e000);
-    TileLeft<half, 64, 64> minus_A_8_left_b;
-    TASSIGN(minus_A_8_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_4_right_b;
-    TASSIGN(Tinv_rows_4_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_8_b;
-    TASSIGN(Tinv_below_8_b, 0x14000);
-    L1Tile<half, 64, 64> minus_A_64_f16_in;
-    TASSIGN(minus_A_64_f16_in, 0x20000);
-    L1Tile<half, 64, 64> minus_A_64_f16_in_b;
-    TASSIGN(minus_A_64_f16_in_b, 0x22000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16_b;
-    TASSIGN(Tinv_below_8_f16_b, 0x24000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left;
-    TASSIGN(Tinv_rows_4_left, 0x0);
+    L1Tile<half, 64, 64> Tinv_rows_4_f16_h1;
+    TASSIGN(Tinv_rows_4_f16_h1, 0x1a000);
+    TileLeft<half, 64, 64> Tinv_below_8_left;
+    TASSIGN(Tinv_below_8_left, 0x0);
     TileRight<half, 64, 64> Tinv_below_8_right;
     TASSIGN(Tinv_below_8_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_8;
+    TASSIGN(Tinv_below_8, 0x10000);
+    L1Tile<half, 64, 64> minus_A_32_f16_in_h1;
+    TASSIGN(minus_A_32_f16_in_h1, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_below_8_f16;
+    TASSIGN(Tinv_below_8_f16, 0x1e000);
+    TileLeft<half, 64, 64> Tinv_below_8_left_h1;
+    TASSIGN(Tinv_below_8_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_8_right_h1;
+    TASSIGN(Tinv_below_8_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_8_h1;
+    TASSIGN(Tinv_below_8_h1, 0x14000);
+    L1Tile<half, 64, 64> minus_A_64_f16_in;
+    TASSIGN(minus_A_64_f16_in, 0x20000);
+    L1Tile<half, 64, 64> minus_A_64_f16_in_h1;
+    TASSIGN(minus_A_64_f16_in_h1, 0x22000);
+    L1Tile<half, 64, 64> Tinv_below_8_f16_h1;
+    TASSIGN(Tinv_below_8_f16_h1, 0x24000);
+    TileLeft<half, 64, 64> Tinv_rows_8_left;
+    TASSIGN(Tinv_rows_8_left, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_8_right;
+    TASSIGN(Tinv_rows_8_right, 0x0);
     TileAcc<float, 64, 64> Tinv_rows_8;
     TASSIGN(Tinv_rows_8, 0x4000);
     L1Tile<half, 64, 64> Tinv_rows_8_f16;
     TASSIGN(Tinv_rows_8_f16, 0x26000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_b;
-    TASSIGN(Tinv_rows_4_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_8_right_b;
-    TASSIGN(Tinv_below_8_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_8_b;
-    TASSIGN(Tinv_rows_8_b, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16_b;
-    TASSIGN(Tinv_rows_8_f16_b, 0x28000);
-    TileLeft<half, 64, 64> minus_A_16_left;
-    TASSIGN(minus_A_16_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_8_right;
-    TASSIGN(Tinv_rows_8_right, 0x0);
+    TileLeft<half, 64, 64> Tinv_rows_8_left_h1;
+    TASSIGN(Tinv_rows_8_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_8_right_h1;
+    TASSIGN(Tinv_rows_8_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_8_h1;
+    TASSIGN(Tinv_rows_8_h1, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_8_f16_h1;
+    TASSIGN(Tinv_rows_8_f16_h1, 0x28000);
+    TileLeft<half, 64, 64> Tinv_below_16_left;
+    TASSIGN(Tinv_below_16_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_16_right;
+    TASSIGN(Tinv_below_16_right, 0x0);
     TileAcc<float, 64, 64> Tinv_below_16;
     TASSIGN(Tinv_below_16, 0x18000);
     L1Tile<half, 64, 64> Tinv_below_16_f16;
     TASSIGN(Tinv_below_16_f16, 0x2a000);
-    TileLeft<half, 64, 64> minus_A_16_left_b;
-    TASSIGN(minus_A_16_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_8_right_b;
-    TASSIGN(Tinv_rows_8_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_b;
-    TASSIGN(Tinv_below_16_b, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16_b;
-    TASSIGN(Tinv_below_16_f16_b, 0x2c000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left;
-    TASSIGN(Tinv_rows_8_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_16_right;
-    TASSIGN(Tinv_below_16_right, 0x0);
+    TileLeft<half, 64, 64> Tinv_below_16_left_h1;
+    TASSIGN(Tinv_below_16_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_16_right_h1;
+    TASSIGN(Tinv_below_16_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_16_h1;
+    TASSIGN(Tinv_below_16_h1, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_below_16_f16_h1;
+    TASSIGN(Tinv_below_16_f16_h1, 0x2c000);
+    TileLeft<half, 64, 64> Tinv_rows_16_left;
+    TASSIGN(Tinv_rows_16_left, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_16_right;
+    TASSIGN(Tinv_rows_16_right, 0x0);
     TileAcc<float, 64, 64> Tinv_rows_16;
     TASSIGN(Tinv_rows_16, 0x4000);
     L1Tile<half, 64, 64> Tinv_rows_16_f16;
     TASSIGN(Tinv_rows_16_f16, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_b;
-    TASSIGN(Tinv_rows_8_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_right_b;
-    TASSIGN(Tinv_below_16_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_16_b;
-    TASSIGN(Tinv_rows_16_b, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16_b;
-    TASSIGN(Tinv_rows_16_f16_b, 0x30000);
-    TileLeft<half, 64, 64> minus_A_32_left;
-    TASSIGN(minus_A_32_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_16_right;
-    TASSIGN(Tinv_rows_16_right, 0x0);
+    TileLeft<half, 64, 64> Tinv_rows_16_left_h1;
+    TASSIGN(Tinv_rows_16_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_16_right_h1;
+    TASSIGN(Tinv_rows_16_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_16_h1;
+    TASSIGN(Tinv_rows_16_h1, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_16_f16_h1;
+    TASSIGN(Tinv_rows_16_f16_h1, 0x30000);
+    TileLeft<half, 64, 64> Tinv_below_32_left;
+    TASSIGN(Tinv_below_32_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_32_right;
+    TASSIGN(Tinv_below_32_right, 0x0);
     TileAcc<float, 64, 64> Tinv_below_32;
     TASSIGN(Tinv_below_32, 0x0);
     L1Tile<half, 64, 64> Tinv_below_32_f16;
     TASSIGN(Tinv_below_32_f16, 0x32000);
-    TileLeft<half, 64, 64> minus_A_32_left_b;
-    TASSIGN(minus_A_32_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_right_b;
-    TASSIGN(Tinv_rows_16_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_b;
-    TASSIGN(Tinv_below_32_b, 0x8000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16_b;
-    TASSIGN(Tinv_below_32_f16_b, 0x34000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left;
-    TASSIGN(Tinv_rows_16_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_32_right;
-    TASSIGN(Tinv_below_32_right, 0x0);
+    TileLeft<half, 64, 64> Tinv_below_32_left_h1;
+    TASSIGN(Tinv_below_32_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_32_right_h1;
+    TASSIGN(Tinv_below_32_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_32_h1;
+    TASSIGN(Tinv_below_32_h1, 0x8000);
+    L1Tile<half, 64, 64> Tinv_below_32_f16_h1;
+    TASSIGN(Tinv_below_32_f16_h1, 0x34000);
+    TileLeft<half, 64, 64> Tinv_rows_32_left;
+    TASSIGN(Tinv_rows_32_left, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_32_right;
+    TASSIGN(Tinv_rows_32_right, 0x0);
     TileAcc<float, 64, 64> Tinv_rows_32;
     TASSIGN(Tinv_rows_32, 0x4000);
     L1Tile<half, 64, 64> Tinv_rows_32_f16;
     TASSIGN(Tinv_rows_32_f16, 0x36000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_b;
-    TASSIGN(Tinv_rows_16_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_right_b;
-    TASSIGN(Tinv_below_32_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_32_b;
-    TASSIGN(Tinv_rows_32_b, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16_b;
-    TASSIGN(Tinv_rows_32_f16_b, 0x38000);
-    TileLeft<half, 64, 64> minus_A_64_left;
-    TASSIGN(minus_A_64_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right;
-    TASSIGN(Tinv_rows_32_right, 0x0);
+    TileLeft<half, 64, 64> Tinv_rows_32_left_h1;
+    TASSIGN(Tinv_rows_32_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_32_right_h1;
+    TASSIGN(Tinv_rows_32_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_32_h1;
+    TASSIGN(Tinv_rows_32_h1, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_32_f16_h1;
+    TASSIGN(Tinv_rows_32_f16_h1, 0x38000);
+    TileLeft<half, 64, 64> Tinv_below_64_left;
+    TASSIGN(Tinv_below_64_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_64_right;
+    TASSIGN(Tinv_below_64_right, 0x0);
     TileAcc<float, 64, 64> Tinv_below_64;
     TASSIGN(Tinv_below_64, 0x10000);
     L1Tile<half, 64, 64> Tinv_below_64_f16;
     TASSIGN(Tinv_below_64_f16, 0x3a000);
-    TileLeft<half, 64, 64> minus_A_64_left_b;
-    TASSIGN(minus_A_64_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_32_right_b;
-    TASSIGN(Tinv_rows_32_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_b;
-    TASSIGN(Tinv_below_64_b, 0x14000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16_b;
-    TASSIGN(Tinv_below_64_f16_b, 0x3c000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left;
-    TASSIGN(Tinv_rows_32_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_64_right;
-    TASSIGN(Tinv_below_64_right, 0x0);
+    TileLeft<half, 64, 64> Tinv_below_64_left_h1;
+    TASSIGN(Tinv_below_64_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_64_right_h1;
+    TASSIGN(Tinv_below_64_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_64_h1;
+    TASSIGN(Tinv_below_64_h1, 0x14000);
+    L1Tile<half, 64, 64> Tinv_below_64_f16_h1;
+    TASSIGN(Tinv_below_64_f16_h1, 0x3c000);
+    TileLeft<half, 64, 64> Tinv_left;
+    TASSIGN(Tinv_left, 0x0);
+    TileRight<half, 64, 64> Tinv_right;
+    TASSIGN(Tinv_right, 0x0);
     TileAcc<float, 64, 64> Tinv;
     TASSIGN(Tinv, 0x4000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_b;
-    TASSIGN(Tinv_rows_32_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_right_b;
-    TASSIGN(Tinv_below_64_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_b;
-    TASSIGN(Tinv_b, 0xc000);
+    TileLeft<half, 64, 64> Tinv_left_h1;
+    TASSIGN(Tinv_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_right_h1;
+    TASSIGN(Tinv_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_h1;
+    TASSIGN(Tinv_h1, 0xc000);
     // Tinv = unit_lower_inverse(A)
     {
         auto from = view(identity_float16_C_gm, 64, 64, 64);
@@ -815,18 +815,18 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // minus_A_4_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // minus_A_4_f16_channel1 -> store
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> minus_A_4_left
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
     ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_rows_2_f16_channel1 -> store
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_b -> Tinv_rows_2_left
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_h1 -> identity_product_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
     ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // minus_A_8_f16_channel -> store
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
     ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // minus_A_8_f16_channel1 -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_b -> minus_A_8_f16_in_b
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_h1 -> minus_A_8_f16_in_h1
     ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // minus_A_16_f16_channel -> store
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
     ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // minus_A_16_f16_channel1 -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_b -> minus_A_16_f16_in_b
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_h1 -> minus_A_16_f16_in_h1
     ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // minus_A_32_f16_channel -> store
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
     ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // minus_A_32_f16_channel1 -> store
@@ -846,60 +846,60 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             auto from = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(minus_A_4_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_4_f16_in -> minus_A_4_left
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_4_f16_in -> Tinv_below_4_left
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // minus_A_4_f16_channel -> store
         wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
         {
             auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(Tinv_rows_2_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_rows_2_right
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_4_f16_in -> minus_A_4_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> minus_A_4_left
-        TEXTRACT(minus_A_4_left, minus_A_4_f16_in, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_rows_2_right
-        TEXTRACT(Tinv_rows_2_right, Tinv_rows_2_f16_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_2_right -> Tinv_below_4
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_2_right -> Tinv_below_4
-        TMATMUL(Tinv_below_4, minus_A_4_left, Tinv_rows_2_right);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_4_f16_in -> Tinv_below_4_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
+        TEXTRACT(Tinv_below_4_left, minus_A_4_f16_in, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
+        TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
+        TMATMUL(Tinv_below_4, Tinv_below_4_left, Tinv_below_4_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_4_left -> minus_A_4_left_b
-        wait_flag_dev(0);  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_left -> Tinv_below_4_left_h1
+        wait_flag_dev(0);  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_h1
         {
             auto from = view(minus_A_4_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_4_f16_in_b, from);
+            TLOAD(minus_A_4_f16_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_b -> minus_A_4_left_b
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_h1 -> Tinv_below_4_left_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // minus_A_4_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
         TMOV(Tinv_below_4_f16, Tinv_below_4);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_below_4_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_b -> Tinv_rows_2_left
-        TEXTRACT(Tinv_rows_2_left, Tinv_rows_2_f16_in, 0, 0);
-        TEXTRACT(identity_right, identity, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> identity_product
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> identity_product
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_h1 -> identity_product_left
+        TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
+        TEXTRACT(identity_product_right, identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_product_right -> identity_product
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_product_right -> identity_product
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
-        TMATMUL(identity_product, Tinv_rows_2_left, identity_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_left -> Tinv_rows_2_left_2
-        wait_flag_dev(0);  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_b
+        TMATMUL(identity_product, identity_product_left, identity_product_right);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // identity_product_left -> Tinv_rows_4_left
+        wait_flag_dev(0);  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
         {
             auto from = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(Tinv_rows_2_f16_in_b, from);
+            TLOAD(Tinv_rows_2_f16_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_b -> Tinv_rows_2_right_b
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_h1 -> Tinv_below_4_right_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_rows_2_f16_channel1 -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_b -> minus_A_4_left_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_4_left -> minus_A_4_left_b
-        TEXTRACT(minus_A_4_left_b, minus_A_4_f16_in_b, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_b -> Tinv_rows_2_right_b
-        TEXTRACT(Tinv_rows_2_right_b, Tinv_rows_2_f16_in_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_2_right_b -> Tinv_below_4_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_2_right_b -> Tinv_below_4_b
-        TMATMUL(Tinv_below_4_b, minus_A_4_left_b, Tinv_rows_2_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_b -> Tinv_below_4_f16_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // minus_A_4_left_b -> Tinv_rows_2_left_b
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_h1 -> Tinv_below_4_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_left -> Tinv_below_4_left_h1
+        TEXTRACT(Tinv_below_4_left_h1, minus_A_4_f16_in_h1, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_h1 -> Tinv_below_4_right_h1
+        TEXTRACT(Tinv_below_4_right_h1, Tinv_rows_2_f16_in_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
+        TMATMUL(Tinv_below_4_h1, Tinv_below_4_left_h1, Tinv_below_4_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left_h1 -> identity_product_left_h1
         wait_flag_dev(0);  // minus_A_8_f16_channel -> minus_A_8_f16_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
         {
@@ -907,25 +907,25 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             TLOAD(minus_A_8_f16_in, from);
         }
         ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // minus_A_8_f16_channel -> store
-        wait_flag_dev(0);  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_b
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_b -> minus_A_8_f16_in_b
+        wait_flag_dev(0);  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_h1
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_h1 -> minus_A_8_f16_in_h1
         {
             auto from = view(minus_A_8_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_8_f16_in_b, from);
+            TLOAD(minus_A_8_f16_in_h1, from);
         }
         ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // minus_A_8_f16_channel1 -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_b -> Tinv_below_4_f16_b
-        TMOV(Tinv_below_4_f16_b, Tinv_below_4_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_b -> Tinv_below_4_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_left -> Tinv_rows_2_left_2
-        TEXTRACT(Tinv_rows_2_left_2, Tinv_rows_2_f16_in, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_below_4_right
-        TEXTRACT(Tinv_below_4_right, Tinv_below_4_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right -> Tinv_rows_4
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right -> Tinv_rows_4
-        TMATMUL_ACC(Tinv_rows_4, identity_product, Tinv_rows_2_left_2, Tinv_below_4_right);
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
+        TMOV(Tinv_below_4_f16_h1, Tinv_below_4_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_h1 -> Tinv_rows_4_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // identity_product_left -> Tinv_rows_4_left
+        TEXTRACT(Tinv_rows_4_left, Tinv_rows_2_f16_in, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
+        TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right -> Tinv_rows_4
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right -> Tinv_rows_4
+        TMATMUL_ACC(Tinv_rows_4, identity_product, Tinv_rows_4_left, Tinv_rows_4_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_left_2 -> Tinv_rows_2_left_2_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_4_left -> Tinv_rows_4_left_h1
         wait_flag_dev(0);  // minus_A_16_f16_channel -> minus_A_16_f16_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
         {
@@ -933,28 +933,28 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             TLOAD(minus_A_16_f16_in, from);
         }
         ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // minus_A_16_f16_channel -> store
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // minus_A_4_left_b -> Tinv_rows_2_left_b
-        TEXTRACT(Tinv_rows_2_left_b, Tinv_rows_2_f16_in_b, 0, 0);
-        TEXTRACT(identity_right_b, identity, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_right_b -> identity_product_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_right_b -> identity_product_b
-        TMATMUL(identity_product_b, Tinv_rows_2_left_b, identity_right_b);
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left_h1 -> identity_product_left_h1
+        TEXTRACT(identity_product_left_h1, Tinv_rows_2_f16_in_h1, 0, 0);
+        TEXTRACT(identity_product_right_h1, identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_product_right_h1 -> identity_product_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_product_right_h1 -> identity_product_h1
+        TMATMUL(identity_product_h1, identity_product_left_h1, identity_product_right_h1);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
         TMOV(Tinv_rows_4_f16, Tinv_rows_4);
-        wait_flag_dev(0);  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_b
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_b -> minus_A_16_f16_in_b
+        wait_flag_dev(0);  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_h1
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_h1 -> minus_A_16_f16_in_h1
         {
             auto from = view(minus_A_16_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_16_f16_in_b, from);
+            TLOAD(minus_A_16_f16_in_h1, from);
         }
         ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // minus_A_16_f16_channel1 -> store
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_left_2 -> Tinv_rows_2_left_2_b
-        TEXTRACT(Tinv_rows_2_left_2_b, Tinv_rows_2_f16_in_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_b -> Tinv_below_4_right_b
-        TEXTRACT(Tinv_below_4_right_b, Tinv_below_4_f16_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_4_right_b -> Tinv_rows_4_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_4_right_b -> Tinv_rows_4_b
-        TMATMUL_ACC(Tinv_rows_4_b, identity_product_b, Tinv_rows_2_left_2_b, Tinv_below_4_right_b);
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_4_left -> Tinv_rows_4_left_h1
+        TEXTRACT(Tinv_rows_4_left_h1, Tinv_rows_2_f16_in_h1, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_h1 -> Tinv_rows_4_right_h1
+        TEXTRACT(Tinv_rows_4_right_h1, Tinv_below_4_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
+        TMATMUL_ACC(Tinv_rows_4_h1, identity_product_h1, Tinv_rows_4_left_h1, Tinv_rows_4_right_h1);
         wait_flag_dev(0);  // minus_A_32_f16_channel -> minus_A_32_f16_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
         {
@@ -963,239 +963,239 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         }
         pipe_barrier(PIPE_ALL);
         ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // minus_A_32_f16_channel -> store
-        TMOV(Tinv_rows_4_f16_b, Tinv_rows_4_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_b -> Tinv_rows_4_right_b
-        TEXTRACT(minus_A_8_left, minus_A_8_f16_in, 0, 0);
+        TMOV(Tinv_rows_4_f16_h1, Tinv_rows_4_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_h1 -> Tinv_below_8_right_h1
+        TEXTRACT(Tinv_below_8_left, minus_A_8_f16_in, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
-        TEXTRACT(Tinv_rows_4_right, Tinv_rows_4_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_below_8
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_below_8
-        TMATMUL(Tinv_below_8, minus_A_8_left, Tinv_rows_4_right);
+        TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right -> Tinv_below_8
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right -> Tinv_below_8
+        TMATMUL(Tinv_below_8, Tinv_below_8_left, Tinv_below_8_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // minus_A_8_left -> Tinv_rows_4_left
-        wait_flag_dev(0);  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
+        wait_flag_dev(0);  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_h1
         {
             auto from = view(minus_A_32_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_32_f16_in_b, from);
+            TLOAD(minus_A_32_f16_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_32_f16_in_b -> minus_A_32_left_b
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_32_f16_in_h1 -> Tinv_below_32_left_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // minus_A_32_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
         TMOV(Tinv_below_8_f16, Tinv_below_8);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_below_8_right
-        TEXTRACT(minus_A_8_left_b, minus_A_8_f16_in_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_b -> minus_A_8_f16_in_b
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_b -> Tinv_rows_4_right_b
-        TEXTRACT(Tinv_rows_4_right_b, Tinv_rows_4_f16_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_4_right_b -> Tinv_below_8_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_4_right_b -> Tinv_below_8_b
-        TMATMUL(Tinv_below_8_b, minus_A_8_left_b, Tinv_rows_4_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_b -> Tinv_below_8_f16_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // minus_A_8_left_b -> Tinv_rows_4_left_b
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+        TEXTRACT(Tinv_below_8_left_h1, minus_A_8_f16_in_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_h1 -> minus_A_8_f16_in_h1
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_h1 -> Tinv_below_8_right_h1
+        TEXTRACT(Tinv_below_8_right_h1, Tinv_rows_4_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
+        TMATMUL(Tinv_below_8_h1, Tinv_below_8_left_h1, Tinv_below_8_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_8_left_h1 -> Tinv_rows_8_left_h1
         wait_flag_dev(0);  // minus_A_64_f16_channel -> minus_A_64_f16_in
         {
             auto from = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(minus_A_64_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_64_f16_in -> minus_A_64_left
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_64_f16_in -> Tinv_below_64_left
         ffts_cross_core_sync(PIPE_MTE2, group_flag(11));  // minus_A_64_f16_channel -> store
-        wait_flag_dev(0);  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_b
+        wait_flag_dev(0);  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_h1
         {
             auto from = view(minus_A_64_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_64_f16_in_b, from);
+            TLOAD(minus_A_64_f16_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_64_f16_in_b -> minus_A_64_left_b
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_64_f16_in_h1 -> Tinv_below_64_left_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(12));  // minus_A_64_f16_channel1 -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_b -> Tinv_below_8_f16_b
-        TMOV(Tinv_below_8_f16_b, Tinv_below_8_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_b -> Tinv_below_8_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // minus_A_8_left -> Tinv_rows_4_left
-        TEXTRACT(Tinv_rows_4_left, Tinv_rows_4_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_below_8_right
-        TEXTRACT(Tinv_below_8_right, Tinv_below_8_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right -> Tinv_rows_8
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right -> Tinv_rows_8
-        TMATMUL_ACC(Tinv_rows_8, Tinv_rows_4, Tinv_rows_4_left, Tinv_below_8_right);
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
+        TMOV(Tinv_below_8_f16_h1, Tinv_below_8_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_h1 -> Tinv_rows_8_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
+        TEXTRACT(Tinv_rows_8_left, Tinv_rows_4_f16, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+        TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right -> Tinv_rows_8
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right -> Tinv_rows_8
+        TMATMUL_ACC(Tinv_rows_8, Tinv_rows_4, Tinv_rows_8_left, Tinv_rows_8_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_4_left -> minus_A_16_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
         TMOV(Tinv_rows_8_f16, Tinv_rows_8);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_rows_8_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // minus_A_8_left_b -> Tinv_rows_4_left_b
-        TEXTRACT(Tinv_rows_4_left_b, Tinv_rows_4_f16_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_b -> Tinv_below_8_right_b
-        TEXTRACT(Tinv_below_8_right_b, Tinv_below_8_f16_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_8_right_b -> Tinv_rows_8_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_8_right_b -> Tinv_rows_8_b
-        TMATMUL_ACC(Tinv_rows_8_b, Tinv_rows_4_b, Tinv_rows_4_left_b, Tinv_below_8_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_b -> Tinv_rows_8_f16_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_left_b -> minus_A_16_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_b -> Tinv_rows_8_f16_b
-        TMOV(Tinv_rows_8_f16_b, Tinv_rows_8_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_b -> Tinv_rows_8_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_4_left -> minus_A_16_left
-        TEXTRACT(minus_A_16_left, minus_A_16_f16_in, 0, 0);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_below_16_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_8_left_h1 -> Tinv_rows_8_left_h1
+        TEXTRACT(Tinv_rows_8_left_h1, Tinv_rows_4_f16_h1, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_h1 -> Tinv_rows_8_right_h1
+        TEXTRACT(Tinv_rows_8_right_h1, Tinv_below_8_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
+        TMATMUL_ACC(Tinv_rows_8_h1, Tinv_rows_4_h1, Tinv_rows_8_left_h1, Tinv_rows_8_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_left_h1 -> Tinv_below_16_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
+        TMOV(Tinv_rows_8_f16_h1, Tinv_rows_8_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_h1 -> Tinv_below_16_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
+        TEXTRACT(Tinv_below_16_left, minus_A_16_f16_in, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_rows_8_right
-        TEXTRACT(Tinv_rows_8_right, Tinv_rows_8_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_8_right -> Tinv_below_16
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_8_right -> Tinv_below_16
-        TMATMUL(Tinv_below_16, minus_A_16_left, Tinv_rows_8_right);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_below_16_right
+        TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
+        TMATMUL(Tinv_below_16, Tinv_below_16_left, Tinv_below_16_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_16_left -> Tinv_rows_8_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
         TMOV(Tinv_below_16_f16, Tinv_below_16);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_below_16_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_left_b -> minus_A_16_left_b
-        TEXTRACT(minus_A_16_left_b, minus_A_16_f16_in_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_b -> minus_A_16_f16_in_b
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_b -> Tinv_rows_8_right_b
-        TEXTRACT(Tinv_rows_8_right_b, Tinv_rows_8_f16_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_8_right_b -> Tinv_below_16_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_8_right_b -> Tinv_below_16_b
-        TMATMUL(Tinv_below_16_b, minus_A_16_left_b, Tinv_rows_8_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_b -> Tinv_below_16_f16_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // minus_A_16_left_b -> Tinv_rows_8_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_b -> Tinv_below_16_f16_b
-        TMOV(Tinv_below_16_f16_b, Tinv_below_16_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_b -> Tinv_below_16_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_16_left -> Tinv_rows_8_left
-        TEXTRACT(Tinv_rows_8_left, Tinv_rows_8_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_below_16_right
-        TEXTRACT(Tinv_below_16_right, Tinv_below_16_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_16_right -> Tinv_rows_16
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_16_right -> Tinv_rows_16
-        TMATMUL_ACC(Tinv_rows_16, Tinv_rows_8, Tinv_rows_8_left, Tinv_below_16_right);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_rows_16_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_left_h1 -> Tinv_below_16_left_h1
+        TEXTRACT(Tinv_below_16_left_h1, minus_A_16_f16_in_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_h1 -> minus_A_16_f16_in_h1
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_h1 -> Tinv_below_16_right_h1
+        TEXTRACT(Tinv_below_16_right_h1, Tinv_rows_8_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
+        TMATMUL(Tinv_below_16_h1, Tinv_below_16_left_h1, Tinv_below_16_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
+        TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
+        TEXTRACT(Tinv_rows_16_left, Tinv_rows_8_f16, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_rows_16_right
+        TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_16_right -> Tinv_rows_16
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_16_right -> Tinv_rows_16
+        TMATMUL_ACC(Tinv_rows_16, Tinv_rows_8, Tinv_rows_16_left, Tinv_rows_16_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_left -> minus_A_32_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_16_left -> Tinv_below_32_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
         TMOV(Tinv_rows_16_f16, Tinv_rows_16);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16 -> Tinv_rows_16_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // minus_A_16_left_b -> Tinv_rows_8_left_b
-        TEXTRACT(Tinv_rows_8_left_b, Tinv_rows_8_f16_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_b -> Tinv_below_16_right_b
-        TEXTRACT(Tinv_below_16_right_b, Tinv_below_16_f16_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_right_b -> Tinv_rows_16_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_right_b -> Tinv_rows_16_b
-        TMATMUL_ACC(Tinv_rows_16_b, Tinv_rows_8_b, Tinv_rows_8_left_b, Tinv_below_16_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_b -> Tinv_rows_16_f16_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_left_b -> minus_A_32_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_b -> Tinv_rows_16_f16_b
-        TMOV(Tinv_rows_16_f16_b, Tinv_rows_16_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_f16_b -> Tinv_rows_16_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_left -> minus_A_32_left
-        TEXTRACT(minus_A_32_left, minus_A_32_f16_in, 0, 0);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16 -> Tinv_below_32_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
+        TEXTRACT(Tinv_rows_16_left_h1, Tinv_rows_8_f16_h1, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
+        TEXTRACT(Tinv_rows_16_right_h1, Tinv_below_16_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
+        TMATMUL_ACC(Tinv_rows_16_h1, Tinv_rows_8_h1, Tinv_rows_16_left_h1, Tinv_rows_16_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_rows_16_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_rows_16_f16_h1
+        TMOV(Tinv_rows_16_f16_h1, Tinv_rows_16_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_f16_h1 -> Tinv_below_32_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_16_left -> Tinv_below_32_left
+        TEXTRACT(Tinv_below_32_left, minus_A_32_f16_in, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16 -> Tinv_rows_16_right
-        TEXTRACT(Tinv_rows_16_right, Tinv_rows_16_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_16_right -> Tinv_below_32
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_16_right -> Tinv_below_32
-        TMATMUL(Tinv_below_32, minus_A_32_left, Tinv_rows_16_right);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16 -> Tinv_below_32_right
+        TEXTRACT(Tinv_below_32_right, Tinv_rows_16_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
+        TMATMUL(Tinv_below_32, Tinv_below_32_left, Tinv_below_32_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // minus_A_32_left -> Tinv_rows_16_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_rows_32_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
         TMOV(Tinv_below_32_f16, Tinv_below_32);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_below_32_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_left_b -> minus_A_32_left_b
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_32_f16_in_b -> minus_A_32_left_b
-        TEXTRACT(minus_A_32_left_b, minus_A_32_f16_in_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_f16_b -> Tinv_rows_16_right_b
-        TEXTRACT(Tinv_rows_16_right_b, Tinv_rows_16_f16_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_b -> Tinv_below_32_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_b -> Tinv_below_32_b
-        TMATMUL(Tinv_below_32_b, minus_A_32_left_b, Tinv_rows_16_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_b -> Tinv_below_32_f16_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // minus_A_32_left_b -> Tinv_rows_16_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_b -> Tinv_below_32_f16_b
-        TMOV(Tinv_below_32_f16_b, Tinv_below_32_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_b -> Tinv_below_32_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // minus_A_32_left -> Tinv_rows_16_left
-        TEXTRACT(Tinv_rows_16_left, Tinv_rows_16_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_below_32_right
-        TEXTRACT(Tinv_below_32_right, Tinv_below_32_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_32_right -> Tinv_rows_32
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_32_right -> Tinv_rows_32
-        TMATMUL_ACC(Tinv_rows_32, Tinv_rows_16, Tinv_rows_16_left, Tinv_below_32_right);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_rows_32_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_32_f16_in_h1 -> Tinv_below_32_left_h1
+        TEXTRACT(Tinv_below_32_left_h1, minus_A_32_f16_in_h1, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_f16_h1 -> Tinv_below_32_right_h1
+        TEXTRACT(Tinv_below_32_right_h1, Tinv_rows_16_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
+        TMATMUL(Tinv_below_32_h1, Tinv_below_32_left_h1, Tinv_below_32_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_rows_32_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
+        TMOV(Tinv_below_32_f16_h1, Tinv_below_32_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_rows_32_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_rows_32_left
+        TEXTRACT(Tinv_rows_32_left, Tinv_rows_16_f16, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_rows_32_right
+        TEXTRACT(Tinv_rows_32_right, Tinv_below_32_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_32_right -> Tinv_rows_32
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_32_right -> Tinv_rows_32
+        TMATMUL_ACC(Tinv_rows_32, Tinv_rows_16, Tinv_rows_32_left, Tinv_rows_32_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_32 -> Tinv_rows_32_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_16_left -> minus_A_64_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> Tinv_below_64_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_32 -> Tinv_rows_32_f16
         TMOV(Tinv_rows_32_f16, Tinv_rows_32);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_32_f16 -> Tinv_rows_32_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // minus_A_32_left_b -> Tinv_rows_16_left_b
-        TEXTRACT(Tinv_rows_16_left_b, Tinv_rows_16_f16_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_b -> Tinv_below_32_right_b
-        TEXTRACT(Tinv_below_32_right_b, Tinv_below_32_f16_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_b -> Tinv_rows_32_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_b -> Tinv_rows_32_b
-        TMATMUL_ACC(Tinv_rows_32_b, Tinv_rows_16_b, Tinv_rows_16_left_b, Tinv_below_32_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_b -> Tinv_rows_32_f16_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_left_b -> minus_A_64_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_b -> Tinv_rows_32_f16_b
-        TMOV(Tinv_rows_32_f16_b, Tinv_rows_32_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16_b -> Tinv_rows_32_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_16_left -> minus_A_64_left
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_64_f16_in -> minus_A_64_left
-        TEXTRACT(minus_A_64_left, minus_A_64_f16_in, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_32_f16 -> Tinv_rows_32_right
-        TEXTRACT(Tinv_rows_32_right, Tinv_rows_32_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right -> Tinv_below_64
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right -> Tinv_below_64
-        TMATMUL(Tinv_below_64, minus_A_64_left, Tinv_rows_32_right);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_32_f16 -> Tinv_below_64_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_rows_32_left_h1
+        TEXTRACT(Tinv_rows_32_left_h1, Tinv_rows_16_f16_h1, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_rows_32_right_h1
+        TEXTRACT(Tinv_rows_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_32_right_h1 -> Tinv_rows_32_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_32_right_h1 -> Tinv_rows_32_h1
+        TMATMUL_ACC(Tinv_rows_32_h1, Tinv_rows_16_h1, Tinv_rows_32_left_h1, Tinv_rows_32_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_h1 -> Tinv_rows_32_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_h1 -> Tinv_below_64_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_h1 -> Tinv_rows_32_f16_h1
+        TMOV(Tinv_rows_32_f16_h1, Tinv_rows_32_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16_h1 -> Tinv_below_64_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> Tinv_below_64_left
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_64_f16_in -> Tinv_below_64_left
+        TEXTRACT(Tinv_below_64_left, minus_A_64_f16_in, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_32_f16 -> Tinv_below_64_right
+        TEXTRACT(Tinv_below_64_right, Tinv_rows_32_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_64_right -> Tinv_below_64
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_64_right -> Tinv_below_64
+        TMATMUL(Tinv_below_64, Tinv_below_64_left, Tinv_below_64_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_64_left -> Tinv_rows_32_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
         TMOV(Tinv_below_64_f16, Tinv_below_64);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_below_64_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_left_b -> minus_A_64_left_b
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_64_f16_in_b -> minus_A_64_left_b
-        TEXTRACT(minus_A_64_left_b, minus_A_64_f16_in_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16_b -> Tinv_rows_32_right_b
-        TEXTRACT(Tinv_rows_32_right_b, Tinv_rows_32_f16_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_right_b -> Tinv_below_64_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_right_b -> Tinv_below_64_b
-        TMATMUL(Tinv_below_64_b, minus_A_64_left_b, Tinv_rows_32_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_b -> Tinv_below_64_f16_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // minus_A_64_left_b -> Tinv_rows_32_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_b -> Tinv_below_64_f16_b
-        TMOV(Tinv_below_64_f16_b, Tinv_below_64_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_b -> Tinv_below_64_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_64_left -> Tinv_rows_32_left
-        TEXTRACT(Tinv_rows_32_left, Tinv_rows_32_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_below_64_right
-        TEXTRACT(Tinv_below_64_right, Tinv_below_64_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right -> Tinv
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right -> Tinv
-        TMATMUL_ACC(Tinv, Tinv_rows_32, Tinv_rows_32_left, Tinv_below_64_right);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_h1 -> Tinv_below_64_left_h1
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_64_f16_in_h1 -> Tinv_below_64_left_h1
+        TEXTRACT(Tinv_below_64_left_h1, minus_A_64_f16_in_h1, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16_h1 -> Tinv_below_64_right_h1
+        TEXTRACT(Tinv_below_64_right_h1, Tinv_rows_32_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_h1 -> Tinv_below_64_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_h1 -> Tinv_below_64_h1
+        TMATMUL(Tinv_below_64_h1, Tinv_below_64_left_h1, Tinv_below_64_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_left_h1 -> Tinv_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
+        TMOV(Tinv_below_64_f16_h1, Tinv_below_64_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_h1 -> Tinv_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_left
+        TEXTRACT(Tinv_left, Tinv_rows_32_f16, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_right
+        TEXTRACT(Tinv_right, Tinv_below_64_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right -> Tinv
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right -> Tinv
+        TMATMUL_ACC(Tinv, Tinv_rows_32, Tinv_left, Tinv_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> minus_A_4_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
         {
             auto to = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
             TSTORE(to, Tinv);
         }
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // minus_A_64_left_b -> Tinv_rows_32_left_b
-        TEXTRACT(Tinv_rows_32_left_b, Tinv_rows_32_f16_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_b -> Tinv_below_64_right_b
-        TEXTRACT(Tinv_below_64_right_b, Tinv_below_64_f16_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_b -> Tinv_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_b -> Tinv_b
-        TMATMUL_ACC(Tinv_b, Tinv_rows_32_b, Tinv_rows_32_left_b, Tinv_below_64_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_b -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_b -> Tinv_rows_2_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_b -> store
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_left_h1 -> Tinv_left_h1
+        TEXTRACT(Tinv_left_h1, Tinv_rows_32_f16_h1, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_h1 -> Tinv_right_h1
+        TEXTRACT(Tinv_right_h1, Tinv_below_64_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_h1 -> Tinv_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_h1 -> Tinv_h1
+        TMATMUL_ACC(Tinv_h1, Tinv_rows_32_h1, Tinv_left_h1, Tinv_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_h1 -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_h1 -> identity_product_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_h1 -> store
         {
             auto to = view(Tinv_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64);
-            TSTORE(to, Tinv_b);
+            TSTORE(to, Tinv_h1);
         }
     }
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> minus_A_4_left
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_b -> Tinv_rows_2_left
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_h1 -> identity_product_left
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_b -> minus_A_8_f16_in_b
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_h1 -> minus_A_8_f16_in_h1
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_b -> minus_A_16_f16_in_b
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_h1 -> minus_A_16_f16_in_h1
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
 #endif
 #if defined(__DAV_C220_VEC__)
@@ -1218,64 +1218,64 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(pairs_32_mask, 0xc000);
     UbTile<float, 32, 64> A;
     TASSIGN(A, 0xe000);
-    UbTile<float, 32, 64> A_b;
-    TASSIGN(A_b, 0x10000);
+    UbTile<float, 32, 64> A_h1;
+    TASSIGN(A_h1, 0x10000);
     UbTile<float, 32, 64> minus_A;
     TASSIGN(minus_A, 0xe000);
     UbTile<float, 32, 64> minus_A_2;
     TASSIGN(minus_A_2, 0x12000);
     UbTile<float, 32, 64> Tinv_rows_2;
     TASSIGN(Tinv_rows_2, 0x12000);
-    UbTile<float, 32, 64> minus_A_b;
-    TASSIGN(minus_A_b, 0x10000);
+    UbTile<float, 32, 64> minus_A_h1;
+    TASSIGN(minus_A_h1, 0x10000);
     UbTile<float, 32, 64> minus_A_4;
     TASSIGN(minus_A_4, 0x14000);
-    UbTile<float, 32, 64> minus_A_2_b;
-    TASSIGN(minus_A_2_b, 0x16000);
+    UbTile<float, 32, 64> minus_A_2_h1;
+    TASSIGN(minus_A_2_h1, 0x16000);
     UbTile<half, 32, 64> minus_A_4_f16;
     TASSIGN(minus_A_4_f16, 0x18000);
     UbTile<half, 32, 64> Tinv_rows_2_f16;
     TASSIGN(Tinv_rows_2_f16, 0x19000);
-    UbTile<float, 32, 64> Tinv_rows_2_b;
-    TASSIGN(Tinv_rows_2_b, 0x16000);
-    UbTile<float, 32, 64> minus_A_4_b;
-    TASSIGN(minus_A_4_b, 0x1a000);
-    UbTile<half, 32, 64> minus_A_4_f16_b;
-    TASSIGN(minus_A_4_f16_b, 0x1c000);
-    UbTile<half, 32, 64> Tinv_rows_2_f16_b;
-    TASSIGN(Tinv_rows_2_f16_b, 0x1d000);
+    UbTile<float, 32, 64> Tinv_rows_2_h1;
+    TASSIGN(Tinv_rows_2_h1, 0x16000);
+    UbTile<float, 32, 64> minus_A_4_h1;
+    TASSIGN(minus_A_4_h1, 0x1a000);
+    UbTile<half, 32, 64> minus_A_4_f16_h1;
+    TASSIGN(minus_A_4_f16_h1, 0x1c000);
+    UbTile<half, 32, 64> Tinv_rows_2_f16_h1;
+    TASSIGN(Tinv_rows_2_f16_h1, 0x1d000);
     UbTile<float, 32, 64> minus_A_8;
     TASSIGN(minus_A_8, 0x1e000);
     UbTile<half, 32, 64> minus_A_8_f16;
     TASSIGN(minus_A_8_f16, 0x20000);
-    UbTile<float, 32, 64> minus_A_8_b;
-    TASSIGN(minus_A_8_b, 0x21000);
-    UbTile<half, 32, 64> minus_A_8_f16_b;
-    TASSIGN(minus_A_8_f16_b, 0x23000);
+    UbTile<float, 32, 64> minus_A_8_h1;
+    TASSIGN(minus_A_8_h1, 0x21000);
+    UbTile<half, 32, 64> minus_A_8_f16_h1;
+    TASSIGN(minus_A_8_f16_h1, 0x23000);
     UbTile<float, 32, 64> minus_A_16;
     TASSIGN(minus_A_16, 0x24000);
     UbTile<half, 32, 64> minus_A_16_f16;
     TASSIGN(minus_A_16_f16, 0x26000);
-    UbTile<float, 32, 64> minus_A_16_b;
-    TASSIGN(minus_A_16_b, 0x27000);
-    UbTile<half, 32, 64> minus_A_16_f16_b;
-    TASSIGN(minus_A_16_f16_b, 0x29000);
+    UbTile<float, 32, 64> minus_A_16_h1;
+    TASSIGN(minus_A_16_h1, 0x27000);
+    UbTile<half, 32, 64> minus_A_16_f16_h1;
+    TASSIGN(minus_A_16_f16_h1, 0x29000);
     UbTile<float, 32, 64> minus_A_32;
     TASSIGN(minus_A_32, 0x2a000);
     UbTile<half, 32, 64> minus_A_32_f16;
     TASSIGN(minus_A_32_f16, 0x2c000);
-    UbTile<float, 32, 64> minus_A_32_b;
-    TASSIGN(minus_A_32_b, 0x12000);
-    UbTile<half, 32, 64> minus_A_32_f16_b;
-    TASSIGN(minus_A_32_f16_b, 0x14000);
+    UbTile<float, 32, 64> minus_A_32_h1;
+    TASSIGN(minus_A_32_h1, 0x12000);
+    UbTile<half, 32, 64> minus_A_32_f16_h1;
+    TASSIGN(minus_A_32_f16_h1, 0x14000);
     UbTile<float, 32, 64> minus_A_64;
     TASSIGN(minus_A_64, 0xe000);
     UbTile<half, 32, 64> minus_A_64_f16;
     TASSIGN(minus_A_64_f16, 0x15000);
-    UbTile<float, 32, 64> minus_A_64_b;
-    TASSIGN(minus_A_64_b, 0x10000);
-    UbTile<half, 32, 64> minus_A_64_f16_b;
-    TASSIGN(minus_A_64_f16_b, 0x16000);
+    UbTile<float, 32, 64> minus_A_64_h1;
+    TASSIGN(minus_A_64_h1, 0x10000);
+    UbTile<half, 32, 64> minus_A_64_f16_h1;
+    TASSIGN(minus_A_64_f16_h1, 0x16000);
     // Tinv = unit_lower_inverse(A)
     {
         auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
@@ -1306,9 +1306,9 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TLOAD(pairs_32_mask, from);
     }
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_b -> A_b
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_h1 -> A_h1
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_b -> minus_A_2_b
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_h1 -> minus_A_2_h1
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
         const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
         const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
@@ -1325,25 +1325,25 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             TLOAD(A, from);
         }
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> minus_A
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_b -> A_b
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_h1 -> A_h1
         {
             auto from = view(A_ws_gm + (slot * HV + hv_1) * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(A_b, from);
+            TLOAD(A_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_b -> minus_A_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> minus_A_h1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> minus_A
         TMULS(minus_A, A, -1.0f);
         pipe_barrier(PIPE_V);
         TMUL(minus_A_2, minus_A, pairs_1_mask);
         pipe_barrier(PIPE_V);
         TADD(Tinv_rows_2, eye_mask, minus_A_2);
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_b -> minus_A_b
-        TMULS(minus_A_b, A_b, -1.0f);
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> minus_A_h1
+        TMULS(minus_A_h1, A_h1, -1.0f);
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
         TMUL(minus_A_4, minus_A, pairs_2_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_b -> minus_A_2_b
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_h1 -> minus_A_2_h1
         pipe_barrier(PIPE_V);
-        TMUL(minus_A_2_b, minus_A_b, pairs_1_mask);
+        TMUL(minus_A_2_h1, minus_A_h1, pairs_1_mask);
         TCVT(minus_A_4_f16, minus_A_4, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16 -> store
         TCVT(Tinv_rows_2_f16, Tinv_rows_2, RoundMode::CAST_RINT);
@@ -1356,7 +1356,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_4_f16_channel -> minus_A_4_f16_in
         pipe_barrier(PIPE_V);
-        TADD(Tinv_rows_2_b, eye_mask, minus_A_2_b);
+        TADD(Tinv_rows_2_h1, eye_mask, minus_A_2_h1);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
         wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
         {
@@ -1364,31 +1364,31 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             TSTORE(to, Tinv_rows_2_f16);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-        TMUL(minus_A_4_b, minus_A_b, pairs_2_mask);
+        TMUL(minus_A_4_h1, minus_A_h1, pairs_2_mask);
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_4_f16_b, minus_A_4_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16_b -> store
-        TCVT(Tinv_rows_2_f16_b, Tinv_rows_2_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16_b -> store
+        TCVT(minus_A_4_f16_h1, minus_A_4_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16_h1 -> store
+        TCVT(Tinv_rows_2_f16_h1, Tinv_rows_2_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16_h1 -> store
         wait_flag_dev(3);  // minus_A_4_f16_channel1 -> store
         {
             auto to = view(minus_A_4_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_4_f16_b);
+            TSTORE(to, minus_A_4_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_b
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_b -> store
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_h1
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> store
         wait_flag_dev(4);  // Tinv_rows_2_f16_channel1 -> store
         {
             auto to = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, Tinv_rows_2_f16_b);
+            TSTORE(to, Tinv_rows_2_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_b
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
         TMUL(minus_A_8, minus_A, pairs_4_mask);
         pipe_barrier(PIPE_V);
         TCVT(minus_A_8_f16, minus_A_8, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_8_f16 -> store
-        TMUL(minus_A_8_b, minus_A_b, pairs_4_mask);
+        TMUL(minus_A_8_h1, minus_A_h1, pairs_4_mask);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_8_f16 -> store
         wait_flag_dev(5);  // minus_A_8_f16_channel -> store
         {
@@ -1397,20 +1397,20 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_8_f16_channel -> minus_A_8_f16_in
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_8_f16_b, minus_A_8_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_b -> store
+        TCVT(minus_A_8_f16_h1, minus_A_8_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_h1 -> store
         wait_flag_dev(6);  // minus_A_8_f16_channel1 -> store
         {
             auto to = view(minus_A_8_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_8_f16_b);
+            TSTORE(to, minus_A_8_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_b
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_h1
         TMUL(minus_A_16, minus_A, pairs_8_mask);
         pipe_barrier(PIPE_V);
         TCVT(minus_A_16_f16, minus_A_16, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_16_f16 -> store
-        TMUL(minus_A_16_b, minus_A_b, pairs_8_mask);
+        TMUL(minus_A_16_h1, minus_A_h1, pairs_8_mask);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_16_f16 -> store
         wait_flag_dev(7);  // minus_A_16_f16_channel -> store
         {
@@ -1419,20 +1419,20 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_16_f16_channel -> minus_A_16_f16_in
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_16_f16_b, minus_A_16_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_b -> store
+        TCVT(minus_A_16_f16_h1, minus_A_16_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_h1 -> store
         wait_flag_dev(8);  // minus_A_16_f16_channel1 -> store
         {
             auto to = view(minus_A_16_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_16_f16_b);
+            TSTORE(to, minus_A_16_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_b
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_h1
         TMUL(minus_A_32, minus_A, pairs_16_mask);
         pipe_barrier(PIPE_V);
         TCVT(minus_A_32_f16, minus_A_32, RoundMode::CAST_RINT);
         pipe_barrier(PIPE_ALL);
-        TMUL(minus_A_32_b, minus_A_b, pairs_16_mask);
+        TMUL(minus_A_32_h1, minus_A_h1, pairs_16_mask);
         wait_flag_dev(9);  // minus_A_32_f16_channel -> store
         {
             auto to = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -1440,21 +1440,21 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_32_f16_channel -> minus_A_32_f16_in
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_32_f16_b, minus_A_32_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16_b -> store
+        TCVT(minus_A_32_f16_h1, minus_A_32_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16_h1 -> store
         wait_flag_dev(10);  // minus_A_32_f16_channel1 -> store
         {
             auto to = view(minus_A_32_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_32_f16_b);
+            TSTORE(to, minus_A_32_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_b
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_h1
         TMUL(minus_A_64, minus_A, pairs_32_mask);
         pipe_barrier(PIPE_V);
         TCVT(minus_A_64_f16, minus_A_64, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_A_64_f16 -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
-        TMUL(minus_A_64_b, minus_A_b, pairs_32_mask);
+        TMUL(minus_A_64_h1, minus_A_h1, pairs_32_mask);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_A_64_f16 -> store
         wait_flag_dev(11);  // minus_A_64_f16_channel -> store
         {
@@ -1464,22 +1464,22 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_64_f16_channel -> minus_A_64_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_64_f16_b, minus_A_64_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16_b -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_b -> A_b
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16_b -> store
+        TCVT(minus_A_64_f16_h1, minus_A_64_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16_h1 -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_h1 -> A_h1
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16_h1 -> store
         wait_flag_dev(12);  // minus_A_64_f16_channel1 -> store
         {
             auto to = view(minus_A_64_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_64_f16_b);
+            TSTORE(to, minus_A_64_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_b
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_b -> minus_A_2_b
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_h1
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_h1 -> minus_A_2_h1
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_b -> A_b
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_h1 -> A_h1
     wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_b -> minus_A_2_b
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_h1 -> minus_A_2_h1
     wait_flag_dev(1);  // minus_A_4_f16_channel -> store
     wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
     wait_flag_dev(3);  // minus_A_4_f16_channel1 -> store
@@ -1544,27 +1544,27 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     TASSIGN(Tinv, 0x0);
     L1Tile<half, 64, 128> beta_v_f16_in;
     TASSIGN(beta_v_f16_in, 0x2000);
-    TileLeft<half, 64, 64> Tinv_left;
-    TASSIGN(Tinv_left, 0x0);
-    TileRight<half, 64, 128> beta_v_right;
-    TASSIGN(beta_v_right, 0x0);
+    TileLeft<half, 64, 64> U_offset_left;
+    TASSIGN(U_offset_left, 0x0);
+    TileRight<half, 64, 128> U_offset_right;
+    TASSIGN(U_offset_right, 0x0);
     TileAcc<float, 64, 128> U_offset;
     TASSIGN(U_offset, 0x0);
     L1Tile<half, 64, 128> beta_exp_G_k_f16_in;
     TASSIGN(beta_exp_G_k_f16_in, 0x6000);
-    TileLeft<half, 64, 64> Tinv_left_2;
-    TASSIGN(Tinv_left_2, 0x8000);
-    TileRight<half, 64, 128> beta_exp_G_k_right;
-    TASSIGN(beta_exp_G_k_right, 0x8000);
+    TileLeft<half, 64, 64> U_weight_left;
+    TASSIGN(U_weight_left, 0x8000);
+    TileRight<half, 64, 128> U_weight_right;
+    TASSIGN(U_weight_right, 0x8000);
     TileAcc<float, 64, 128> U_weight;
     TASSIGN(U_weight, 0x8000);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // beta_exp_G_k_f16_channel -> store
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_offset_left -> U_offset_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -1579,34 +1579,33 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
             auto from = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
             TLOAD(Tinv, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> Tinv_left
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> U_offset_left
         wait_flag_dev(0);  // beta_v_f16_channel -> beta_v_f16_in
         {
             auto from = view(beta_v_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
             TLOAD(beta_v_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> beta_v_right
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> U_offset_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> Tinv_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
-        // U_offset = Tinv @ (beta[:, None] * v)
-        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
-        TEXTRACT(Tinv_left, Tinv, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> beta_v_right
-        TEXTRACT(beta_v_right, beta_v_f16_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // beta_v_right -> U_offset
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // beta_v_right -> U_offset
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> U_offset_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_offset_left -> U_offset_left
+        TEXTRACT(U_offset_left, Tinv, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> U_offset_right
+        TEXTRACT(U_offset_right, beta_v_f16_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_offset_right -> U_offset
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_offset_right -> U_offset
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
-        TMATMUL(U_offset, Tinv_left, beta_v_right);
+        // U_offset = Tinv @ (beta[:, None] * v)
+        TMATMUL(U_offset, U_offset_left, U_offset_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_offset -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_offset_left -> U_offset_left
         wait_flag_dev(0);  // beta_exp_G_k_f16_channel -> beta_exp_G_k_f16_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
         {
             auto from = view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
             TLOAD(beta_exp_G_k_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // beta_exp_G_k_f16_in -> beta_exp_G_k_right
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // beta_exp_G_k_f16_in -> U_weight_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // beta_exp_G_k_f16_channel -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_offset -> store
         {
@@ -1614,18 +1613,19 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
             TSTORE(to, U_offset);
         }
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
-        TEXTRACT(Tinv_left_2, Tinv, 0, 0);
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
+        TEXTRACT(U_weight_left, Tinv, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // beta_exp_G_k_f16_in -> beta_exp_G_k_right
-        TEXTRACT(beta_exp_G_k_right, beta_exp_G_k_f16_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // beta_exp_G_k_right -> U_weight
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // beta_exp_G_k_f16_in -> U_weight_right
+        TEXTRACT(U_weight_right, beta_exp_G_k_f16_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_weight_right -> U_weight
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // beta_exp_G_k_right -> U_weight
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_weight_right -> U_weight
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
-        TMATMUL(U_weight, Tinv_left_2, beta_exp_G_k_right);
+        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
+        TMATMUL(U_weight, U_weight_left, U_weight_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
         {
             auto to = view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
@@ -1634,10 +1634,10 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_offset_left -> U_offset_left
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
 #endif
 #if defined(__DAV_C220_VEC__)
@@ -1712,8 +1712,6 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw -> k
         fill_rows(k, k_raw, part, 0x2000);
         pipe_barrier(PIPE_V);
-        // U_offset = Tinv @ (beta[:, None] * v)
-        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TCVT(v_f32, v, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
         TCVT(k_f32, k, RoundMode::CAST_NONE);
@@ -1738,9 +1736,9 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         pipe_barrier(PIPE_V);
         // U_offset = Tinv @ (beta[:, None] * v)
-        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TROWEXPANDMUL(beta_v, v_f32, beta_col);
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G -> exp_G
+        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TEXP(exp_G, G);
         pipe_barrier(PIPE_V);
         TROWEXPANDMUL(exp_G_k, k_f32, exp_G_col);
@@ -1795,7 +1793,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
  * U_ws: workspace, slot, [C, V] float16
  * S_f16_channel: workspace, block, [K, V] float16
  * U_weight_S_channel: workspace, block, [C, V] float32
- * S_operand_f16_channel: workspace, block, [C, V] float16
+ * U_decay_to_end_f16_channel: workspace, block, [C, V] float16
  * S_next_part_channel: workspace, block, [K, V] float32
  */
 PTO_ENTRY void gated_delta_rule_S_U_fp16(
@@ -1809,7 +1807,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ uint8_t *U_ws_bytes,
     __gm__ uint8_t *S_f16_channel_bytes,
     __gm__ uint8_t *U_weight_S_channel_bytes,
-    __gm__ uint8_t *S_operand_f16_channel_bytes,
+    __gm__ uint8_t *U_decay_to_end_f16_channel_bytes,
     __gm__ uint8_t *S_next_part_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -1834,7 +1832,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
     __gm__ float *U_weight_S_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_channel_bytes);
-    __gm__ half *S_operand_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_operand_f16_channel_bytes);
+    __gm__ half *U_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_channel_bytes);
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
@@ -1844,18 +1842,18 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     TASSIGN(k, 0x4000);
     L1Tile<half, 128, 128> S_f16_in;
     TASSIGN(S_f16_in, 0x8000);
-    TileLeft<half, 64, 128> U_weight_left;
-    TASSIGN(U_weight_left, 0x0);
-    TileRight<half, 128, 128> S_right;
-    TASSIGN(S_right, 0x0);
+    TileLeft<half, 64, 128> U_weight_S_left;
+    TASSIGN(U_weight_S_left, 0x0);
+    TileRight<half, 128, 128> U_weight_S_right;
+    TASSIGN(U_weight_S_right, 0x0);
     TileAcc<float, 64, 128> U_weight_S;
     TASSIGN(U_weight_S, 0x0);
-    L1Tile<half, 64, 128> S_operand_f16_in;
-    TASSIGN(S_operand_f16_in, 0x10000);
-    TileLeft<half, 128, 64> k_left;
-    TASSIGN(k_left, 0x8000);
-    TileRight<half, 64, 128> S_operand_right;
-    TASSIGN(S_operand_right, 0x8000);
+    L1Tile<half, 64, 128> U_decay_to_end_f16_in;
+    TASSIGN(U_decay_to_end_f16_in, 0x10000);
+    TileLeft<half, 128, 64> S_next_part_left;
+    TASSIGN(S_next_part_left, 0x8000);
+    TileRight<half, 64, 128> S_next_part_right;
+    TASSIGN(S_next_part_right, 0x8000);
     TileAcc<float, 128, 128> S_next_part;
     TASSIGN(S_next_part, 0x8000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -1872,7 +1870,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 auto from = view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
                 TLOAD(U_weight, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_left
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
             L1Part<half, 64, 128> k_raw(rows, 128);
             TASSIGN(k_raw, 0x4000);
@@ -1884,15 +1882,15 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> S_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> U_weight_S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_left
+            TEXTRACT(U_weight_S_left, U_weight, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> U_weight_S_right
+            TEXTRACT(U_weight_S_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_right -> U_weight_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_right -> U_weight_S
             // U = U_offset - U_weight @ S
-            TEXTRACT(U_weight_left, U_weight, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> S_right
-            TEXTRACT(S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right -> U_weight_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right -> U_weight_S
-            TMATMUL(U_weight_S, U_weight_left, S_right);
+            TMATMUL(U_weight_S, U_weight_S_left, U_weight_S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
             {
@@ -1900,22 +1898,22 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 TSTORE(to, U_weight_S);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_channel -> U_weight_S_in
-            wait_flag_dev(0);  // S_operand_f16_channel -> S_operand_f16_in
+            wait_flag_dev(0);  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
             {
-                auto from = view(S_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(S_operand_f16_in, from);
+                auto from = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(U_decay_to_end_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in -> S_operand_right
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            L1View<half, 128, 64> k_left_from;
-            TRESHAPE(k_left_from, k);
-            TEXTRACT(k_left, k_left_from, 0, 0);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
+            L1View<half, 128, 64> S_next_part_left_from;
+            TRESHAPE(S_next_part_left_from, k);
+            TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in -> S_operand_right
-            TEXTRACT(S_operand_right, S_operand_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_operand_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_operand_right -> S_next_part
-            TMATMUL(S_next_part, k_left, S_operand_right);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
+            TEXTRACT(S_next_part_right, U_decay_to_end_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
             {
@@ -1943,26 +1941,26 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     TASSIGN(U_offset, 0xc000);
     UbTile<float, 1, 64> G;
     TASSIGN(G, 0x10000);
-    UbTile<float, 1, 64> G_c;
-    TASSIGN(G_c, 0x10100);
+    UbTile<float, 1, 64> G_times_minus_1;
+    TASSIGN(G_times_minus_1, 0x10100);
     UbTile<float, 1, 64> last_G_minus_G;
     TASSIGN(last_G_minus_G, 0x10100);
-    UbTile<float, 1, 64> exp_last_G_minus_G;
-    TASSIGN(exp_last_G_minus_G, 0x10100);
-    UbCol<float, 32> exp_last_G_minus_G_col;
-    TASSIGN(exp_last_G_minus_G_col, 0x10100 + sub * 128);
+    UbTile<float, 1, 64> decay_to_end;
+    TASSIGN(decay_to_end, 0x10100);
+    UbCol<float, 32> decay_to_end_col;
+    TASSIGN(decay_to_end_col, 0x10100 + sub * 128);
     UbTile<float, 1, 64> exp_G;
     TASSIGN(exp_G, 0x10000);
-    UbTile<float, 64, 128> exp_last_G_S;
-    TASSIGN(exp_last_G_S, 0x10200);
+    UbTile<float, 64, 128> chunk_decay_S;
+    TASSIGN(chunk_decay_S, 0x10200);
     UbTile<float, 32, 128> U_weight_S_in;
     TASSIGN(U_weight_S_in, 0x18200);
     UbTile<float, 32, 128> U;
     TASSIGN(U, 0xc000);
-    UbTile<float, 32, 128> S_operand;
-    TASSIGN(S_operand, 0x1c200);
-    UbTile<half, 32, 128> S_operand_f16;
-    TASSIGN(S_operand_f16, 0x20200);
+    UbTile<float, 32, 128> U_decay_to_end;
+    TASSIGN(U_decay_to_end, 0x1c200);
+    UbTile<half, 32, 128> U_decay_to_end_f16;
+    TASSIGN(U_decay_to_end_f16, 0x20200);
     UbTile<half, 32, 128> U_f16;
     TASSIGN(U_f16, 0x22200);
     UbTile<float, 64, 128> S_next_part_in;
@@ -2006,22 +2004,22 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
                 TLOAD(G, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_c
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_times_minus_1
             set_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_c
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_times_minus_1
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TMULS(G_c, G, -1.0f);
+            TMULS(G_times_minus_1, G, -1.0f);
             wait_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
             const float last_G = G.GetValue(63);
             pipe_barrier(PIPE_V);
-            TADDS(last_G_minus_G, G_c, last_G);
+            TADDS(last_G_minus_G, G_times_minus_1, last_G);
             pipe_barrier(PIPE_V);
-            TEXP(exp_last_G_minus_G, last_G_minus_G);
+            TEXP(decay_to_end, last_G_minus_G);
             TEXP(exp_G, G);
-            set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
-            wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
-            const float exp_last_G = exp_G.GetValue(63);
-            TMULS(exp_last_G_S, S, exp_last_G);
+            set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> chunk_decay
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> chunk_decay
+            const float chunk_decay = exp_G.GetValue(63);
+            TMULS(chunk_decay_S, S, chunk_decay);
             {
                 auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_f16);
@@ -2037,16 +2035,16 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TSUB(U, U_offset, U_weight_S_in);
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TROWEXPANDMUL(S_operand, U, exp_last_G_minus_G_col);
+            TROWEXPANDMUL(U_decay_to_end, U, decay_to_end_col);
             pipe_barrier(PIPE_V);
-            TCVT(S_operand_f16, S_operand, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_operand_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_operand_f16 -> store
+            TCVT(U_decay_to_end_f16, U_decay_to_end, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_decay_to_end_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_decay_to_end_f16 -> store
             {
-                auto to = view(S_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, S_operand_f16);
+                auto to = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, U_decay_to_end_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_operand_f16_channel -> S_operand_f16_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
             TCVT(U_f16, U, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
@@ -2062,7 +2060,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
-            TADD(S_next, exp_last_G_S, S_next_part_in);
+            TADD(S_next, chunk_decay_S, S_next_part_in);
         }
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
@@ -2145,66 +2143,66 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     TASSIGN(q, 0x0);
     L1Tile<half, 64, 128> k;
     TASSIGN(k, 0x4000);
-    L1Tile<half, 64, 128> q_b;
-    TASSIGN(q_b, 0x8000);
-    TileLeft<half, 64, 128> q_left_2;
-    TASSIGN(q_left_2, 0x0);
-    TileRight<half, 128, 64> k_right;
-    TASSIGN(k_right, 0x0);
+    L1Tile<half, 64, 128> q_h1;
+    TASSIGN(q_h1, 0x8000);
+    TileLeft<half, 64, 128> q_kT_left;
+    TASSIGN(q_kT_left, 0x0);
+    TileRight<half, 128, 64> q_kT_right;
+    TASSIGN(q_kT_right, 0x0);
     TileAcc<float, 64, 64> q_kT;
     TASSIGN(q_kT, 0x0);
-    L1Tile<half, 64, 128> k_b;
-    TASSIGN(k_b, 0xc000);
+    L1Tile<half, 64, 128> k_h1;
+    TASSIGN(k_h1, 0xc000);
     L1Tile<half, 128, 128> S;
     TASSIGN(S, 0x10000);
-    TileLeft<half, 64, 128> q_left_2_b;
-    TASSIGN(q_left_2_b, 0x8000);
-    TileRight<half, 128, 64> k_right_b;
-    TASSIGN(k_right_b, 0x8000);
-    TileAcc<float, 64, 64> q_kT_b;
-    TASSIGN(q_kT_b, 0x4000);
-    L1Tile<half, 128, 128> S_b;
-    TASSIGN(S_b, 0x18000);
-    TileLeft<half, 64, 128> q_left;
-    TASSIGN(q_left, 0x0);
-    TileRight<half, 128, 128> S_right;
-    TASSIGN(S_right, 0x0);
+    TileLeft<half, 64, 128> q_kT_left_h1;
+    TASSIGN(q_kT_left_h1, 0x8000);
+    TileRight<half, 128, 64> q_kT_right_h1;
+    TASSIGN(q_kT_right_h1, 0x8000);
+    TileAcc<float, 64, 64> q_kT_h1;
+    TASSIGN(q_kT_h1, 0x4000);
+    L1Tile<half, 128, 128> S_h1;
+    TASSIGN(S_h1, 0x18000);
+    TileLeft<half, 64, 128> q_S_left;
+    TASSIGN(q_S_left, 0x0);
+    TileRight<half, 128, 128> q_S_right;
+    TASSIGN(q_S_right, 0x0);
     TileAcc<float, 64, 128> q_S;
     TASSIGN(q_S, 0x8000);
     L1Tile<half, 64, 128> U;
     TASSIGN(U, 0x20000);
-    TileLeft<half, 64, 128> q_left_b;
-    TASSIGN(q_left_b, 0x8000);
-    TileRight<half, 128, 128> S_right_b;
-    TASSIGN(S_right_b, 0x8000);
-    TileAcc<float, 64, 128> q_S_b;
-    TASSIGN(q_S_b, 0x10000);
-    L1Tile<half, 64, 128> U_b;
-    TASSIGN(U_b, 0x24000);
+    TileLeft<half, 64, 128> q_S_left_h1;
+    TASSIGN(q_S_left_h1, 0x8000);
+    TileRight<half, 128, 128> q_S_right_h1;
+    TASSIGN(q_S_right_h1, 0x8000);
+    TileAcc<float, 64, 128> q_S_h1;
+    TASSIGN(q_S_h1, 0x10000);
+    L1Tile<half, 64, 128> U_h1;
+    TASSIGN(U_h1, 0x24000);
     L1Tile<half, 64, 64> q_kT_D_f16_in;
     TASSIGN(q_kT_D_f16_in, 0x28000);
-    L1Tile<half, 64, 64> q_kT_D_f16_in_b;
-    TASSIGN(q_kT_D_f16_in_b, 0x2a000);
-    TileLeft<half, 64, 64> q_kT_D_left;
-    TASSIGN(q_kT_D_left, 0x0);
-    TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0x0);
+    L1Tile<half, 64, 64> q_kT_D_f16_in_h1;
+    TASSIGN(q_kT_D_f16_in_h1, 0x2a000);
+    TileLeft<half, 64, 64> o_sum_part_left;
+    TASSIGN(o_sum_part_left, 0x0);
+    TileRight<half, 64, 128> o_sum_part_right;
+    TASSIGN(o_sum_part_right, 0x0);
     TileAcc<float, 64, 128> o_sum_part;
     TASSIGN(o_sum_part, 0x18000);
-    TileLeft<half, 64, 64> q_kT_D_left_b;
-    TASSIGN(q_kT_D_left_b, 0x8000);
-    TileRight<half, 64, 128> U_right_b;
-    TASSIGN(U_right_b, 0x8000);
-    TileAcc<float, 64, 128> o_sum_part_b;
-    TASSIGN(o_sum_part_b, 0x0);
+    TileLeft<half, 64, 64> o_sum_part_left_h1;
+    TASSIGN(o_sum_part_left_h1, 0x8000);
+    TileRight<half, 64, 128> o_sum_part_right_h1;
+    TASSIGN(o_sum_part_right_h1, 0x8000);
+    TileAcc<float, 64, 128> o_sum_part_h1;
+    TASSIGN(o_sum_part_h1, 0x0);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_D_left -> q_left_2
-    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_b -> q_kT
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_b -> q_left_2_b
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_h1 -> q_raw_h1
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_part_left -> q_kT_left
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_h1 -> q_kT
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_h1 -> q_kT_left_h1
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_h1 -> S_h1
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_h1 -> U_h1
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
         const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
         const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
@@ -2220,40 +2218,40 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
         TLOAD(q_raw, q_raw_from);
         if (rows < 64) TFILLPAD(q_raw, q_raw);
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_kT_left
         L1Part<half, 64, 128> k_raw(rows, 128);
         TASSIGN(k_raw, 0x4000);
         auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
         TLOAD(k_raw, k_raw_from);
         if (rows < 64) TFILLPAD(k_raw, k_raw);
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
-        L1Part<half, 64, 128> q_raw_b(rows, 128);
-        TASSIGN(q_raw_b, 0x8000);
-        auto q_raw_b_from = view(q_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(q_raw_b, q_raw_b_from);
-        if (rows < 64) TFILLPAD(q_raw_b, q_raw_b);
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_b -> q_left_2_b
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_D_left -> q_left_2
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> q_kT_right
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_h1 -> q_raw_h1
+        L1Part<half, 64, 128> q_raw_h1(rows, 128);
+        TASSIGN(q_raw_h1, 0x8000);
+        auto q_raw_h1_from = view(q_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
+        TLOAD(q_raw_h1, q_raw_h1_from);
+        if (rows < 64) TFILLPAD(q_raw_h1, q_raw_h1);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_h1 -> q_kT_left_h1
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_kT_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_part_left -> q_kT_left
+        TEXTRACT(q_kT_left, q, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> q_kT_right
+        L1View<half, 128, 64> q_kT_right_from;
+        TRESHAPE(q_kT_right_from, k);
+        TEXTRACT(q_kT_right, q_kT_right_from, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right -> q_kT
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right -> q_kT
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_h1 -> q_kT
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-        TEXTRACT(q_left_2, q, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
-        L1View<half, 128, 64> k_right_from;
-        TRESHAPE(k_right_from, k);
-        TEXTRACT(k_right, k_right_from, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_kT
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_kT
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_b -> q_kT
-        TMATMUL(q_kT, q_left_2, k_right);
+        TMATMUL(q_kT, q_kT_left, q_kT_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2 -> q_left
-        L1Part<half, 64, 128> k_raw_b(rows, 128);
-        TASSIGN(k_raw_b, 0xc000);
-        auto k_raw_b_from = view(k_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(k_raw_b, k_raw_b_from);
-        if (rows < 64) TFILLPAD(k_raw_b, k_raw_b);
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_b -> k_right_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left -> q_S_left
+        L1Part<half, 64, 128> k_raw_h1(rows, 128);
+        TASSIGN(k_raw_h1, 0xc000);
+        auto k_raw_h1_from = view(k_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
+        TLOAD(k_raw_h1, k_raw_h1_from);
+        if (rows < 64) TFILLPAD(k_raw_h1, k_raw_h1);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_h1 -> q_kT_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
         {
             auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -2264,57 +2262,57 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
             auto from = view(S_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
             TLOAD(S, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> S_right
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_b -> q_left_2_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_b -> q_left_2_b
-        TEXTRACT(q_left_2_b, q_b, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_b -> k_right_b
-        L1View<half, 128, 64> k_right_b_from;
-        TRESHAPE(k_right_b_from, k_b);
-        TEXTRACT(k_right_b, k_right_b_from, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_b -> q_kT_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_b -> q_kT_b
-        TMATMUL(q_kT_b, q_left_2_b, k_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_b -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left_2_b -> q_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_b -> store
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> q_S_right
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_h1 -> q_kT_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_h1 -> q_kT_left_h1
+        TEXTRACT(q_kT_left_h1, q_h1, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_h1 -> q_kT_right_h1
+        L1View<half, 128, 64> q_kT_right_h1_from;
+        TRESHAPE(q_kT_right_h1_from, k_h1);
+        TEXTRACT(q_kT_right_h1, q_kT_right_h1_from, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_h1 -> q_kT_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_h1 -> q_kT_h1
+        TMATMUL(q_kT_h1, q_kT_left_h1, q_kT_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_h1 -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_kT_left_h1 -> q_S_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_h1 -> store
         {
             auto to = view(q_kT_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TSTORE(to, q_kT_b);
+            TSTORE(to, q_kT_h1);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel1 -> q_kT_in_b
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel1 -> q_kT_in_h1
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_h1 -> S_h1
         {
             auto from = view(S_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
-            TLOAD(S_b, from);
+            TLOAD(S_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_b -> S_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2 -> q_left
-        TEXTRACT(q_left, q, 0, 0);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_h1 -> q_S_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left -> q_S_left
+        TEXTRACT(q_S_left, q, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> S_right
-        TEXTRACT(S_right, S, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_right -> q_S
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_right -> q_S
-        TMATMUL(q_S, q_left, S_right);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> q_S_right
+        TEXTRACT(q_S_right, S, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // q_S_right -> q_S
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // q_S_right -> q_S
+        TMATMUL(q_S, q_S_left, q_S_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_left -> q_kT_D_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_S_left -> o_sum_part_left
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
         {
             auto from = view(U_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
             TLOAD(U, from);
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left_2_b -> q_left_b
-        TEXTRACT(q_left_b, q_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_b -> S_right_b
-        TEXTRACT(S_right_b, S_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_right_b -> q_S_b
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_right_b -> q_S_b
-        TMATMUL(q_S_b, q_left_b, S_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_b -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_b -> q_kT_D_left_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_kT_left_h1 -> q_S_left_h1
+        TEXTRACT(q_S_left_h1, q_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_h1 -> q_raw_h1
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_h1 -> q_S_right_h1
+        TEXTRACT(q_S_right_h1, S_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // q_S_right_h1 -> q_S_h1
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_h1 -> S_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // q_S_right_h1 -> q_S_h1
+        TMATMUL(q_S_h1, q_S_left_h1, q_S_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_h1 -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left_h1 -> o_sum_part_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
         wait_flag_dev(2);  // q_S_channel -> store
         {
@@ -2322,72 +2320,72 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
             TSTORE(to, q_S);
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_h1 -> U_h1
         {
             auto from = view(U_ws_gm + (slot * HV + hv_1) * 8192, 64, 128, 128);
-            TLOAD(U_b, from);
+            TLOAD(U_h1, from);
         }
         wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in
         {
             auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(q_kT_D_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> q_kT_D_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_b -> store
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> o_sum_part_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_h1 -> store
         {
             auto to = view(q_S_channel1_gm + get_block_idx() * 8192, 64, 128, 128);
-            TSTORE(to, q_S_b);
+            TSTORE(to, q_S_h1);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel1 -> q_S_in_b
-        wait_flag_dev(1);  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_b
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel1 -> q_S_in_h1
+        wait_flag_dev(1);  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_h1
         {
             auto from = view(q_kT_D_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(q_kT_D_f16_in_b, from);
+            TLOAD(q_kT_D_f16_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_kT_D_f16_in_b -> q_kT_D_left_b
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> q_kT_D_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_left -> q_kT_D_left
-        TEXTRACT(q_kT_D_left, q_kT_D_f16_in, 0, 0);
-        TEXTRACT(U_right, U, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> o_sum_part
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_kT_D_f16_in_h1 -> o_sum_part_left_h1
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> o_sum_part_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_S_left -> o_sum_part_left
+        TEXTRACT(o_sum_part_left, q_kT_D_f16_in, 0, 0);
+        TEXTRACT(o_sum_part_right, U, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // o_sum_part_right -> o_sum_part
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> o_sum_part
-        TMATMUL(o_sum_part, q_kT_D_left, U_right);
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // o_sum_part_right -> o_sum_part
+        TMATMUL(o_sum_part, o_sum_part_left, o_sum_part_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_part -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_D_left -> q_left_2
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_kT_D_f16_in_b -> q_kT_D_left_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_b -> q_kT_D_left_b
-        TEXTRACT(q_kT_D_left_b, q_kT_D_f16_in_b, 0, 0);
-        TEXTRACT(U_right_b, U_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> o_sum_part_b
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> o_sum_part_b
-        TMATMUL(o_sum_part_b, q_kT_D_left_b, U_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_b -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_b -> q_left_2_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_part_left -> q_kT_left
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_kT_D_f16_in_h1 -> o_sum_part_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left_h1 -> o_sum_part_left_h1
+        TEXTRACT(o_sum_part_left_h1, q_kT_D_f16_in_h1, 0, 0);
+        TEXTRACT(o_sum_part_right_h1, U_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // o_sum_part_right_h1 -> o_sum_part_h1
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_h1 -> U_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // o_sum_part_right_h1 -> o_sum_part_h1
+        TMATMUL(o_sum_part_h1, o_sum_part_left_h1, o_sum_part_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_h1 -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_h1 -> q_kT_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_part -> store
         {
             auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
             TSTORE(to, o_sum_part);
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_b -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_h1 -> store
         {
             auto to = view(o_sum_part_channel1_gm + get_block_idx() * 8192, 64, 128, 128);
-            TSTORE(to, o_sum_part_b);
+            TSTORE(to, o_sum_part_h1);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel1 -> o_sum_part_in_b
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_b -> q_kT
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel1 -> o_sum_part_in_h1
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_h1 -> q_kT
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_D_left -> q_left_2
-    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_b -> q_kT
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_b -> q_left_2_b
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_h1 -> q_raw_h1
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_part_left -> q_kT_left
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_h1 -> q_kT
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_h1 -> q_kT_left_h1
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_h1 -> S_h1
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
     wait_flag_dev(2);  // q_S_channel -> store
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_h1 -> U_h1
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
@@ -2399,81 +2397,81 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     TASSIGN(G, 0x2000);
     UbCol<float, 32> G_col;
     TASSIGN(G_col, 0x2000 + sub * 128);
-    UbTile<float, 1, 64> G_c;
-    TASSIGN(G_c, 0x2100);
-    UbTile<float, 1, 64> G_b;
-    TASSIGN(G_b, 0x2200);
-    UbCol<float, 32> G_col_b;
-    TASSIGN(G_col_b, 0x2200 + sub * 128);
-    UbTile<float, 32, 64> expand_G_c;
-    TASSIGN(expand_G_c, 0x2300);
+    UbTile<float, 1, 64> G_times_minus_1;
+    TASSIGN(G_times_minus_1, 0x2100);
+    UbTile<float, 1, 64> G_h1;
+    TASSIGN(G_h1, 0x2200);
+    UbCol<float, 32> G_col_h1;
+    TASSIGN(G_col_h1, 0x2200 + sub * 128);
+    UbTile<float, 32, 64> G_times_expand;
+    TASSIGN(G_times_expand, 0x2300);
     UbTile<float, 32, 64> G_minus_G;
     TASSIGN(G_minus_G, 0x2300);
-    UbTile<float, 1, 64> G_c_b;
-    TASSIGN(G_c_b, 0x4300);
-    UbTile<float, 32, 64> expand_G_c_b;
-    TASSIGN(expand_G_c_b, 0x4400);
+    UbTile<float, 1, 64> G_times_minus_1_h1;
+    TASSIGN(G_times_minus_1_h1, 0x4300);
+    UbTile<float, 32, 64> G_times_expand_h1;
+    TASSIGN(G_times_expand_h1, 0x4400);
     UbTile<float, 32, 64> lower_G_minus_G;
     TASSIGN(lower_G_minus_G, 0x2300);
-    UbTile<float, 32, 64> G_minus_G_b;
-    TASSIGN(G_minus_G_b, 0x4400);
+    UbTile<float, 32, 64> G_minus_G_h1;
+    TASSIGN(G_minus_G_h1, 0x4400);
     UbTile<float, 32, 64> D;
     TASSIGN(D, 0x2300);
-    UbTile<float, 32, 64> lower_G_minus_G_b;
-    TASSIGN(lower_G_minus_G_b, 0x4400);
-    UbTile<float, 32, 64> D_b;
-    TASSIGN(D_b, 0x4400);
+    UbTile<float, 32, 64> lower_G_minus_G_h1;
+    TASSIGN(lower_G_minus_G_h1, 0x4400);
+    UbTile<float, 32, 64> D_h1;
+    TASSIGN(D_h1, 0x4400);
     UbTile<float, 1, 64> exp_G;
     TASSIGN(exp_G, 0x2000);
     UbCol<float, 32> exp_G_col;
     TASSIGN(exp_G_col, 0x2000 + sub * 128);
-    UbTile<float, 1, 64> exp_G_b;
-    TASSIGN(exp_G_b, 0x2200);
-    UbCol<float, 32> exp_G_col_b;
-    TASSIGN(exp_G_col_b, 0x2200 + sub * 128);
+    UbTile<float, 1, 64> exp_G_h1;
+    TASSIGN(exp_G_h1, 0x2200);
+    UbCol<float, 32> exp_G_col_h1;
+    TASSIGN(exp_G_col_h1, 0x2200 + sub * 128);
     UbTile<float, 32, 64> q_kT_in;
     TASSIGN(q_kT_in, 0x6400);
     UbTile<float, 32, 64> q_kT_D;
     TASSIGN(q_kT_D, 0x6400);
     UbTile<half, 32, 64> q_kT_D_f16;
     TASSIGN(q_kT_D_f16, 0x8400);
-    UbTile<float, 32, 64> q_kT_in_b;
-    TASSIGN(q_kT_in_b, 0x9400);
-    UbTile<float, 32, 64> q_kT_D_b;
-    TASSIGN(q_kT_D_b, 0x9400);
-    UbTile<half, 32, 64> q_kT_D_f16_b;
-    TASSIGN(q_kT_D_f16_b, 0xb400);
+    UbTile<float, 32, 64> q_kT_in_h1;
+    TASSIGN(q_kT_in_h1, 0x9400);
+    UbTile<float, 32, 64> q_kT_D_h1;
+    TASSIGN(q_kT_D_h1, 0x9400);
+    UbTile<half, 32, 64> q_kT_D_f16_h1;
+    TASSIGN(q_kT_D_f16_h1, 0xb400);
     UbTile<float, 32, 128> q_S_in;
     TASSIGN(q_S_in, 0xc400);
     UbTile<float, 32, 128> exp_G_q_S;
     TASSIGN(exp_G_q_S, 0xc400);
-    UbTile<float, 32, 128> q_S_in_b;
-    TASSIGN(q_S_in_b, 0x10400);
-    UbTile<float, 32, 128> exp_G_q_S_b;
-    TASSIGN(exp_G_q_S_b, 0x10400);
+    UbTile<float, 32, 128> q_S_in_h1;
+    TASSIGN(q_S_in_h1, 0x10400);
+    UbTile<float, 32, 128> exp_G_q_S_h1;
+    TASSIGN(exp_G_q_S_h1, 0x10400);
     UbTile<float, 32, 128> o_sum_part_in;
     TASSIGN(o_sum_part_in, 0x14400);
     UbTile<float, 32, 128> o_sum;
     TASSIGN(o_sum, 0xc400);
-    UbTile<float, 32, 128> o_sum_part_in_b;
-    TASSIGN(o_sum_part_in_b, 0x18400);
+    UbTile<float, 32, 128> o_sum_part_in_h1;
+    TASSIGN(o_sum_part_in_h1, 0x18400);
     UbTile<float, 32, 128> o;
     TASSIGN(o, 0xc400);
     UbTile<half, 32, 128> o_f16;
     TASSIGN(o_f16, 0x1c400);
-    UbTile<float, 32, 128> o_sum_b;
-    TASSIGN(o_sum_b, 0x10400);
-    UbTile<float, 32, 128> o_b;
-    TASSIGN(o_b, 0x10400);
-    UbTile<half, 32, 128> o_f16_b;
-    TASSIGN(o_f16_b, 0x1e400);
+    UbTile<float, 32, 128> o_sum_h1;
+    TASSIGN(o_sum_h1, 0x10400);
+    UbTile<float, 32, 128> o_h1;
+    TASSIGN(o_h1, 0x10400);
+    UbTile<half, 32, 128> o_f16_h1;
+    TASSIGN(o_f16_h1, 0x1e400);
     // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     {
         auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
         TLOAD(lower_fill, from);
     }
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_channel -> store
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
@@ -2491,34 +2489,34 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
             auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
             TLOAD(G, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_c
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_c
-        TMULS(G_c, G, -1.0f);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
+        TMULS(G_times_minus_1, G, -1.0f);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
         {
             auto from = view(G_ws_gm + (slot * HV + hv_1) * 64, 1, 64, 64);
-            TLOAD(G_b, from);
+            TLOAD(G_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_b -> G_c_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_h1 -> G_times_minus_1_h1
         pipe_barrier(PIPE_V);
-        TCOLEXPAND(expand_G_c, G_c);
+        TCOLEXPAND(G_times_expand, G_times_minus_1);
         pipe_barrier(PIPE_V);
-        TROWEXPANDADD(G_minus_G, expand_G_c, G_col);
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_b -> G_c_b
-        TMULS(G_c_b, G_b, -1.0f);
+        TROWEXPANDADD(G_minus_G, G_times_expand, G_col);
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_h1 -> G_times_minus_1_h1
+        TMULS(G_times_minus_1_h1, G_h1, -1.0f);
         pipe_barrier(PIPE_V);
-        TCOLEXPAND(expand_G_c_b, G_c_b);
+        TCOLEXPAND(G_times_expand_h1, G_times_minus_1_h1);
         TADD(lower_G_minus_G, G_minus_G, lower_fill);
         pipe_barrier(PIPE_V);
-        TROWEXPANDADD(G_minus_G_b, expand_G_c_b, G_col_b);
+        TROWEXPANDADD(G_minus_G_h1, G_times_expand_h1, G_col_h1);
         TEXP(D, lower_G_minus_G);
         pipe_barrier(PIPE_V);
-        TADD(lower_G_minus_G_b, G_minus_G_b, lower_fill);
+        TADD(lower_G_minus_G_h1, G_minus_G_h1, lower_fill);
         pipe_barrier(PIPE_V);
-        TEXP(D_b, lower_G_minus_G_b);
-        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        TEXP(D_h1, lower_G_minus_G_h1);
+        // exp_G = exp(G)
         TEXP(exp_G, G);
-        TEXP(exp_G_b, G_b);
+        TEXP(exp_G_h1, G_h1);
         wait_flag_dev(0);  // q_kT_channel -> q_kT_in
         {
             auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -2537,23 +2535,23 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
             TSTORE(to, q_kT_D_f16);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in
-        wait_flag_dev(0);  // q_kT_channel1 -> q_kT_in_b
+        wait_flag_dev(0);  // q_kT_channel1 -> q_kT_in_h1
         {
             auto from = view(q_kT_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(q_kT_in_b, from);
+            TLOAD(q_kT_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_b -> q_kT_D_b
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_b -> q_kT_D_b
-        TMUL(q_kT_D_b, q_kT_in_b, D_b);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_h1 -> q_kT_D_h1
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_h1 -> q_kT_D_h1
+        TMUL(q_kT_D_h1, q_kT_in_h1, D_h1);
         pipe_barrier(PIPE_V);
-        TCVT(q_kT_D_f16_b, q_kT_D_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_b -> store
+        TCVT(q_kT_D_f16_h1, q_kT_D_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_h1 -> store
         {
             auto to = view(q_kT_D_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, q_kT_D_f16_b);
+            TSTORE(to, q_kT_D_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_b
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_h1
         wait_flag_dev(0);  // q_S_channel -> q_S_in
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
         {
@@ -2565,16 +2563,16 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
         TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-        wait_flag_dev(0);  // q_S_channel1 -> q_S_in_b
+        wait_flag_dev(0);  // q_S_channel1 -> q_S_in_h1
         {
             auto from = view(q_S_channel1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TLOAD(q_S_in_b, from);
+            TLOAD(q_S_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_b -> exp_G_q_S_b
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_b -> exp_G_q_S_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_h1 -> exp_G_q_S_h1
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_h1 -> exp_G_q_S_h1
         pipe_barrier(PIPE_V);
-        TROWEXPANDMUL(exp_G_q_S_b, q_S_in_b, exp_G_col_b);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
+        TROWEXPANDMUL(exp_G_q_S_h1, q_S_in_h1, exp_G_col_h1);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
         wait_flag_dev(0);  // o_sum_part_channel -> o_sum_part_in
         {
             auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
@@ -2583,12 +2581,12 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_sum_part_in -> o_sum
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_sum_part_in -> o_sum
         TADD(o_sum, exp_G_q_S, o_sum_part_in);
-        wait_flag_dev(0);  // o_sum_part_channel1 -> o_sum_part_in_b
+        wait_flag_dev(0);  // o_sum_part_channel1 -> o_sum_part_in_h1
         {
             auto from = view(o_sum_part_channel1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TLOAD(o_sum_part_in_b, from);
+            TLOAD(o_sum_part_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_b -> o_sum_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_h1 -> o_sum_h1
         pipe_barrier(PIPE_V);
         TMULS(o, o_sum, scale);
         pipe_barrier(PIPE_V);
@@ -2602,14 +2600,14 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
             auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
             TSTORE(to, valid);
         }
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_b -> o_sum_b
-        TADD(o_sum_b, exp_G_q_S_b, o_sum_part_in_b);
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_h1 -> o_sum_h1
+        TADD(o_sum_h1, exp_G_q_S_h1, o_sum_part_in_h1);
         pipe_barrier(PIPE_V);
-        TMULS(o_b, o_sum_b, scale);
+        TMULS(o_h1, o_sum_h1, scale);
         pipe_barrier(PIPE_V);
-        TCVT(o_f16_b, o_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_b -> store
+        TCVT(o_f16_h1, o_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_h1 -> store
         if (part > 0) {
             UbPart<half, 32, 128> valid(part, 128);
             TASSIGN(valid, 0x1e400);
@@ -2618,7 +2616,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         }
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
 #endif
 #endif
@@ -2747,7 +2745,7 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint8_t *U_ws_bytes,
     uint8_t *S_f16_channel_bytes,
     uint8_t *U_weight_S_channel_bytes,
-    uint8_t *S_operand_f16_channel_bytes,
+    uint8_t *U_decay_to_end_f16_channel_bytes,
     uint8_t *S_next_part_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -2762,7 +2760,7 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, S_f16_channel_bytes, U_weight_S_channel_bytes, S_operand_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
+    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, S_f16_channel_bytes, U_weight_S_channel_bytes, U_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_o_fp16(
@@ -4364,8 +4362,8 @@ def _page(_inputs, _states, _numbers):
     k_S = k @ S
     exp_G_k_S = exp_G_col * k_S
     v_minus_exp_G_k_S = v - exp_G_k_S
-    U_operand = beta_col * v_minus_exp_G_k_S
-    U = Tinv @ U_operand
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
@@ -4376,14 +4374,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * U
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    U_decay_to_end = decay_to_end_col * U
+    kT_U_decay_to_end = k.mT @ U_decay_to_end
+    S_next = chunk_decay_S + kT_U_decay_to_end
     return o, S_next
 
 

@@ -26,7 +26,7 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("simple_gla_o_S_fp16", ["lower_64_mask", "lower_fill", "S_f16_channel", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "S_operand_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("simple_gla_o_S_fp16", ["lower_64_mask", "lower_fill", "S_f16_channel", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "v_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
@@ -35,7 +35,7 @@ CHANNELS = {
     "q_kT_channel": ([64, 64], "float32"),
     "q_kT_D_f16_channel": ([64, 64], "float16"),
     "o_sum_part_channel": ([64, 128], "float32"),
-    "S_operand_f16_channel": ([64, 128], "float16"),
+    "v_decay_to_end_f16_channel": ([64, 128], "float16"),
     "S_next_part_channel": ([128, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
@@ -190,7 +190,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * q_kT_channel: workspace, block, [C, C] float32
  * q_kT_D_f16_channel: workspace, block, [C, C] float16
  * o_sum_part_channel: workspace, block, [C, V] float32
- * S_operand_f16_channel: workspace, block, [C, V] float16
+ * v_decay_to_end_f16_channel: workspace, block, [C, V] float16
  * S_next_part_channel: workspace, block, [K, V] float32
  */
 PTO_ENTRY void simple_gla_o_S_fp16(
@@ -208,7 +208,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ uint8_t *q_kT_channel_bytes,
     __gm__ uint8_t *q_kT_D_f16_channel_bytes,
     __gm__ uint8_t *o_sum_part_channel_bytes,
-    __gm__ uint8_t *S_operand_f16_channel_bytes,
+    __gm__ uint8_t *v_decay_to_end_f16_channel_bytes,
     __gm__ uint8_t *S_next_part_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -238,72 +238,72 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
     __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel_bytes);
     __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel_bytes);
-    __gm__ half *S_operand_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_operand_f16_channel_bytes);
+    __gm__ half *v_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(v_decay_to_end_f16_channel_bytes);
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 128> q_first;
     TASSIGN(q_first, 0x0);
-    TileLeft<half, 64, 128> q_left_2_first;
-    TASSIGN(q_left_2_first, 0x0);
+    TileLeft<half, 64, 128> q_kT_left_first;
+    TASSIGN(q_kT_left_first, 0x0);
     L1Tile<half, 64, 128> k_first;
     TASSIGN(k_first, 0x8000);
-    TileRight<half, 128, 64> k_right_first;
-    TASSIGN(k_right_first, 0x0);
+    TileRight<half, 128, 64> q_kT_right_first;
+    TASSIGN(q_kT_right_first, 0x0);
     TileAcc<float, 64, 64> q_kT_first;
     TASSIGN(q_kT_first, 0x0);
-    TileLeft<half, 128, 64> k_left_first;
-    TASSIGN(k_left_first, 0x8000);
-    L1Tile<half, 64, 128> S_operand_f16_in_first;
-    TASSIGN(S_operand_f16_in_first, 0xc000);
-    TileRight<half, 64, 128> S_operand_right_first;
-    TASSIGN(S_operand_right_first, 0x8000);
+    TileLeft<half, 128, 64> S_next_part_left_first;
+    TASSIGN(S_next_part_left_first, 0x8000);
+    L1Tile<half, 64, 128> v_decay_to_end_f16_in_first;
+    TASSIGN(v_decay_to_end_f16_in_first, 0xc000);
+    TileRight<half, 64, 128> S_next_part_right_first;
+    TASSIGN(S_next_part_right_first, 0x8000);
     TileAcc<float, 128, 128> S_next_part_first;
     TASSIGN(S_next_part_first, 0x4000);
     L1Tile<half, 64, 64> q_kT_D_f16_in_first;
     TASSIGN(q_kT_D_f16_in_first, 0x10000);
-    TileLeft<half, 64, 64> q_kT_D_left_first;
-    TASSIGN(q_kT_D_left_first, 0x0);
+    TileLeft<half, 64, 64> o_sum_part_left_first;
+    TASSIGN(o_sum_part_left_first, 0x0);
     L1Tile<half, 64, 128> v_cube_first;
     TASSIGN(v_cube_first, 0x12000);
-    TileRight<half, 64, 128> v_cube_right_first;
-    TASSIGN(v_cube_right_first, 0x0);
+    TileRight<half, 64, 128> o_sum_part_right_first;
+    TASSIGN(o_sum_part_right_first, 0x0);
     TileAcc<float, 64, 128> o_sum_part_first;
     TASSIGN(o_sum_part_first, 0x14000);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> q_next;
-    TileLeft<half, 64, 128> q_left_2_next;
-    TASSIGN(q_left_2_next, 0x8000);
+    TileLeft<half, 64, 128> q_kT_left_next;
+    TASSIGN(q_kT_left_next, 0x8000);
     L1Tile<half, 64, 128> k_next;
     TASSIGN(k_next, 0x16000);
-    TileRight<half, 128, 64> k_right_next;
-    TASSIGN(k_right_next, 0x8000);
+    TileRight<half, 128, 64> q_kT_right_next;
+    TASSIGN(q_kT_right_next, 0x8000);
     TileAcc<float, 64, 64> q_kT_next;
     TASSIGN(q_kT_next, 0x1c000);
-    TileLeft<half, 64, 128> q_left;
-    TASSIGN(q_left, 0x0);
+    TileLeft<half, 64, 128> q_S_left;
+    TASSIGN(q_S_left, 0x0);
     L1Tile<half, 128, 128> S_f16_in;
     TASSIGN(S_f16_in, 0x1a000);
-    TileRight<half, 128, 128> S_right;
-    TASSIGN(S_right, 0x0);
+    TileRight<half, 128, 128> q_S_right;
+    TASSIGN(q_S_right, 0x0);
     TileAcc<float, 64, 128> q_S;
     TASSIGN(q_S, 0x0);
-    TileLeft<half, 128, 64> k_left_next;
-    TASSIGN(k_left_next, 0x8000);
-    L1Tile<half, 64, 128> S_operand_f16_in_next;
-    TASSIGN(S_operand_f16_in_next, 0x22000);
-    TileRight<half, 64, 128> S_operand_right_next;
-    TASSIGN(S_operand_right_next, 0x8000);
+    TileLeft<half, 128, 64> S_next_part_left_next;
+    TASSIGN(S_next_part_left_next, 0x8000);
+    L1Tile<half, 64, 128> v_decay_to_end_f16_in_next;
+    TASSIGN(v_decay_to_end_f16_in_next, 0x22000);
+    TileRight<half, 64, 128> S_next_part_right_next;
+    TASSIGN(S_next_part_right_next, 0x8000);
     TileAcc<float, 128, 128> S_next_part_next;
     TASSIGN(S_next_part_next, 0x8000);
     L1Tile<half, 64, 64> q_kT_D_f16_in_next;
     TASSIGN(q_kT_D_f16_in_next, 0x26000);
-    TileLeft<half, 64, 64> q_kT_D_left_next;
-    TASSIGN(q_kT_D_left_next, 0x0);
+    TileLeft<half, 64, 64> o_sum_part_left_next;
+    TASSIGN(o_sum_part_left_next, 0x0);
     L1Tile<half, 64, 128> v_cube_next;
     TASSIGN(v_cube_next, 0x28000);
-    TileRight<half, 64, 128> v_cube_right_next;
-    TASSIGN(v_cube_right_next, 0x0);
+    TileRight<half, 64, 128> o_sum_part_right_next;
+    TASSIGN(o_sum_part_right_next, 0x0);
     TileAcc<float, 64, 128> o_sum_part_next;
     TASSIGN(o_sum_part_next, 0x18000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -320,10 +320,9 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_left_2_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_left_2_first
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-        if (rows_next > 0) TEXTRACT(q_left_2_first, q_first, 0, 0);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_kT_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_kT_left_first
+        if (rows_next > 0) TEXTRACT(q_kT_left_first, q_first, 0, 0);
         L1Part<half, 64, 128> k_raw_first(rows_next, 128);
         TASSIGN(k_raw_first, 0x8000);
         auto k_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
@@ -331,16 +330,17 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(k_raw_first, k_raw_first);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_first -> k_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_first -> k_right_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_first -> q_kT_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_first -> q_kT_right_first
         if (rows_next > 0) {
-            L1View<half, 128, 64> k_right_first_from;
-            TRESHAPE(k_right_first_from, k_first);
-            TEXTRACT(k_right_first, k_right_first_from, 0, 0);
+            L1View<half, 128, 64> q_kT_right_first_from;
+            TRESHAPE(q_kT_right_first_from, k_first);
+            TEXTRACT(q_kT_right_first, q_kT_right_first_from, 0, 0);
         }
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> q_kT_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> q_kT_first
-        if (rows_next > 0) TMATMUL(q_kT_first, q_left_2_first, k_right_first);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right_first -> q_kT_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right_first -> q_kT_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+        if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT_first -> store
         if (rows_next > 0) {
@@ -350,25 +350,25 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_kT_channel -> q_kT_in_first
-        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         if (rows_next > 0) {
-            L1View<half, 128, 64> k_left_first_from;
-            TRESHAPE(k_left_first_from, k_first);
-            TEXTRACT(k_left_first, k_left_first_from, 0, 0);
+            L1View<half, 128, 64> S_next_part_left_first_from;
+            TRESHAPE(S_next_part_left_first_from, k_first);
+            TEXTRACT(S_next_part_left_first, S_next_part_left_first_from, 0, 0);
         }
-        wait_flag_dev(0);  // S_operand_f16_channel -> S_operand_f16_in_first
+        wait_flag_dev(0);  // v_decay_to_end_f16_channel -> v_decay_to_end_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(S_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(S_operand_f16_in_first, from);
+                auto from = view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(v_decay_to_end_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in_first -> S_operand_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in_first -> S_operand_right_first
-        if (rows_next > 0) TEXTRACT(S_operand_right_first, S_operand_f16_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_operand_right_first -> S_next_part_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_operand_right_first -> S_next_part_first
-        if (rows_next > 0) TMATMUL(S_next_part_first, k_left_first, S_operand_right_first);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // v_decay_to_end_f16_in_first -> S_next_part_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // v_decay_to_end_f16_in_first -> S_next_part_right_first
+        if (rows_next > 0) TEXTRACT(S_next_part_right_first, v_decay_to_end_f16_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right_first -> S_next_part_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right_first -> S_next_part_first
+        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+        if (rows_next > 0) TMATMUL(S_next_part_first, S_next_part_left_first, S_next_part_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
         if (rows_next > 0) {
@@ -385,10 +385,9 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 TLOAD(q_kT_D_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> q_kT_D_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> q_kT_D_left_first
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-        if (rows_next > 0) TEXTRACT(q_kT_D_left_first, q_kT_D_f16_in_first, 0, 0);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> o_sum_part_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> o_sum_part_left_first
+        if (rows_next > 0) TEXTRACT(o_sum_part_left_first, q_kT_D_f16_in_first, 0, 0);
         L1Part<half, 64, 128> v_cube_raw_first(rows_next, 128);
         TASSIGN(v_cube_raw_first, 0x12000);
         auto v_cube_raw_first_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
@@ -396,12 +395,13 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(v_cube_raw_first, v_cube_raw_first);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_first -> v_cube_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_first -> v_cube_right_first
-        if (rows_next > 0) TEXTRACT(v_cube_right_first, v_cube_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_cube_right_first -> o_sum_part_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_cube_right_first -> o_sum_part_first
-        if (rows_next > 0) TMATMUL(o_sum_part_first, q_kT_D_left_first, v_cube_right_first);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_first -> o_sum_part_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_first -> o_sum_part_right_first
+        if (rows_next > 0) TEXTRACT(o_sum_part_right_first, v_cube_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // o_sum_part_right_first -> o_sum_part_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // o_sum_part_right_first -> o_sum_part_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+        if (rows_next > 0) TMATMUL(o_sum_part_first, o_sum_part_left_first, o_sum_part_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part_first -> store
         if (rows_next > 0) {
@@ -412,10 +412,10 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_part_channel -> o_sum_part_in_first
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left_next -> q_kT_left_next
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_next -> q_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -433,10 +433,10 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_next -> q_left_2_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_next -> q_left_2_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
-            if (rows_next > 0) TEXTRACT(q_left_2_next, q_next, 0, 0);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_next -> q_kT_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_next -> q_kT_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left_next -> q_kT_left_next
+            if (rows_next > 0) TEXTRACT(q_kT_left_next, q_next, 0, 0);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
             L1Part<half, 64, 128> k_raw_next(rows_next, 128);
             TASSIGN(k_raw_next, 0x16000);
@@ -445,19 +445,19 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_right_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> q_kT_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> q_kT_right_next
             if (rows_next > 0) {
-                L1View<half, 128, 64> k_right_next_from;
-                TRESHAPE(k_right_next_from, k_next);
-                TEXTRACT(k_right_next, k_right_next_from, 0, 0);
+                L1View<half, 128, 64> q_kT_right_next_from;
+                TRESHAPE(q_kT_right_next_from, k_next);
+                TEXTRACT(q_kT_right_next, q_kT_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k_right_next -> q_kT_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k_right_next -> q_kT_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // q_kT_right_next -> q_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // q_kT_right_next -> q_kT_next
             wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
-            if (rows_next > 0) TMATMUL(q_kT_next, q_left_2_next, k_right_next);
+            if (rows_next > 0) TMATMUL(q_kT_next, q_kT_left_next, q_kT_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_kT_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2_next -> k_left_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left_next -> S_next_part_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_kT_next -> store
             if (rows_next > 0) {
                 {
@@ -466,45 +466,45 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_kT_channel -> q_kT_in_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_next -> q_left
-            TEXTRACT(q_left, q, 0, 0);
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
+            TEXTRACT(q_S_left, q, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
             wait_flag_dev(0);  // S_f16_channel -> S_f16_in
             {
                 auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> S_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> S_right
-            TEXTRACT(S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_right -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_right -> q_S
-            TMATMUL(q_S, q_left, S_right);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> q_S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> q_S_right
+            TEXTRACT(q_S_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // q_S_right -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // q_S_right -> q_S
+            TMATMUL(q_S, q_S_left, q_S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left -> q_kT_D_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2_next -> k_left_next
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_S_left -> o_sum_part_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left_next -> S_next_part_left_next
             if (rows_next > 0) {
-                L1View<half, 128, 64> k_left_next_from;
-                TRESHAPE(k_left_next_from, k_next);
-                TEXTRACT(k_left_next, k_left_next_from, 0, 0);
+                L1View<half, 128, 64> S_next_part_left_next_from;
+                TRESHAPE(S_next_part_left_next_from, k_next);
+                TEXTRACT(S_next_part_left_next, S_next_part_left_next_from, 0, 0);
             }
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
-            wait_flag_dev(0);  // S_operand_f16_channel -> S_operand_f16_in_next
+            wait_flag_dev(0);  // v_decay_to_end_f16_channel -> v_decay_to_end_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(S_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(S_operand_f16_in_next, from);
+                    auto from = view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                    TLOAD(v_decay_to_end_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in_next -> S_operand_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in_next -> S_operand_right_next
-            if (rows_next > 0) TEXTRACT(S_operand_right_next, S_operand_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_operand_right_next -> S_next_part_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_operand_right_next -> S_next_part_next
-            if (rows_next > 0) TMATMUL(S_next_part_next, k_left_next, S_operand_right_next);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // v_decay_to_end_f16_in_next -> S_next_part_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // v_decay_to_end_f16_in_next -> S_next_part_right_next
+            if (rows_next > 0) TEXTRACT(S_next_part_right_next, v_decay_to_end_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_next_part_right_next -> S_next_part_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_next_part_right_next -> S_next_part_next
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+            if (rows_next > 0) TMATMUL(S_next_part_next, S_next_part_left_next, S_next_part_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left_next -> q_kT_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
             {
                 auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
@@ -518,11 +518,10 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                     TLOAD(q_kT_D_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> q_kT_D_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> q_kT_D_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left -> q_kT_D_left_next
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-            if (rows_next > 0) TEXTRACT(q_kT_D_left_next, q_kT_D_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> o_sum_part_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> o_sum_part_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_S_left -> o_sum_part_left_next
+            if (rows_next > 0) TEXTRACT(o_sum_part_left_next, q_kT_D_f16_in_next, 0, 0);
             L1Part<half, 64, 128> v_cube_raw_next(rows_next, 128);
             TASSIGN(v_cube_raw_next, 0x28000);
             auto v_cube_raw_next_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
@@ -530,14 +529,15 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(v_cube_raw_next, v_cube_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_next -> v_cube_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_next -> v_cube_right_next
-            if (rows_next > 0) TEXTRACT(v_cube_right_next, v_cube_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // v_cube_right_next -> o_sum_part_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // v_cube_right_next -> o_sum_part_next
-            if (rows_next > 0) TMATMUL(o_sum_part_next, q_kT_D_left_next, v_cube_right_next);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_next -> o_sum_part_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_next -> o_sum_part_right_next
+            if (rows_next > 0) TEXTRACT(o_sum_part_right_next, v_cube_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // o_sum_part_right_next -> o_sum_part_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // o_sum_part_right_next -> o_sum_part_next
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            if (rows_next > 0) TMATMUL(o_sum_part_next, o_sum_part_left_next, o_sum_part_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_next -> q_left
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part_next -> store
             if (rows_next > 0) {
                 {
@@ -557,10 +557,10 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left_next -> q_kT_left_next
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_next -> q_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
     }
 #endif
 #if defined(__DAV_C220_VEC__)
@@ -577,40 +577,40 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(g_first, 0x8000);
     UbTile<float, 1, 64> exp_g_first;
     TASSIGN(exp_g_first, 0x4000);
-    UbTile<float, 1, 64> exp_g_c_first;
-    TASSIGN(exp_g_c_first, 0x4000);
-    UbTile<float, 1, 64> g_max_c_2_first;
-    TASSIGN(g_max_c_2_first, 0x8000);
-    UbTile<float, 1, 64> exp_g_c_sum_first;
-    TASSIGN(exp_g_c_sum_first, 0x8000);
-    UbTile<float, 1, 64> exp_g_c_segment_first;
-    TASSIGN(exp_g_c_segment_first, 0x8000);
-    UbTile<float, 64, 64> exp_g_c_expand_first;
-    TASSIGN(exp_g_c_expand_first, 0x4000);
+    UbTile<float, 1, 64> exp_g_times_0_first;
+    TASSIGN(exp_g_times_0_first, 0x4000);
+    UbTile<float, 1, 64> g_max_minus_105_first;
+    TASSIGN(g_max_minus_105_first, 0x8000);
+    UbTile<float, 1, 64> exp_g_times_0_sum_first;
+    TASSIGN(exp_g_times_0_sum_first, 0x8000);
+    UbTile<float, 1, 64> exp_g_segment_first;
+    TASSIGN(exp_g_segment_first, 0x8000);
+    UbTile<float, 64, 64> exp_g_expand_first;
+    TASSIGN(exp_g_expand_first, 0x4000);
     UbTile<float, 64, 64> lower_64_mask_first;
     TASSIGN(lower_64_mask_first, 0x8000);
-    UbTile<float, 64, 64> lower_64_scaled_first;
-    TASSIGN(lower_64_scaled_first, 0x4000);
-    UbTile<float, 1, 64> lower_64_row_sum_first;
-    TASSIGN(lower_64_row_sum_first, 0x8000);
+    UbTile<float, 64, 64> exp_g_scaled_first;
+    TASSIGN(exp_g_scaled_first, 0x4000);
+    UbTile<float, 1, 64> exp_g_row_sum_first;
+    TASSIGN(exp_g_row_sum_first, 0x8000);
     UbTile<float, 1, 64> G_first;
     TASSIGN(G_first, 0x28000);
     UbCol<float, 32> G_col_first;
     TASSIGN(G_col_first, 0x28000 + sub * 128);
-    UbTile<float, 1, 64> G_c_3_first;
-    TASSIGN(G_c_3_first, 0x6000);
+    UbTile<float, 1, 64> G_times_minus_1_first;
+    TASSIGN(G_times_minus_1_first, 0x6000);
     UbTile<float, 1, 64> last_G_minus_G_first;
     TASSIGN(last_G_minus_G_first, 0x4000);
-    UbTile<float, 1, 64> exp_last_G_minus_G_first;
-    TASSIGN(exp_last_G_minus_G_first, 0x4000);
-    UbCol<float, 32> exp_last_G_minus_G_col_first;
-    TASSIGN(exp_last_G_minus_G_col_first, 0x4000 + sub * 128);
-    UbTile<float, 32, 128> S_operand_first;
-    TASSIGN(S_operand_first, 0x0);
-    UbTile<half, 32, 128> S_operand_f16_first;
-    TASSIGN(S_operand_f16_first, 0x4000);
-    UbTile<float, 32, 64> expand_G_c_3_first;
-    TASSIGN(expand_G_c_3_first, 0x0);
+    UbTile<float, 1, 64> decay_to_end_first;
+    TASSIGN(decay_to_end_first, 0x4000);
+    UbCol<float, 32> decay_to_end_col_first;
+    TASSIGN(decay_to_end_col_first, 0x4000 + sub * 128);
+    UbTile<float, 32, 128> v_decay_to_end_first;
+    TASSIGN(v_decay_to_end_first, 0x0);
+    UbTile<half, 32, 128> v_decay_to_end_f16_first;
+    TASSIGN(v_decay_to_end_f16_first, 0x4000);
+    UbTile<float, 32, 64> G_times_expand_first;
+    TASSIGN(G_times_expand_first, 0x0);
     UbTile<float, 32, 64> G_minus_G_first;
     TASSIGN(G_minus_G_first, 0x0);
     UbTile<float, 32, 64> lower_fill_first;
@@ -655,40 +655,40 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(g_next, 0x28200);
     UbTile<float, 1, 64> exp_g_next;
     TASSIGN(exp_g_next, 0x24000);
-    UbTile<float, 1, 64> exp_g_c_next;
-    TASSIGN(exp_g_c_next, 0x24000);
-    UbTile<float, 1, 64> g_max_c_2_next;
-    TASSIGN(g_max_c_2_next, 0x28200);
-    UbTile<float, 1, 64> exp_g_c_sum_next;
-    TASSIGN(exp_g_c_sum_next, 0x28200);
-    UbTile<float, 1, 64> exp_g_c_segment_next;
-    TASSIGN(exp_g_c_segment_next, 0x28200);
-    UbTile<float, 64, 64> exp_g_c_expand_next;
-    TASSIGN(exp_g_c_expand_next, 0x24000);
+    UbTile<float, 1, 64> exp_g_times_0_next;
+    TASSIGN(exp_g_times_0_next, 0x24000);
+    UbTile<float, 1, 64> g_max_minus_105_next;
+    TASSIGN(g_max_minus_105_next, 0x28200);
+    UbTile<float, 1, 64> exp_g_times_0_sum_next;
+    TASSIGN(exp_g_times_0_sum_next, 0x28200);
+    UbTile<float, 1, 64> exp_g_segment_next;
+    TASSIGN(exp_g_segment_next, 0x28200);
+    UbTile<float, 64, 64> exp_g_expand_next;
+    TASSIGN(exp_g_expand_next, 0x24000);
     UbTile<float, 64, 64> lower_64_mask_next;
     TASSIGN(lower_64_mask_next, 0x28200);
-    UbTile<float, 64, 64> lower_64_scaled_next;
-    TASSIGN(lower_64_scaled_next, 0x24000);
-    UbTile<float, 1, 64> lower_64_row_sum_next;
-    TASSIGN(lower_64_row_sum_next, 0x28300);
+    UbTile<float, 64, 64> exp_g_scaled_next;
+    TASSIGN(exp_g_scaled_next, 0x24000);
+    UbTile<float, 1, 64> exp_g_row_sum_next;
+    TASSIGN(exp_g_row_sum_next, 0x28300);
     UbTile<float, 1, 64> G_next;
     TASSIGN(G_next, 0x28200);
     UbCol<float, 32> G_col_next;
     TASSIGN(G_col_next, 0x28200 + sub * 128);
-    UbTile<float, 1, 64> G_c_3_next;
-    TASSIGN(G_c_3_next, 0x26000);
+    UbTile<float, 1, 64> G_times_minus_1_next;
+    TASSIGN(G_times_minus_1_next, 0x26000);
     UbTile<float, 1, 64> last_G_minus_G_next;
     TASSIGN(last_G_minus_G_next, 0x24000);
-    UbTile<float, 1, 64> exp_last_G_minus_G_next;
-    TASSIGN(exp_last_G_minus_G_next, 0x24000);
-    UbCol<float, 32> exp_last_G_minus_G_col_next;
-    TASSIGN(exp_last_G_minus_G_col_next, 0x24000 + sub * 128);
-    UbTile<float, 32, 128> S_operand_next;
-    TASSIGN(S_operand_next, 0x20000);
-    UbTile<half, 32, 128> S_operand_f16_next;
-    TASSIGN(S_operand_f16_next, 0x24000);
-    UbTile<float, 32, 64> expand_G_c_3_next;
-    TASSIGN(expand_G_c_3_next, 0x20000);
+    UbTile<float, 1, 64> decay_to_end_next;
+    TASSIGN(decay_to_end_next, 0x24000);
+    UbCol<float, 32> decay_to_end_col_next;
+    TASSIGN(decay_to_end_col_next, 0x24000 + sub * 128);
+    UbTile<float, 32, 128> v_decay_to_end_next;
+    TASSIGN(v_decay_to_end_next, 0x20000);
+    UbTile<half, 32, 128> v_decay_to_end_f16_next;
+    TASSIGN(v_decay_to_end_f16_next, 0x24000);
+    UbTile<float, 32, 64> G_times_expand_next;
+    TASSIGN(G_times_expand_next, 0x20000);
     UbTile<float, 32, 64> G_minus_G_next;
     TASSIGN(G_minus_G_next, 0x20000);
     UbTile<float, 32, 64> lower_fill_next;
@@ -703,8 +703,8 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(q_kT_D_next, 0x22000);
     UbTile<half, 32, 64> q_kT_D_f16_next;
     TASSIGN(q_kT_D_f16_next, 0x20000);
-    UbTile<float, 64, 128> exp_last_G_S;
-    TASSIGN(exp_last_G_S, 0x20000);
+    UbTile<float, 64, 128> chunk_decay_S;
+    TASSIGN(chunk_decay_S, 0x20000);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x10000);
     UbTile<float, 1, 64> exp_G_next;
@@ -723,12 +723,12 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     UbTile<float, 32, 128> o_sum_part_in_next;
     UbTile<float, 64, 8> g_first_scratch;
     TASSIGN(g_first_scratch, 0x4800);
-    UbTile<float, 64, 64> lower_64_row_sum_first_scratch;
-    TASSIGN(lower_64_row_sum_first_scratch, 0x8100);
+    UbTile<float, 64, 64> exp_g_row_sum_first_scratch;
+    TASSIGN(exp_g_row_sum_first_scratch, 0x8100);
     UbTile<float, 64, 8> g_next_scratch;
     TASSIGN(g_next_scratch, 0x24800);
-    UbTile<float, 64, 64> lower_64_row_sum_next_scratch;
-    TASSIGN(lower_64_row_sum_next_scratch, 0x28400);
+    UbTile<float, 64, 64> exp_g_row_sum_next_scratch;
+    TASSIGN(exp_g_row_sum_next_scratch, 0x28400);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -748,7 +748,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_first -> v_first
         if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x4000);
         pipe_barrier(PIPE_V);
-        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         if (rows_next > 0) TCVT(v_f32_first, v_first, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> g_raw_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> g_raw_first
@@ -765,29 +764,29 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         // G = cumsum(g)
         if (rows_next > 0) TEXP(exp_g_first, g_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(exp_g_c_first, exp_g_first, 0.0f);
-        if (rows_next > 0) TMAXS(g_max_c_2_first, g_first, -105.0f);
+        if (rows_next > 0) TMULS(exp_g_times_0_first, exp_g_first, 0.0f);
+        if (rows_next > 0) TMAXS(g_max_minus_105_first, g_first, -105.0f);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(exp_g_c_sum_first, g_max_c_2_first, exp_g_c_first);
+        if (rows_next > 0) TADD(exp_g_times_0_sum_first, g_max_minus_105_first, exp_g_times_0_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCOLEXPAND(exp_g_c_expand_first, exp_g_c_segment_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_g_c_segment_row_first -> lower_64_mask_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_g_c_segment_row_first -> lower_64_mask_first
+        if (rows_next > 0) TCOLEXPAND(exp_g_expand_first, exp_g_segment_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_g_segment_row_first -> lower_64_mask_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_g_segment_row_first -> lower_64_mask_first
         if (rows_next > 0) {
             {
                 auto from = view(lower_64_mask_gm, 64, 64, 64);
                 TLOAD(lower_64_mask_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> lower_64_scaled_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> lower_64_scaled_first
-        if (rows_next > 0) TMUL(lower_64_scaled_first, exp_g_c_expand_first, lower_64_mask_first);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> exp_g_scaled_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> exp_g_scaled_first
+        if (rows_next > 0) TMUL(exp_g_scaled_first, exp_g_expand_first, lower_64_mask_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
                 UbCol<float, 64> sums;
                 TASSIGN(sums, 0x8000);
-                TROWSUM(sums, lower_64_scaled_first, lower_64_row_sum_first_scratch);
+                TROWSUM(sums, exp_g_scaled_first, exp_g_row_sum_first_scratch);
             }
         }
         pipe_barrier(PIPE_V);
@@ -795,40 +794,40 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             {
                 UbTile<float, 1, 64> to;
                 TASSIGN(to, 0x28000);
-                TMOV(to, lower_64_row_sum_first);
+                TMOV(to, exp_g_row_sum_first);
             }
         }
         set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(G_c_3_first, G_first, -1.0f);
+        if (rows_next > 0) TMULS(G_times_minus_1_first, G_first, -1.0f);
         wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         const float last_G_first = rows_next > 0 ? G_first.GetValue(63) : 0.0f;
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADDS(last_G_minus_G_first, G_c_3_first, last_G_first);
+        if (rows_next > 0) TADDS(last_G_minus_G_first, G_times_minus_1_first, last_G_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TEXP(exp_last_G_minus_G_first, last_G_minus_G_first);
+        if (rows_next > 0) TEXP(decay_to_end_first, last_G_minus_G_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TROWEXPANDMUL(S_operand_first, v_f32_first, exp_last_G_minus_G_col_first);
+        if (rows_next > 0) TROWEXPANDMUL(v_decay_to_end_first, v_f32_first, decay_to_end_col_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(S_operand_f16_first, S_operand_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_operand_f16_first -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // S_operand_first -> lower_fill_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_operand_f16_first -> store
+        if (rows_next > 0) TCVT(v_decay_to_end_f16_first, v_decay_to_end_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // v_decay_to_end_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // v_decay_to_end_first -> lower_fill_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // v_decay_to_end_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(S_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, S_operand_f16_first);
+                auto to = view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, v_decay_to_end_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_operand_f16_channel -> S_operand_f16_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // v_decay_to_end_f16_channel -> v_decay_to_end_f16_in_first
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        if (rows_next > 0) TCOLEXPAND(expand_G_c_3_first, G_c_3_first);
+        if (rows_next > 0) TCOLEXPAND(G_times_expand_first, G_times_minus_1_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, expand_G_c_3_first, G_col_first);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // S_operand_first -> lower_fill_first
+        if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, G_times_expand_first, G_col_first);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // v_decay_to_end_first -> lower_fill_first
         if (rows_next > 0) {
             {
                 auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
@@ -843,10 +842,10 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         if (rows_next > 0) TEXP(D_first, lower_G_minus_G_first);
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
         if (rows_next > 0) TEXP(exp_G_first, G_first);
-        set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
-        wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
+        set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
+        wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-        const float exp_last_G_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
+        const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
         wait_flag_dev(1);  // q_kT_channel -> q_kT_in_first
         if (rows_next > 0) {
             {
@@ -917,7 +916,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             TCVT(S_f16, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_f16 -> store
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            const float exp_last_G = exp_G.GetValue(63);
+            const float chunk_decay = exp_G.GetValue(63);
             UbPart<half, 32, 128> v_raw_next(part_next, 128);
             TASSIGN(v_raw_next, 0x28200);
             if (part_next > 0) {
@@ -950,29 +949,29 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             // G = cumsum(g)
             if (rows_next > 0) TEXP(exp_g_next, g_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(exp_g_c_next, exp_g_next, 0.0f);
-            if (rows_next > 0) TMAXS(g_max_c_2_next, g_next, -105.0f);
+            if (rows_next > 0) TMULS(exp_g_times_0_next, exp_g_next, 0.0f);
+            if (rows_next > 0) TMAXS(g_max_minus_105_next, g_next, -105.0f);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(exp_g_c_sum_next, g_max_c_2_next, exp_g_c_next);
+            if (rows_next > 0) TADD(exp_g_times_0_sum_next, g_max_minus_105_next, exp_g_times_0_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(exp_g_c_expand_next, exp_g_c_segment_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_g_c_segment_row_next -> lower_64_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_g_c_segment_row_next -> lower_64_mask_next
+            if (rows_next > 0) TCOLEXPAND(exp_g_expand_next, exp_g_segment_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_g_segment_row_next -> lower_64_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_g_segment_row_next -> lower_64_mask_next
             if (rows_next > 0) {
                 {
                     auto from = view(lower_64_mask_gm, 64, 64, 64);
                     TLOAD(lower_64_mask_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> lower_64_scaled_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> lower_64_scaled_next
-            if (rows_next > 0) TMUL(lower_64_scaled_next, exp_g_c_expand_next, lower_64_mask_next);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> exp_g_scaled_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> exp_g_scaled_next
+            if (rows_next > 0) TMUL(exp_g_scaled_next, exp_g_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
                     UbCol<float, 64> sums;
                     TASSIGN(sums, 0x28300);
-                    TROWSUM(sums, lower_64_scaled_next, lower_64_row_sum_next_scratch);
+                    TROWSUM(sums, exp_g_scaled_next, exp_g_row_sum_next_scratch);
                 }
             }
             pipe_barrier(PIPE_V);
@@ -980,40 +979,40 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 {
                     UbTile<float, 1, 64> to;
                     TASSIGN(to, 0x28200);
-                    TMOV(to, lower_64_row_sum_next);
+                    TMOV(to, exp_g_row_sum_next);
                 }
             }
             set_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(G_c_3_next, G_next, -1.0f);
+            if (rows_next > 0) TMULS(G_times_minus_1_next, G_next, -1.0f);
             wait_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             const float last_G_next = rows_next > 0 ? G_next.GetValue(63) : 0.0f;
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADDS(last_G_minus_G_next, G_c_3_next, last_G_next);
+            if (rows_next > 0) TADDS(last_G_minus_G_next, G_times_minus_1_next, last_G_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TEXP(exp_last_G_minus_G_next, last_G_minus_G_next);
+            if (rows_next > 0) TEXP(decay_to_end_next, last_G_minus_G_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TROWEXPANDMUL(S_operand_next, v_f32_next, exp_last_G_minus_G_col_next);
+            if (rows_next > 0) TROWEXPANDMUL(v_decay_to_end_next, v_f32_next, decay_to_end_col_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(S_operand_f16_next, S_operand_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // S_operand_f16_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // S_operand_next -> lower_fill_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // S_operand_f16_next -> store
+            if (rows_next > 0) TCVT(v_decay_to_end_f16_next, v_decay_to_end_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // v_decay_to_end_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // v_decay_to_end_next -> lower_fill_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // v_decay_to_end_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(S_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, S_operand_f16_next);
+                    auto to = view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                    TSTORE(to, v_decay_to_end_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_operand_f16_channel -> S_operand_f16_in_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // v_decay_to_end_f16_channel -> v_decay_to_end_f16_in_next
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) TCOLEXPAND(expand_G_c_3_next, G_c_3_next);
+            if (rows_next > 0) TCOLEXPAND(G_times_expand_next, G_times_minus_1_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, expand_G_c_3_next, G_col_next);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // S_operand_next -> lower_fill_next
+            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, G_times_expand_next, G_col_next);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // v_decay_to_end_next -> lower_fill_next
             if (rows_next > 0) {
                 {
                     auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
@@ -1050,19 +1049,19 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                     TSTORE(to, q_kT_D_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // q_kT_D_f16_next -> exp_last_G_S
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // q_kT_D_f16_next -> chunk_decay_S
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // q_kT_D_f16_next -> exp_last_G_S
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // q_kT_D_f16_next -> chunk_decay_S
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            TMULS(exp_last_G_S, S, exp_last_G);
+            TMULS(chunk_decay_S, S, chunk_decay);
             pipe_barrier(PIPE_V);
-            TADD(S_next, exp_last_G_S, S_next_part_in);
+            TADD(S_next, chunk_decay_S, S_next_part_in);
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
             if (rows_next > 0) TEXP(exp_G_next, G_next);
-            set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
-            wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
+            set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            const float exp_last_G_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
+            const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
             wait_flag_dev(1);  // q_S_channel -> q_S_in
             {
                 auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
@@ -1134,7 +1133,7 @@ extern "C" int call_simple_gla_o_S_fp16(
     uint8_t *q_kT_channel_bytes,
     uint8_t *q_kT_D_f16_channel_bytes,
     uint8_t *o_sum_part_channel_bytes,
-    uint8_t *S_operand_f16_channel_bytes,
+    uint8_t *v_decay_to_end_f16_channel_bytes,
     uint8_t *S_next_part_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -1150,7 +1149,7 @@ extern "C" int call_simple_gla_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    simple_gla_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, S_f16_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, S_operand_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    simple_gla_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, S_f16_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, v_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -2702,14 +2701,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * v
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    v_decay_to_end = decay_to_end_col * v
+    kT_v_decay_to_end = k.mT @ v_decay_to_end
+    S_next = chunk_decay_S + kT_v_decay_to_end
     return o, S_next
 
 

@@ -503,33 +503,33 @@ def o_S_kernel(t):
             S = t.fragment((K, V), T.float32)
             tile_C_K = t.shared((C, K), T.float16)
             k = t.shared((C, K), T.float16)
-            v_then_U_operand = t.shared((C, V), T.float16)
+            v_then_operand_of_U = t.shared((C, V), T.float16)
             vector_C = t.shared((C,), T.float32)
             beta = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
             D = t.fragment((C, C), T.float32)
             k_kT = t.fragment((C, C), T.float32)
             beta_k_kT_D_f16 = t.fragment((C, C), T.float16)
-            Tinv_rows_64_then_q_kT_D = t.staged((C, C), T.float16)
+            Tinv_f16_2_then_q_kT_D = t.staged((C, C), T.float16)
             S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
-            U_operand_f16 = t.fragment((C, V), T.float16)
+            operand_of_U_f16 = t.fragment((C, V), T.float16)
             U = t.fragment((C, V), T.float32)
             q_S = t.fragment((C, V), T.float32)
             q_kT = t.fragment((C, C), T.float32)
             o_sum = t.fragment((C, V), T.float32)
             last_G = T.alloc_var(T.float32)
-            exp_last_G = T.alloc_var(T.float32)
-            S_operand_f16 = t.fragment((C, V), T.float16)
+            chunk_decay = T.alloc_var(T.float32)
+            U_decay_to_end_f16 = t.fragment((C, V), T.float16)
             o_f16 = t.fragment((C, V), T.float16)
             o_f16_out = t.staged((C, V), T.float16)
             if clear_o != 0:
-                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
-                low = T.alloc_var(T.int32, init=length)
-                high = T.alloc_var(T.int32, init=room)
-                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
-                    row = start - b * L + low + rest * C
-                    rows = high - low - rest * C
+                row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                clear_begin = T.alloc_var(T.int32, init=length)
+                clear_end = T.alloc_var(T.int32, init=row_end)
+                for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):
+                    row = start - b * L + clear_begin + rest * C
+                    rows = clear_end - clear_begin - rest * C
                     for i, j in t.parallel(C, V):
                         if i < rows:
                             o_out[b, row + i, hv, j] = 0
@@ -541,7 +541,7 @@ def o_S_kernel(t):
                 if rows >= C:
                     t.start_copy(q_in[b, row:row + C, h, 0:K], tile_C_K)
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v_then_U_operand)
+                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v_then_operand_of_U)
                     t.start_copy(g_in[b, row:row + C, hv], vector_C)
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
                 else:
@@ -550,7 +550,7 @@ def o_S_kernel(t):
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, V):
-                        v_then_U_operand[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
+                        v_then_operand_of_U[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
                         vector_C[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
                     for i in t.parallel(C):
@@ -563,43 +563,44 @@ def o_S_kernel(t):
                     D[i, j] = T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
                 # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
                 t.gemm(k, k, k_kT, transpose_B=True)
-                # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
                     beta_k_kT_D_f16[i, j] = beta[i] * k_kT[i, j] * D[i, j]
-                t.copy(beta_k_kT_D_f16, Tinv_rows_64_then_q_kT_D)
-                t.expect_swizzled(Tinv_rows_64_then_q_kT_D)
-                t.whole_inverses((Tinv_rows_64_then_q_kT_D,), (None,))
+                t.copy(beta_k_kT_D_f16, Tinv_f16_2_then_q_kT_D)
+                # Tinv = unit_lower_inverse(A)
+                t.expect_swizzled(Tinv_f16_2_then_q_kT_D)
+                t.whole_inverses((Tinv_f16_2_then_q_kT_D,), (None,))
                 # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                 for i in t.parallel(C):
                     vector_C[i] = T.exp(G[i])
                 t.copy(S, S_f16)
                 t.gemm(k, S_f16, k_S)
                 for i, j in t.parallel(C, V):
-                    U_operand_f16[i, j] = beta[i] * (
-                        T.cast(v_then_U_operand[i, j], T.float32) - vector_C[i] * k_S[i, j]
+                    operand_of_U_f16[i, j] = beta[i] * (
+                        T.cast(v_then_operand_of_U[i, j], T.float32) - vector_C[i] * k_S[i, j]
                     )
-                t.copy(U_operand_f16, v_then_U_operand)
-                t.gemm(Tinv_rows_64_then_q_kT_D, v_then_U_operand, U)
+                t.copy(operand_of_U_f16, v_then_operand_of_U)
+                t.gemm(Tinv_f16_2_then_q_kT_D, v_then_operand_of_U, U)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                 t.gemm(tile_C_K, S_f16, q_S)
                 t.gemm(tile_C_K, k, q_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    Tinv_rows_64_then_q_kT_D[i, j] = q_kT[i, j] * D[i, j]
+                    Tinv_f16_2_then_q_kT_D[i, j] = q_kT[i, j] * D[i, j]
                 t.copy(U, tile_C_K)
                 for i, j in t.parallel(C, V):
                     o_sum[i, j] = vector_C[i] * q_S[i, j]
-                t.gemm(Tinv_rows_64_then_q_kT_D, tile_C_K, o_sum, clear_accum=False)
+                t.gemm(Tinv_f16_2_then_q_kT_D, tile_C_K, o_sum, clear_accum=False)
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                 last_G = G[C - 1]
-                exp_last_G = T.exp(last_G)
+                chunk_decay = T.exp(last_G)
                 for i in t.parallel(C):
                     vector_C[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    S_operand_f16[i, j] = vector_C[i] * U[i, j]
-                t.copy(S_operand_f16, tile_C_K)
+                    U_decay_to_end_f16[i, j] = vector_C[i] * U[i, j]
+                t.copy(U_decay_to_end_f16, tile_C_K)
                 for i, j in t.parallel(K, V):
-                    S[i, j] = exp_last_G * S[i, j]
+                    S[i, j] = chunk_decay * S[i, j]
                 t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
+                # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                 for i, j in t.parallel(C, V):
                     o_f16[i, j] = scale * o_sum[i, j]
                 t.copy(o_f16, o_f16_out)
@@ -2072,8 +2073,8 @@ def _page(_inputs, _states, _numbers):
     k_S = k @ S
     exp_G_k_S = exp_G_col * k_S
     v_minus_exp_G_k_S = v - exp_G_k_S
-    U_operand = beta_col * v_minus_exp_G_k_S
-    U = Tinv @ U_operand
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
@@ -2084,14 +2085,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * U
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    U_decay_to_end = decay_to_end_col * U
+    kT_U_decay_to_end = k.mT @ U_decay_to_end
+    S_next = chunk_decay_S + kT_U_decay_to_end
     return o, S_next
 
 

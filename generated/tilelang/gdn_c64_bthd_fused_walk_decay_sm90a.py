@@ -529,41 +529,41 @@ def G_beta_F_chunk_least_kernel(t):
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
             hv = block * 16
-            g_then_sums_valid_g = t.shared((16, C + 4), T.float32)
-            vector_C = t.shared((16, C + 4), T.float32)
-            last_sums_valid_g = t.shared((16,), T.float32)
+            vector_C_1 = t.shared((16, C + 4), T.float32)
+            vector_C_2 = t.shared((16, C + 4), T.float32)
+            F_chunk_least = t.shared((16,), T.float32)
             t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 for i, j in t.parallel(C, 16):
-                    g_then_sums_valid_g[j, i] = T.if_then_else(
+                    vector_C_1[j, i] = T.if_then_else(
                         i < rows,
                         T.if_then_else(hv + j < HV, g_in[b, row + i, hv + j], 0),
                         0,
                     )
                 for i, j in t.parallel(C, 16):
-                    vector_C[j, i] = T.if_then_else(
+                    vector_C_2[j, i] = T.if_then_else(
                         i < rows,
                         T.if_then_else(hv + j < HV, beta_in[b, row + i, hv + j], 0),
                         0,
                     )
                 for j, i in t.parallel(16, C):
                     if hv + j < HV:
-                        beta_ws[slot, hv + j, i] = vector_C[j, i]
+                        beta_ws[slot, hv + j, i] = vector_C_2[j, i]
                 # G = cumsum(g)
-                t.row_cumsum(g_then_sums_valid_g, vector_C, C, least=-105.0)
+                t.row_cumsum(vector_C_1, vector_C_2, C, least=-105.0)
                 for j, i in t.parallel(16, C):
                     if hv + j < HV:
-                        G_ws[slot, hv + j, i] = vector_C[j, i]
+                        G_ws[slot, hv + j, i] = vector_C_2[j, i]
                 for j, i in t.parallel(16, C):
-                    vector_C[j, i] = T.if_then_else(i < rows, g_then_sums_valid_g[j, i], 0.0)
-                t.row_cumsum(vector_C, g_then_sums_valid_g, C)
+                    vector_C_2[j, i] = T.if_then_else(i < rows, vector_C_1[j, i], 0.0)
+                t.row_cumsum(vector_C_2, vector_C_1, C)
                 for j in t.parallel(16):
-                    last_sums_valid_g[j] = g_then_sums_valid_g[j, C - 1]
+                    F_chunk_least[j] = vector_C_1[j, C - 1]
                 for j in t.parallel(16):
                     if hv + j < HV:
-                        F_chunk_least_ws[slot, hv + j] = last_sums_valid_g[j]
+                        F_chunk_least_ws[slot, hv + j] = F_chunk_least[j]
                 for j in t.parallel(16):
                     if hv + j < HV:
                         F_chunk_ws[slot, hv + j] = T.infinity(T.float32)
@@ -586,7 +586,7 @@ def F_chunk_kernel(t):
         parts: T.int32,
         span: T.int32,
     ):
-        with t.kernel(parts, HV, 16, threads=128) as (part, hv, nth):
+        with t.kernel(parts, HV, 16, threads=128) as (part, hv, slice_index):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
@@ -595,8 +595,8 @@ def F_chunk_kernel(t):
             length = cu_seqlens[n + 1] - start
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
-            warm_up_length = T.alloc_var(T.float32)
-            warm_up_length_c_2 = T.alloc_var(T.float32)
+            warm_up_least = T.alloc_var(T.float32)
+            warm_up_with_margin = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             k = t.shared((C, K), T.float16)
             g_then_valid_F = t.shared((C,), T.float32)
@@ -607,11 +607,11 @@ def F_chunk_kernel(t):
             F_difference = t.shared((C,), T.float32)
             F_chunk = T.alloc_var(T.float32)
             if first < T.max(stop, 1):
-                warm_up_length = t.warm_up_length(F_chunk_least_ws, start // C + n, hv, first, 8 * span, 11.090355)
-                warm_up_length_c_2 = warm_up_length * 1.25
-                warm_up = warm_up_length_c_2 + 1.0
+                warm_up_least = t.warm_up_length(F_chunk_least_ws, start // C + n, hv, first, 8 * span, 11.090355)
+                warm_up_with_margin = warm_up_least * 1.25
+                warm_up = warm_up_with_margin + 1.0
                 begin = first - T.max(T.cast(warm_up, T.int32), 0)
-                for chunk in T.serial(T.max(begin, 0) + nth, first, 16):
+                for chunk in T.serial(T.max(begin, 0) + slice_index, first, 16):
                     row = start - b * L + chunk * C
                     rows = length - chunk * C
                     slot = start // C + n + chunk
@@ -627,14 +627,14 @@ def F_chunk_kernel(t):
                         for i in t.parallel(C):
                             vector_C[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                     t.wait_copies()
-                    # F_difference = 1.0 - beta * row_sum(k * k)
-                    # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                     t.copy(k, k_f32)
+                    # F_difference = 1.0 - beta * row_sum(k * k)
                     for i, j in t.parallel(C, K):
                         k_k[i, j] = k_f32[i, j] * k_f32[i, j]
                     t.row_sum(k_k, row_sums_k_k)
                     for i in t.parallel(C):
                         F_difference[i] = 1.0 - vector_C[i] * row_sums_k_k[i]
+                    # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                     for i in t.parallel(C):
                         vector_C[i] = g_then_valid_F[i] + T.log(
                             T.if_then_else(
@@ -690,15 +690,15 @@ def S_offset_kernel(t):
             k = t.shared((C, K), T.float16)
             tile_C_V = t.shared((C, V), T.float16)
             k_kT = t.fragment((C, C), T.float32)
-            k_kT_scaled_f16 = t.fragment((C, C), T.float16)
-            exp_G_then_beta_scaled = t.shared((C,), T.float32)
+            A_unmasked_f16 = t.fragment((C, C), T.float16)
+            vector_C = t.shared((C,), T.float32)
             S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
             U_unscaled = t.fragment((C, V), T.float32)
             Tinv_below_f16 = t.staged((C, C), T.float16)
             last_G = T.alloc_var(T.float32)
-            exp_last_G = T.alloc_var(T.float32)
-            S_operand_f16 = t.fragment((C, V), T.float16)
+            chunk_decay = T.alloc_var(T.float32)
+            U_decay_to_end_f16 = t.fragment((C, V), T.float16)
             if first < T.max(stop, 1):
                 warm_up_next = t.warm_up_length(
                     F_chunk_ws,
@@ -736,40 +736,35 @@ def S_offset_kernel(t):
                             for i, j in t.parallel(C, V):
                                 tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                         t.wait_copies()
-                        # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
+                        # A = (k @ k.T) * (D * beta[None, :])
                         t.gemm(k, k, k_kT, transpose_B=True)
-                        # Tinv = unit_lower_inverse(k_kT_D_beta)
-                        # Tinv_below = strictly_lower(Tinv)
                         for i, j in t.parallel(C, C):
-                            k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
+                            A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
-                            exp_G_then_beta_scaled[i] = T.exp(G[i])
+                            vector_C[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, V):
-                            U_unscaled[i, j] = T.cast(tile_C_V[i, j], T.float32) - exp_G_then_beta_scaled[i] * k_S[i, j]
-                        # Tinv = unit_lower_inverse(k_kT_D_beta)
-                        # Tinv_below = strictly_lower(Tinv)
-                        t.copy(k_kT_scaled_f16, Tinv_below_f16)
+                            U_unscaled[i, j] = T.cast(tile_C_V[i, j], T.float32) - vector_C[i] * k_S[i, j]
+                        t.copy(A_unmasked_f16, Tinv_below_f16)
+                        # Tinv = unit_lower_inverse(A)
                         t.expect_swizzled(Tinv_below_f16)
                         t.whole_inverses((Tinv_below_f16,), (None,), strict=True)
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(U_unscaled, tile_C_V)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.gemm(Tinv_below_f16, tile_C_V, U_unscaled, clear_accum=False)
                         # last_G = last(G)
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
-                        exp_last_G = T.exp(last_G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
+                        chunk_decay = T.exp(last_G)
                         for i in t.parallel(C):
-                            exp_G_then_beta_scaled[i] = T.exp(last_G - G[i]) * beta[i]
+                            vector_C[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, V):
-                            S_operand_f16[i, j] = exp_G_then_beta_scaled[i] * U_unscaled[i, j]
-                        t.copy(S_operand_f16, tile_C_V)
+                            U_decay_to_end_f16[i, j] = vector_C[i] * U_unscaled[i, j]
+                        t.copy(U_decay_to_end_f16, tile_C_V)
                         for i, j in t.parallel(K, V):
-                            S[i, j] = exp_last_G * S[i, j]
+                            S[i, j] = chunk_decay * S[i, j]
                         t.gemm(k, tile_C_V, S, transpose_A=True, clear_accum=False)
                     for i, j in t.parallel(K, V):
                         S_offset[part, hv, i, j] = S[i, j]
@@ -805,22 +800,22 @@ def S_factor_kernel(t):
             follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
-            warm_up_maximum = T.alloc_var(T.float32)
+            longer_warm_up = T.alloc_var(T.float32)
             S = t.fragment((K, K), T.float32)
             G = t.shared((C,), T.float32)
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
             k_kT = t.fragment((C, C), T.float32)
-            k_kT_scaled_f16 = t.fragment((C, C), T.float16)
-            exp_G_then_beta_scaled = t.shared((C,), T.float32)
+            A_unmasked_f16 = t.fragment((C, C), T.float16)
+            vector_C = t.shared((C,), T.float32)
             S_f16 = t.shared((K, K), T.float16)
             k_S = t.fragment((C, K), T.float32)
             U_unscaled = t.fragment((C, K), T.float32)
             Tinv_below_f16 = t.staged((C, C), T.float16)
             tile_C_K = t.shared((C, K), T.float16)
             last_G = T.alloc_var(T.float32)
-            exp_last_G = T.alloc_var(T.float32)
-            S_operand_f16 = t.fragment((C, K), T.float16)
+            chunk_decay = T.alloc_var(T.float32)
+            U_decay_to_end_f16 = t.fragment((C, K), T.float16)
             S_T_f16 = t.fragment((K, K), T.float16)
             S_T_f16_out = t.staged((K, K), T.float16)
             if first < T.max(stop, 1):
@@ -828,8 +823,8 @@ def S_factor_kernel(t):
                 follows = T.Select(first > 0, -1.0, 0.0)
                 warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
                 warm_up_next = T.if_then_else((first + span) * C < length, S_warm_up[part + 1, hv], 0)
-                warm_up_maximum = T.max(warm_up, warm_up_next)
-                if warm_up_maximum < 0:
+                longer_warm_up = T.max(warm_up, warm_up_next)
+                if longer_warm_up < 0:
                     for i, j in t.parallel(K, K):
                         S[i, j] = T.if_then_else(i == j, 1.0, 0.0)
                     for chunk in T.serial(begin, stop):
@@ -846,40 +841,35 @@ def S_factor_kernel(t):
                             for i, j in t.parallel(C, K):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                         t.wait_copies()
-                        # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
+                        # A = (k @ k.T) * (D * beta[None, :])
                         t.gemm(k, k, k_kT, transpose_B=True)
-                        # Tinv = unit_lower_inverse(k_kT_D_beta)
-                        # Tinv_below = strictly_lower(Tinv)
                         for i, j in t.parallel(C, C):
-                            k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
+                            A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                         # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
-                            exp_G_then_beta_scaled[i] = T.exp(G[i])
+                            vector_C[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, K):
-                            U_unscaled[i, j] = -(exp_G_then_beta_scaled[i] * k_S[i, j])
-                        # Tinv = unit_lower_inverse(k_kT_D_beta)
-                        # Tinv_below = strictly_lower(Tinv)
-                        t.copy(k_kT_scaled_f16, Tinv_below_f16)
+                            U_unscaled[i, j] = -(vector_C[i] * k_S[i, j])
+                        t.copy(A_unmasked_f16, Tinv_below_f16)
+                        # Tinv = unit_lower_inverse(A)
                         t.expect_swizzled(Tinv_below_f16)
                         t.whole_inverses((Tinv_below_f16,), (None,), strict=True)
-                        # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(U_unscaled, tile_C_K)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.gemm(Tinv_below_f16, tile_C_K, U_unscaled, clear_accum=False)
                         # last_G = last(G)
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
-                        exp_last_G = T.exp(last_G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
+                        chunk_decay = T.exp(last_G)
                         for i in t.parallel(C):
-                            exp_G_then_beta_scaled[i] = T.exp(last_G - G[i]) * beta[i]
+                            vector_C[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, K):
-                            S_operand_f16[i, j] = exp_G_then_beta_scaled[i] * U_unscaled[i, j]
-                        t.copy(S_operand_f16, tile_C_K)
+                            U_decay_to_end_f16[i, j] = vector_C[i] * U_unscaled[i, j]
+                        t.copy(U_decay_to_end_f16, tile_C_K)
                         for i, j in t.parallel(K, K):
-                            S[i, j] = exp_last_G * S[i, j]
+                            S[i, j] = chunk_decay * S[i, j]
                         t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
                     t.copy(S, S_T_f16)
                     t.copy(S_T_f16, S_T_f16_out)
@@ -914,10 +904,10 @@ def S_start_kernel(t):
             follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             S = t.fragment((K, V), T.float32)
-            follows_2 = T.alloc_var(T.float32)
-            warm_up_2 = T.alloc_var(T.float32)
+            earlier_follows = T.alloc_var(T.float32)
+            earlier_warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
-            warm_up_2_maximum = T.alloc_var(T.float32)
+            longer_warm_up = T.alloc_var(T.float32)
             M = t.shared((K, K), T.float16)
             N = t.shared((K, V), T.float32)
             S_f16 = t.shared((K, V), T.float16)
@@ -928,12 +918,12 @@ def S_start_kernel(t):
                     for i, j in t.parallel(K, V):
                         S[i, j] = 0.0
                     for earlier in T.serial(part - T.truncdiv(first, span), part):
-                        follows_2 = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
-                        warm_up_2 = T.if_then_else(follows_2 < 0, S_warm_up[earlier, hv], 0)
+                        earlier_follows = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
+                        earlier_warm_up = T.if_then_else(earlier_follows < 0, S_warm_up[earlier, hv], 0)
                         warm_up_next = S_warm_up[earlier + 1, hv]
-                        warm_up_2_maximum = T.max(warm_up_2, warm_up_next)
+                        longer_warm_up = T.max(earlier_warm_up, warm_up_next)
                         for i, j in t.parallel(K, K):
-                            M[i, j] = T.if_then_else(warm_up_2_maximum < 0, S_factor[earlier, hv, i, j], 0)
+                            M[i, j] = T.if_then_else(longer_warm_up < 0, S_factor[earlier, hv, i, j], 0)
                         for i, j in t.parallel(K, V):
                             N[i, j] = T.if_then_else(warm_up_next < 0, S_offset[earlier, hv, i, j], 0)
                         t.copy(S, S_f16)
@@ -1005,12 +995,12 @@ def o_S_kernel(t):
             v_T = t.fragment((V, C), T.float16)
             U_unscaled = t.fragment((V, C), T.float32)
             v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
-            exp_last_G_shared = T.alloc_shared((3, 1), T.float32)
-            beta_scaled_shared = T.alloc_shared((3, C), T.float32)
+            chunk_decay_shared = T.alloc_shared((3, 1), T.float32)
+            beta_decay_to_end_shared = T.alloc_shared((3, C), T.float32)
             q_kT_D_beta_f16 = t.fragment((C, C), T.float16)
             q_kT_D_beta_f16_shared = t.staged((3, C, C), T.float16)
-            beta_scaled_row = t.fragment((C,), T.float32)
-            S_operand_f16 = t.fragment((V, C), T.float16)
+            beta_decay_to_end_row = t.fragment((C,), T.float32)
+            U_decay_to_end_f16 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
             U_unscaled_f16 = t.fragment((V, C), T.float16)
             o_sum = t.fragment((V, C), T.float32)
@@ -1036,12 +1026,12 @@ def o_S_kernel(t):
             t.expect_swizzled(q_kT_D_beta_f16_shared)
             t.expect_swizzled(o_f16_shared)
             if clear_o != 0:
-                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
-                low = T.alloc_var(T.int32, init=T.max(first * C, length))
-                high = T.alloc_var(T.int32, init=T.min((first + span) * C, room))
-                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
-                    row = start - b * L + low + rest * C
-                    rows = high - low - rest * C
+                row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                clear_begin = T.alloc_var(T.int32, init=T.max(first * C, length))
+                clear_end = T.alloc_var(T.int32, init=T.min((first + span) * C, row_end))
+                for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):
+                    row = start - b * L + clear_begin + rest * C
+                    rows = clear_end - clear_begin - rest * C
                     for i, j in t.parallel(C, V):
                         if i < rows:
                             o_out[b, row + i, hv, j] = 0
@@ -1065,10 +1055,9 @@ def o_S_kernel(t):
                             S[i, j] = S_start[part, hv, j, i]
                     for iteration in T.serial(first - begin):
                         chunk = begin + iteration
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
+                        # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                         T.gemm(
                             S_f16,
                             k[iteration % 3, :, :],
@@ -1086,6 +1075,7 @@ def o_S_kernel(t):
                         for i, j in t.as_sums(V, C):
                             v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                         T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         T.gemm(
                             v_minus_exp_G_k_S_f16,
                             Tinv_below_f16[iteration % 3, :, :],
@@ -1093,22 +1083,20 @@ def o_S_kernel(t):
                             transpose_B=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
-                        T.copy(beta_scaled_shared[iteration % 3, :], beta_scaled_row)
-                        # last_G = last(G)
+                        T.copy(beta_decay_to_end_shared[iteration % 3, :], beta_decay_to_end_row)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i, j in t.as_sums(V, C):
-                            S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
+                            U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
                         for i, j in t.parallel(V, K):
-                            S[i, j] = exp_last_G_shared[iteration % 3, 0] * S[i, j]
-                        T.gemm(S_operand_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                            S[i, j] = chunk_decay_shared[iteration % 3, 0] * S[i, j]
+                        T.gemm(U_decay_to_end_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                         T.barrier_arrive(k_free[iteration % 3])
                         T.barrier_arrive(exp_G_shared_free[iteration % 3])
                     for iteration in T.serial(first - begin, stop - begin):
                         chunk = begin + iteration
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
+                        # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                         T.gemm(
                             S_f16,
                             k[iteration % 3, :, :],
@@ -1126,6 +1114,7 @@ def o_S_kernel(t):
                         for i, j in t.as_sums(V, C):
                             v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                         T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         T.gemm(
                             v_minus_exp_G_k_S_f16,
                             Tinv_below_f16[iteration % 3, :, :],
@@ -1133,16 +1122,15 @@ def o_S_kernel(t):
                             transpose_B=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
-                        T.copy(beta_scaled_shared[iteration % 3, :], beta_scaled_row)
-                        # last_G = last(G)
+                        T.copy(beta_decay_to_end_shared[iteration % 3, :], beta_decay_to_end_row)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i, j in t.as_sums(V, C):
-                            S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
+                            U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
                         for i, j in t.parallel(V, K):
-                            S[i, j] = exp_last_G_shared[iteration % 3, 0] * S[i, j]
-                        T.gemm(S_operand_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                            S[i, j] = chunk_decay_shared[iteration % 3, 0] * S[i, j]
+                        T.gemm(U_decay_to_end_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                         T.barrier_arrive(k_free[iteration % 3])
-                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                        # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                         T.gemm(
                             S_f16,
                             q[iteration % 3, :, :],
@@ -1182,7 +1170,6 @@ def o_S_kernel(t):
                         T.copy(G[iteration % 3, :], G_col)
                         T.copy(G[iteration % 3, :], G_row)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
-                        # D_beta = D * beta[None, :]
                         # A = strictly_lower((k @ k.T) * D_beta)
                         T.gemm(
                             k[iteration % 3, :, :],
@@ -1193,26 +1180,25 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta[iteration % 3, :], beta_row)
+                        # D_beta = D * beta[None, :]
                         for i, j in t.as_sums(C, C):
                             D_beta[i, j] = T.exp(
                                 T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                             ) * beta_row[j]
-                        # Tinv = unit_lower_inverse(A)
+                        # A = strictly_lower((k @ k.T) * D_beta)
                         for i, j in t.as_sums(C, C):
                             k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
                         t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[iteration % 3, :, :], tx - 256)
                         T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                        # exp_G = exp(G)
                         for i in t.parallel(C):
                             exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
-                        # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i in t.parallel(1):
-                            exp_last_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
+                            chunk_decay_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
                         for i in t.parallel(C):
-                            beta_scaled_shared[iteration % 3, i] = T.exp(
+                            beta_decay_to_end_shared[iteration % 3, i] = T.exp(
                                 G[iteration % 3, C - 1] - G[iteration % 3, i],
                             ) * beta[iteration % 3, i]
                         T.fence_proxy_async()
@@ -1223,7 +1209,6 @@ def o_S_kernel(t):
                         T.copy(G[iteration % 3, :], G_col)
                         T.copy(G[iteration % 3, :], G_row)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
-                        # D_beta = D * beta[None, :]
                         # A = strictly_lower((k @ k.T) * D_beta)
                         T.gemm(
                             k[iteration % 3, :, :],
@@ -1234,17 +1219,18 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta[iteration % 3, :], beta_row)
+                        # D_beta = D * beta[None, :]
                         for i, j in t.as_sums(C, C):
                             D_beta[i, j] = T.exp(
                                 T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                             ) * beta_row[j]
-                        # Tinv = unit_lower_inverse(A)
+                        # A = strictly_lower((k @ k.T) * D_beta)
                         for i, j in t.as_sums(C, C):
                             k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
                         t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[iteration % 3, :, :], tx - 256)
                         T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(q_ready[(chunk - first) % 3], (chunk - first) // 3 % 2)
-                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                        # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                         T.wgmma_gemm(
                             q[iteration % 3, :, :],
                             k[iteration % 3, :, :],
@@ -1254,21 +1240,19 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                        # exp_G = exp(G)
                         for i in t.parallel(C):
                             exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
-                        # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i in t.parallel(1):
-                            exp_last_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
+                            chunk_decay_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
                         for i in t.parallel(C):
-                            beta_scaled_shared[iteration % 3, i] = T.exp(
+                            beta_decay_to_end_shared[iteration % 3, i] = T.exp(
                                 G[iteration % 3, C - 1] - G[iteration % 3, i],
                             ) * beta[iteration % 3, i]
                         T.wait_wgmma(0)
                         T.warpgroup_fence_operand(q_kT, num_regs=32)
-                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                        # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                         for i, j in t.as_sums(C, C):
                             q_kT_D_beta_f16[i, j] = q_kT[i, j] * D_beta[i, j]
                         t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)
@@ -2895,8 +2879,8 @@ def _page(_inputs, _states, _numbers):
     k_S = k @ S
     exp_G_k_S = exp_G_col * k_S
     v_minus_exp_G_k_S = v - exp_G_k_S
-    U_operand = beta_col * v_minus_exp_G_k_S
-    U = Tinv @ U_operand
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
@@ -2907,14 +2891,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * U
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    U_decay_to_end = decay_to_end_col * U
+    kT_U_decay_to_end = k.mT @ U_decay_to_end
+    S_next = chunk_decay_S + kT_U_decay_to_end
     return o, S_next
 
 

@@ -538,12 +538,12 @@ def o_S_kernel(t):
             v_T = t.fragment((V, C), T.float16)
             U_unscaled = t.fragment((V, C), T.float32)
             v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
-            exp_last_G_shared = T.alloc_shared((3, 1), T.float32)
-            beta_scaled_shared = T.alloc_shared((3, C), T.float32)
+            chunk_decay_shared = T.alloc_shared((3, 1), T.float32)
+            beta_decay_to_end_shared = T.alloc_shared((3, C), T.float32)
             q_kT_D_beta_f16 = t.fragment((C, C), T.float16)
             q_kT_D_beta_f16_shared = t.staged((3, C, C), T.float16)
-            beta_scaled_row = t.fragment((C,), T.float32)
-            S_operand_f16 = t.fragment((V, C), T.float16)
+            beta_decay_to_end_row = t.fragment((C,), T.float32)
+            U_decay_to_end_f16 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
             U_unscaled_f16 = t.fragment((V, C), T.float16)
             o_sum = t.fragment((V, C), T.float32)
@@ -569,12 +569,12 @@ def o_S_kernel(t):
             t.expect_swizzled(q_kT_D_beta_f16_shared)
             t.expect_swizzled(o_f16_shared)
             if clear_o != 0:
-                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
-                low = T.alloc_var(T.int32, init=length)
-                high = T.alloc_var(T.int32, init=room)
-                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
-                    row = start - b * L + low + rest * C
-                    rows = high - low - rest * C
+                row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                clear_begin = T.alloc_var(T.int32, init=length)
+                clear_end = T.alloc_var(T.int32, init=row_end)
+                for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):
+                    row = start - b * L + clear_begin + rest * C
+                    rows = clear_end - clear_begin - rest * C
                     for i, j in t.parallel(C, V):
                         if i < rows:
                             o_out[b, row + i, hv, j] = 0
@@ -584,10 +584,9 @@ def o_S_kernel(t):
                 for i, j in t.parallel(V, K):
                     S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
                 for chunk in T.serial(T.ceildiv(length, C)):
-                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     t.copy(S, S_f16)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
+                    # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                     T.gemm(
                         S_f16,
                         k[chunk % 3, :, :],
@@ -605,6 +604,7 @@ def o_S_kernel(t):
                     for i, j in t.as_sums(V, C):
                         v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                     T.barrier_wait(Tinv_below_f16_ready[chunk % 3], chunk // 3 % 2)
+                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     T.gemm(
                         v_minus_exp_G_k_S_f16,
                         Tinv_below_f16[chunk % 3, :, :],
@@ -612,16 +612,15 @@ def o_S_kernel(t):
                         transpose_B=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
-                    T.copy(beta_scaled_shared[chunk % 3, :], beta_scaled_row)
-                    # last_G = last(G)
+                    T.copy(beta_decay_to_end_shared[chunk % 3, :], beta_decay_to_end_row)
                     # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i, j in t.as_sums(V, C):
-                        S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
+                        U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
                     for i, j in t.parallel(V, K):
-                        S[i, j] = exp_last_G_shared[chunk % 3, 0] * S[i, j]
-                    T.gemm(S_operand_f16, k[chunk % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                        S[i, j] = chunk_decay_shared[chunk % 3, 0] * S[i, j]
+                    T.gemm(U_decay_to_end_f16, k[chunk % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(k_free[chunk % 3])
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                    # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.gemm(
                         S_f16,
                         q[chunk % 3, :, :],
@@ -659,7 +658,6 @@ def o_S_kernel(t):
                     T.copy(G[chunk % 3, :], G_col)
                     T.copy(G[chunk % 3, :], G_row)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
-                    # D_beta = D * beta[None, :]
                     # A = strictly_lower((k @ k.T) * D_beta)
                     T.gemm(
                         k[chunk % 3, :, :],
@@ -670,17 +668,18 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.copy(beta[chunk % 3, :], beta_row)
+                    # D_beta = D * beta[None, :]
                     for i, j in t.as_sums(C, C):
                         D_beta[i, j] = T.exp(
                             T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                         ) * beta_row[j]
-                    # Tinv = unit_lower_inverse(A)
+                    # A = strictly_lower((k @ k.T) * D_beta)
                     for i, j in t.as_sums(C, C):
                         k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
                     t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[chunk % 3, :, :], tx - 256)
                     T.barrier_arrive(k_kT_D_beta_f16_shared_ready[chunk % 3])
                     T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                    # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.wgmma_gemm(
                         q[chunk % 3, :, :],
                         k[chunk % 3, :, :],
@@ -690,21 +689,19 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.barrier_wait(exp_G_shared_free[chunk % 3], (chunk // 3 + 1) % 2)
-                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                    # exp_G = exp(G)
                     for i in t.parallel(C):
                         exp_G_shared[chunk % 3, i] = T.exp(G[chunk % 3, i])
-                    # last_G = last(G)
                     # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i in t.parallel(1):
-                        exp_last_G_shared[chunk % 3, i] = T.exp(G[chunk % 3, C - 1])
+                        chunk_decay_shared[chunk % 3, i] = T.exp(G[chunk % 3, C - 1])
                     for i in t.parallel(C):
-                        beta_scaled_shared[chunk % 3, i] = T.exp(
+                        beta_decay_to_end_shared[chunk % 3, i] = T.exp(
                             G[chunk % 3, C - 1] - G[chunk % 3, i],
                         ) * beta[chunk % 3, i]
                     T.wait_wgmma(0)
                     T.warpgroup_fence_operand(q_kT, num_regs=32)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                    # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     for i, j in t.as_sums(C, C):
                         q_kT_D_beta_f16[i, j] = q_kT[i, j] * D_beta[i, j]
                     t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[chunk % 3, :, :], tx - 256)
@@ -2250,8 +2247,8 @@ def _page(_inputs, _states, _numbers):
     k_S = k @ S
     exp_G_k_S = exp_G_col * k_S
     v_minus_exp_G_k_S = v - exp_G_k_S
-    U_operand = beta_col * v_minus_exp_G_k_S
-    U = Tinv @ U_operand
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
@@ -2262,14 +2259,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * U
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    U_decay_to_end = decay_to_end_col * U
+    kT_U_decay_to_end = k.mT @ U_decay_to_end
+    S_next = chunk_decay_S + kT_U_decay_to_end
     return o, S_next
 
 

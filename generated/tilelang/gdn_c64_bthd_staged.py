@@ -576,7 +576,7 @@ def A_kernel(t):
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
-                # beta_k_kT_D = beta[:, None] * (k @ k.T) * D
+                # A = beta[:, None] * (k @ k.T) * D
                 t.gemm(k, k, k_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
                     A_ws[slot, hv, i, j] = beta[i] * k_kT[i, j] * T.exp(
@@ -603,17 +603,17 @@ def Tinv_kernel(t):
             chunk = slot - (start // C + n)
             A = t.shared((C, C), T.float32)
             A_f16 = t.fragment((C, C), T.float16)
-            Tinv_rows_64 = t.staged((C, C), T.float16)
+            Tinv_f16_2 = t.staged((C, C), T.float16)
             if chunk * C < length:
                 t.start_copy(A_ws[slot, hv, 0:C, 0:C], A)
                 t.wait_copies()
-                # Tinv = unit_lower_inverse(A)
                 t.copy(A, A_f16)
-                t.copy(A_f16, Tinv_rows_64)
-                t.expect_swizzled(Tinv_rows_64)
-                t.whole_inverses((Tinv_rows_64,), (None,))
+                t.copy(A_f16, Tinv_f16_2)
+                # Tinv = unit_lower_inverse(A)
+                t.expect_swizzled(Tinv_f16_2)
+                t.whole_inverses((Tinv_f16_2,), (None,))
                 for i, j in t.parallel(C, C):
-                    Tinv_ws[slot, hv, i, j] = Tinv_rows_64[i, j]
+                    Tinv_ws[slot, hv, i, j] = Tinv_f16_2[i, j]
 
     return Tinv_kernel
 
@@ -669,17 +669,18 @@ def U_weight_U_offset_kernel(t):
                         v_then_beta_v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
-                # U_offset = Tinv @ (beta[:, None] * v)
                 # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
                 for i in t.parallel(C):
                     exp_G[i] = T.exp(G[i])
                 t.wait_copies()
+                # U_offset = Tinv @ (beta[:, None] * v)
                 for i, j in t.parallel(C, V):
                     beta_v_f16[i, j] = beta[i] * T.cast(v_then_beta_v[i, j], T.float32)
                 t.copy(beta_v_f16, v_then_beta_v)
                 t.gemm(Tinv, v_then_beta_v, U_offset)
                 for i, j in t.parallel(C, V):
                     U_offset_ws[slot, hv, i, j] = U_offset[i, j]
+                # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
                 for i, j in t.parallel(C, K):
                     beta_exp_G_k_f16[i, j] = beta[i] * (exp_G[i] * T.cast(k_then_beta_exp_G_k[i, j], T.float32))
                 t.copy(beta_exp_G_k_f16, k_then_beta_exp_G_k)
@@ -719,7 +720,7 @@ def S_U_kernel(t):
             S = t.fragment((K, V), T.float32)
             G = t.shared((C,), T.float32)
             U_offset = t.shared((C, V), T.float32)
-            U_weight_then_S_operand = t.shared((C, K), T.float16)
+            tile_C_K = t.shared((C, K), T.float16)
             S_f16 = t.shared((K, V), T.float16)
             k = t.shared((C, K), T.float16)
             U_weight_S = t.fragment((C, V), T.float32)
@@ -727,9 +728,9 @@ def S_U_kernel(t):
             U_f16 = t.fragment((C, V), T.float16)
             U_f16_out = t.staged((C, V), T.float16)
             last_G = T.alloc_var(T.float32)
-            exp_last_G = T.alloc_var(T.float32)
-            exp_last_G_minus_G = t.shared((C,), T.float32)
-            S_operand_f16 = t.fragment((C, V), T.float16)
+            chunk_decay = T.alloc_var(T.float32)
+            decay_to_end = t.shared((C,), T.float32)
+            U_decay_to_end_f16 = t.fragment((C, V), T.float16)
             for i, j in t.parallel(K, V):
                 S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, i, j], 0)
             for chunk in T.serial(T.ceildiv(length, C)):
@@ -739,7 +740,7 @@ def S_U_kernel(t):
                 for i in t.parallel(C):
                     G[i] = G_ws[slot, hv, i]
                 t.start_copy(U_offset_ws[slot, hv, 0:C, 0:V], U_offset)
-                t.start_copy(U_weight_ws[slot, hv, 0:C, 0:K], U_weight_then_S_operand)
+                t.start_copy(U_weight_ws[slot, hv, 0:C, 0:K], tile_C_K)
                 t.copy(S, S_f16)
                 for i, j in t.parallel(K, V):
                     S_ws[slot, hv, i, j] = S_f16[i, j]
@@ -750,7 +751,7 @@ def S_U_kernel(t):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                 t.wait_copies()
                 # U = U_offset - U_weight @ S
-                t.gemm(U_weight_then_S_operand, S_f16, U_weight_S)
+                t.gemm(tile_C_K, S_f16, U_weight_S)
                 for i, j in t.parallel(C, V):
                     U[i, j] = U_offset[i, j] - U_weight_S[i, j]
                 t.copy(U, U_f16)
@@ -759,15 +760,15 @@ def S_U_kernel(t):
                     U_ws[slot, hv, i, j] = U_f16_out[i, j]
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                 last_G = G[C - 1]
-                exp_last_G = T.exp(last_G)
+                chunk_decay = T.exp(last_G)
                 for i in t.parallel(C):
-                    exp_last_G_minus_G[i] = T.exp(last_G - G[i])
+                    decay_to_end[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    S_operand_f16[i, j] = exp_last_G_minus_G[i] * U[i, j]
-                t.copy(S_operand_f16, U_weight_then_S_operand)
+                    U_decay_to_end_f16[i, j] = decay_to_end[i] * U[i, j]
+                t.copy(U_decay_to_end_f16, tile_C_K)
                 for i, j in t.parallel(K, V):
-                    S[i, j] = exp_last_G * S[i, j]
-                t.gemm(k, U_weight_then_S_operand, S, transpose_A=True, clear_accum=False)
+                    S[i, j] = chunk_decay * S[i, j]
+                t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
             if has_final_state != 0:
                 for i, j in t.parallel(K, V):
                     final_state_out[n, hv, i, j] = S[i, j]
@@ -812,12 +813,12 @@ def o_kernel(t):
             o_f16 = t.fragment((C, V), T.float16)
             o_f16_out = t.staged((C, V), T.float16)
             if clear_o != 0:
-                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
-                low = T.alloc_var(T.int32, init=T.max(chunk * C, length))
-                high = T.alloc_var(T.int32, init=T.min(chunk * C + C, room))
-                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
-                    row = start - b * L + low + rest * C
-                    rows = high - low - rest * C
+                row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                clear_begin = T.alloc_var(T.int32, init=T.max(chunk * C, length))
+                clear_end = T.alloc_var(T.int32, init=T.min(chunk * C + C, row_end))
+                for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):
+                    row = start - b * L + clear_begin + rest * C
+                    rows = clear_end - clear_begin - rest * C
                     for i, j in t.parallel(C, V):
                         if i < rows:
                             o_out[b, row + i, hv, j] = 0
@@ -836,7 +837,7 @@ def o_kernel(t):
                         q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                # exp_G = exp(G)
                 for i in t.parallel(C):
                     exp_G[i] = T.exp(G[i])
                 t.wait_copies()
@@ -2349,8 +2350,8 @@ def _page(_inputs, _states, _numbers):
     k_S = k @ S
     exp_G_k_S = exp_G_col * k_S
     v_minus_exp_G_k_S = v - exp_G_k_S
-    U_operand = beta_col * v_minus_exp_G_k_S
-    U = Tinv @ U_operand
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
@@ -2361,14 +2362,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * U
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    U_decay_to_end = decay_to_end_col * U
+    kT_U_decay_to_end = k.mT @ U_decay_to_end
+    S_next = chunk_decay_S + kT_U_decay_to_end
     return o, S_next
 
 

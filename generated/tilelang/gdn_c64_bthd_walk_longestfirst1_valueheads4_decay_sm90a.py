@@ -515,30 +515,30 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
             chunk = slot - (start // C + n)
             k = t.shared((C, K), T.float16)
             g_then_valid_F = t.shared((C,), T.float32)
-            g_b_then_valid_F_b = t.shared((C,), T.float32)
-            g_c_then_valid_F_c = t.shared((C,), T.float32)
-            g_d_then_valid_F_d = t.shared((C,), T.float32)
+            g_h1_then_valid_F_h1 = t.shared((C,), T.float32)
+            g_h2_then_valid_F_h2 = t.shared((C,), T.float32)
+            g_h3_then_valid_F_h3 = t.shared((C,), T.float32)
             vector_C_1 = t.shared((C,), T.float32)
             vector_C_2 = t.shared((C,), T.float32)
             vector_C_3 = t.shared((C,), T.float32)
             vector_C_4 = t.shared((C,), T.float32)
             G_then_diagonal_k_kT = t.shared((C,), T.float32)
-            G_b_then_F_difference = t.shared((C,), T.float32)
-            G_c = t.shared((C,), T.float32)
-            G_d = t.shared((C,), T.float32)
+            G_h1_then_F_difference = t.shared((C,), T.float32)
+            G_h2 = t.shared((C,), T.float32)
+            G_h3 = t.shared((C,), T.float32)
             k_kT = t.fragment((C, C), T.float32)
-            k_kT_scaled_f16 = t.fragment((C, C), T.float16)
+            A_unmasked_f16 = t.fragment((C, C), T.float16)
             Tinv_below_f16 = t.staged((C, C), T.float16)
-            k_kT_scaled_f16_b = t.fragment((C, C), T.float16)
-            Tinv_below_f16_b = t.staged((C, C), T.float16)
-            k_kT_scaled_f16_c = t.fragment((C, C), T.float16)
-            Tinv_below_f16_c = t.staged((C, C), T.float16)
-            k_kT_scaled_f16_d = t.fragment((C, C), T.float16)
-            Tinv_below_f16_d = t.staged((C, C), T.float16)
+            A_unmasked_f16_h1 = t.fragment((C, C), T.float16)
+            Tinv_below_f16_h1 = t.staged((C, C), T.float16)
+            A_unmasked_f16_h2 = t.fragment((C, C), T.float16)
+            Tinv_below_f16_h2 = t.staged((C, C), T.float16)
+            A_unmasked_f16_h3 = t.fragment((C, C), T.float16)
+            Tinv_below_f16_h3 = t.staged((C, C), T.float16)
             F_chunk = T.alloc_var(T.float32)
-            F_chunk_b = T.alloc_var(T.float32)
-            F_chunk_c = T.alloc_var(T.float32)
-            F_chunk_d = T.alloc_var(T.float32)
+            F_chunk_h1 = T.alloc_var(T.float32)
+            F_chunk_h2 = T.alloc_var(T.float32)
+            F_chunk_h3 = T.alloc_var(T.float32)
             t.blocks_at_least(6)
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -546,9 +546,9 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 if rows >= C:
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
                     t.start_copy(g_in[b, row:row + C, hv], g_then_valid_F)
-                    t.start_copy(g_in[b, row:row + C, hv + 1], g_b_then_valid_F_b)
-                    t.start_copy(g_in[b, row:row + C, hv + 2], g_c_then_valid_F_c)
-                    t.start_copy(g_in[b, row:row + C, hv + 3], g_d_then_valid_F_d)
+                    t.start_copy(g_in[b, row:row + C, hv + 1], g_h1_then_valid_F_h1)
+                    t.start_copy(g_in[b, row:row + C, hv + 2], g_h2_then_valid_F_h2)
+                    t.start_copy(g_in[b, row:row + C, hv + 3], g_h3_then_valid_F_h3)
                     t.start_copy(beta_in[b, row:row + C, hv], vector_C_1)
                     t.start_copy(beta_in[b, row:row + C, hv + 1], vector_C_2)
                     t.start_copy(beta_in[b, row:row + C, hv + 2], vector_C_3)
@@ -559,11 +559,11 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                     for i in t.parallel(C):
                         g_then_valid_F[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
                     for i in t.parallel(C):
-                        g_b_then_valid_F_b[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 1], 0)
+                        g_h1_then_valid_F_h1[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 1], 0)
                     for i in t.parallel(C):
-                        g_c_then_valid_F_c[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 2], 0)
+                        g_h2_then_valid_F_h2[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 2], 0)
                     for i in t.parallel(C):
-                        g_d_then_valid_F_d[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 3], 0)
+                        g_h3_then_valid_F_h3[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 3], 0)
                     for i in t.parallel(C):
                         vector_C_1[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                     for i in t.parallel(C):
@@ -583,77 +583,78 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                     beta_ws[slot, hv + 3, i] = vector_C_4[i]
                 # G = cumsum(g)
                 t.cumsums(
-                    (g_then_valid_F, g_b_then_valid_F_b, g_c_then_valid_F_c, g_d_then_valid_F_d),
-                    (G_then_diagonal_k_kT, G_b_then_F_difference, G_c, G_d),
+                    (g_then_valid_F, g_h1_then_valid_F_h1, g_h2_then_valid_F_h2, g_h3_then_valid_F_h3),
+                    (G_then_diagonal_k_kT, G_h1_then_F_difference, G_h2, G_h3),
                     least=-105.0,
                 )
                 for i in t.parallel(C):
                     G_ws[slot, hv, i] = G_then_diagonal_k_kT[i]
                 for i in t.parallel(C):
-                    G_ws[slot, hv + 1, i] = G_b_then_F_difference[i]
+                    G_ws[slot, hv + 1, i] = G_h1_then_F_difference[i]
                 for i in t.parallel(C):
-                    G_ws[slot, hv + 2, i] = G_c[i]
+                    G_ws[slot, hv + 2, i] = G_h2[i]
                 for i in t.parallel(C):
-                    G_ws[slot, hv + 3, i] = G_d[i]
+                    G_ws[slot, hv + 3, i] = G_h3[i]
                 # k_kT = k @ k.T
-                # k_kT_D_beta = k_kT * (D * beta[None, :])
                 t.gemm(k, k, k_kT, transpose_B=True)
-                # Tinv = unit_lower_inverse(k_kT_D_beta)
-                # Tinv_below = strictly_lower(Tinv)
+                # A = k_kT * (D * beta[None, :])
                 for i, j in t.parallel(C, C):
-                    k_kT_scaled_f16[i, j] = k_kT[i, j] * (
+                    A_unmasked_f16[i, j] = k_kT[i, j] * (
                         T.exp(G_then_diagonal_k_kT[i] - G_then_diagonal_k_kT[j]) * vector_C_1[j]
                     )
-                t.copy(k_kT_scaled_f16, Tinv_below_f16)
+                t.copy(A_unmasked_f16, Tinv_below_f16)
                 for i, j in t.parallel(C, C):
-                    k_kT_scaled_f16_b[i, j] = k_kT[i, j] * (
-                        T.exp(G_b_then_F_difference[i] - G_b_then_F_difference[j]) * vector_C_2[j]
+                    A_unmasked_f16_h1[i, j] = k_kT[i, j] * (
+                        T.exp(G_h1_then_F_difference[i] - G_h1_then_F_difference[j]) * vector_C_2[j]
                     )
-                t.copy(k_kT_scaled_f16_b, Tinv_below_f16_b)
+                t.copy(A_unmasked_f16_h1, Tinv_below_f16_h1)
                 for i, j in t.parallel(C, C):
-                    k_kT_scaled_f16_c[i, j] = k_kT[i, j] * (T.exp(G_c[i] - G_c[j]) * vector_C_3[j])
-                t.copy(k_kT_scaled_f16_c, Tinv_below_f16_c)
+                    A_unmasked_f16_h2[i, j] = k_kT[i, j] * (T.exp(G_h2[i] - G_h2[j]) * vector_C_3[j])
+                t.copy(A_unmasked_f16_h2, Tinv_below_f16_h2)
                 for i, j in t.parallel(C, C):
-                    k_kT_scaled_f16_d[i, j] = k_kT[i, j] * (T.exp(G_d[i] - G_d[j]) * vector_C_4[j])
-                t.copy(k_kT_scaled_f16_d, Tinv_below_f16_d)
+                    A_unmasked_f16_h3[i, j] = k_kT[i, j] * (T.exp(G_h3[i] - G_h3[j]) * vector_C_4[j])
+                t.copy(A_unmasked_f16_h3, Tinv_below_f16_h3)
+                # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_below_f16)
-                t.expect_swizzled(Tinv_below_f16_b)
-                t.expect_swizzled(Tinv_below_f16_c)
-                t.expect_swizzled(Tinv_below_f16_d)
+                t.expect_swizzled(Tinv_below_f16_h1)
+                t.expect_swizzled(Tinv_below_f16_h2)
+                t.expect_swizzled(Tinv_below_f16_h3)
                 t.whole_inverses(
-                    (Tinv_below_f16, Tinv_below_f16_b, Tinv_below_f16_c, Tinv_below_f16_d),
+                    (Tinv_below_f16, Tinv_below_f16_h1, Tinv_below_f16_h2, Tinv_below_f16_h3),
                     (None, None, None, None),
                     strict=True,
                 )
                 for i, j in t.parallel(C, C):
                     Tinv_below_ws[slot, hv, i, j] = Tinv_below_f16[i, j]
                 for i, j in t.parallel(C, C):
-                    Tinv_below_ws[slot, hv + 1, i, j] = Tinv_below_f16_b[i, j]
+                    Tinv_below_ws[slot, hv + 1, i, j] = Tinv_below_f16_h1[i, j]
                 for i, j in t.parallel(C, C):
-                    Tinv_below_ws[slot, hv + 2, i, j] = Tinv_below_f16_c[i, j]
+                    Tinv_below_ws[slot, hv + 2, i, j] = Tinv_below_f16_h2[i, j]
                 for i, j in t.parallel(C, C):
-                    Tinv_below_ws[slot, hv + 3, i, j] = Tinv_below_f16_d[i, j]
+                    Tinv_below_ws[slot, hv + 3, i, j] = Tinv_below_f16_h3[i, j]
                 # F_difference = 1.0 - beta * diagonal(k_kT)
-                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i, j in t.parallel(C, C):
                     if i == j:
                         G_then_diagonal_k_kT[i] = k_kT[i, j]
                 for i in t.parallel(C):
-                    G_b_then_F_difference[i] = 1.0 - vector_C_1[i] * G_then_diagonal_k_kT[i]
+                    G_h1_then_F_difference[i] = 1.0 - vector_C_1[i] * G_then_diagonal_k_kT[i]
+                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
                     vector_C_1[i] = g_then_valid_F[i] + T.log(
                         T.if_then_else(
-                            T.max(G_b_then_F_difference[i], -G_b_then_F_difference[i]) < 1.0,
+                            T.max(G_h1_then_F_difference[i], -G_h1_then_F_difference[i]) < 1.0,
                             1.0,
-                            T.max(G_b_then_F_difference[i], -G_b_then_F_difference[i]),
+                            T.max(G_h1_then_F_difference[i], -G_h1_then_F_difference[i]),
                         ),
                     )
                 for i in t.parallel(C):
                     g_then_valid_F[i] = T.if_then_else(i < rows, vector_C_1[i], 0.0)
+                # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i in t.parallel(C):
                     vector_C_1[i] = 1.0 - vector_C_2[i] * G_then_diagonal_k_kT[i]
+                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
-                    vector_C_2[i] = g_b_then_valid_F_b[i] + T.log(
+                    vector_C_2[i] = g_h1_then_valid_F_h1[i] + T.log(
                         T.if_then_else(
                             T.max(vector_C_1[i], -vector_C_1[i]) < 1.0,
                             1.0,
@@ -661,11 +662,13 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                         ),
                     )
                 for i in t.parallel(C):
-                    g_b_then_valid_F_b[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                    g_h1_then_valid_F_h1[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i in t.parallel(C):
                     vector_C_1[i] = 1.0 - vector_C_3[i] * G_then_diagonal_k_kT[i]
+                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
-                    vector_C_2[i] = g_c_then_valid_F_c[i] + T.log(
+                    vector_C_2[i] = g_h2_then_valid_F_h2[i] + T.log(
                         T.if_then_else(
                             T.max(vector_C_1[i], -vector_C_1[i]) < 1.0,
                             1.0,
@@ -673,11 +676,13 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                         ),
                     )
                 for i in t.parallel(C):
-                    g_c_then_valid_F_c[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                    g_h2_then_valid_F_h2[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i in t.parallel(C):
                     vector_C_1[i] = 1.0 - vector_C_4[i] * G_then_diagonal_k_kT[i]
+                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
-                    vector_C_2[i] = g_d_then_valid_F_d[i] + T.log(
+                    vector_C_2[i] = g_h3_then_valid_F_h3[i] + T.log(
                         T.if_then_else(
                             T.max(vector_C_1[i], -vector_C_1[i]) < 1.0,
                             1.0,
@@ -685,19 +690,19 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                         ),
                     )
                 for i in t.parallel(C):
-                    g_d_then_valid_F_d[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                    g_h3_then_valid_F_h3[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
                 t.cumsums(
-                    (g_then_valid_F, g_b_then_valid_F_b, g_c_then_valid_F_c, g_d_then_valid_F_d),
+                    (g_then_valid_F, g_h1_then_valid_F_h1, g_h2_then_valid_F_h2, g_h3_then_valid_F_h3),
                     (vector_C_1, vector_C_2, vector_C_3, vector_C_4),
                 )
                 F_chunk = vector_C_1[C - 1]
                 F_chunk_ws[slot, hv] = F_chunk
-                F_chunk_b = vector_C_2[C - 1]
-                F_chunk_ws[slot, hv + 1] = F_chunk_b
-                F_chunk_c = vector_C_3[C - 1]
-                F_chunk_ws[slot, hv + 2] = F_chunk_c
-                F_chunk_d = vector_C_4[C - 1]
-                F_chunk_ws[slot, hv + 3] = F_chunk_d
+                F_chunk_h1 = vector_C_2[C - 1]
+                F_chunk_ws[slot, hv + 1] = F_chunk_h1
+                F_chunk_h2 = vector_C_3[C - 1]
+                F_chunk_ws[slot, hv + 2] = F_chunk_h2
+                F_chunk_h3 = vector_C_4[C - 1]
+                F_chunk_ws[slot, hv + 3] = F_chunk_h3
 
     return G_Tinv_below_beta_F_chunk_kernel
 
@@ -741,13 +746,13 @@ def S_offset_kernel(t):
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
             tile_C_V = t.shared((C, V), T.float16)
-            exp_G_then_beta_scaled = t.shared((C,), T.float32)
+            vector_C = t.shared((C,), T.float32)
             S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
             U_unscaled = t.fragment((C, V), T.float32)
             last_G = T.alloc_var(T.float32)
-            exp_last_G = T.alloc_var(T.float32)
-            S_operand_f16 = t.fragment((C, V), T.float16)
+            chunk_decay = T.alloc_var(T.float32)
+            U_decay_to_end_f16 = t.fragment((C, V), T.float16)
             if first < T.max(stop, 1):
                 warm_up_next = t.warm_up_length(
                     F_chunk_ws,
@@ -786,27 +791,27 @@ def S_offset_kernel(t):
                             for i, j in t.parallel(C, V):
                                 tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
-                            exp_G_then_beta_scaled[i] = T.exp(G[i])
+                            vector_C[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.wait_copies()
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, V):
-                            U_unscaled[i, j] = T.cast(tile_C_V[i, j], T.float32) - exp_G_then_beta_scaled[i] * k_S[i, j]
+                            U_unscaled[i, j] = T.cast(tile_C_V[i, j], T.float32) - vector_C[i] * k_S[i, j]
                         t.copy(U_unscaled, tile_C_V)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.gemm(Tinv_below, tile_C_V, U_unscaled, clear_accum=False)
                         # last_G = last(G)
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
-                        exp_last_G = T.exp(last_G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
+                        chunk_decay = T.exp(last_G)
                         for i in t.parallel(C):
-                            exp_G_then_beta_scaled[i] = T.exp(last_G - G[i]) * beta[i]
+                            vector_C[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, V):
-                            S_operand_f16[i, j] = exp_G_then_beta_scaled[i] * U_unscaled[i, j]
-                        t.copy(S_operand_f16, tile_C_V)
+                            U_decay_to_end_f16[i, j] = vector_C[i] * U_unscaled[i, j]
+                        t.copy(U_decay_to_end_f16, tile_C_V)
                         for i, j in t.parallel(K, V):
-                            S[i, j] = exp_last_G * S[i, j]
+                            S[i, j] = chunk_decay * S[i, j]
                         t.gemm(k, tile_C_V, S, transpose_A=True, clear_accum=False)
                     for i, j in t.parallel(K, V):
                         S_offset[part, hv, i, j] = S[i, j]
@@ -843,20 +848,20 @@ def S_factor_kernel(t):
             follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
-            warm_up_maximum = T.alloc_var(T.float32)
+            longer_warm_up = T.alloc_var(T.float32)
             S = t.fragment((K, K), T.float32)
             G = t.shared((C,), T.float32)
             Tinv_below = t.shared((C, C), T.float16)
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
-            exp_G_then_beta_scaled = t.shared((C,), T.float32)
+            vector_C = t.shared((C,), T.float32)
             S_f16 = t.shared((K, K), T.float16)
             k_S = t.fragment((C, K), T.float32)
             U_unscaled = t.fragment((C, K), T.float32)
             tile_C_K = t.shared((C, K), T.float16)
             last_G = T.alloc_var(T.float32)
-            exp_last_G = T.alloc_var(T.float32)
-            S_operand_f16 = t.fragment((C, K), T.float16)
+            chunk_decay = T.alloc_var(T.float32)
+            U_decay_to_end_f16 = t.fragment((C, K), T.float16)
             S_T_f16 = t.fragment((K, K), T.float16)
             S_T_f16_out = t.staged((K, K), T.float16)
             if first < T.max(stop, 1):
@@ -864,8 +869,8 @@ def S_factor_kernel(t):
                 follows = T.Select(first > 0, -1.0, 0.0)
                 warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
                 warm_up_next = T.if_then_else((first + span) * C < length, S_warm_up[part + 1, hv], 0)
-                warm_up_maximum = T.max(warm_up, warm_up_next)
-                if warm_up_maximum < 0:
+                longer_warm_up = T.max(warm_up, warm_up_next)
+                if longer_warm_up < 0:
                     for i, j in t.parallel(K, K):
                         S[i, j] = T.if_then_else(i == j, 1.0, 0.0)
                     for chunk in T.serial(begin, stop):
@@ -883,27 +888,27 @@ def S_factor_kernel(t):
                             for i, j in t.parallel(C, K):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                         # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
-                            exp_G_then_beta_scaled[i] = T.exp(G[i])
+                            vector_C[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.wait_copies()
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, K):
-                            U_unscaled[i, j] = -(exp_G_then_beta_scaled[i] * k_S[i, j])
+                            U_unscaled[i, j] = -(vector_C[i] * k_S[i, j])
                         t.copy(U_unscaled, tile_C_K)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.gemm(Tinv_below, tile_C_K, U_unscaled, clear_accum=False)
                         # last_G = last(G)
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
-                        exp_last_G = T.exp(last_G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
+                        chunk_decay = T.exp(last_G)
                         for i in t.parallel(C):
-                            exp_G_then_beta_scaled[i] = T.exp(last_G - G[i]) * beta[i]
+                            vector_C[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, K):
-                            S_operand_f16[i, j] = exp_G_then_beta_scaled[i] * U_unscaled[i, j]
-                        t.copy(S_operand_f16, tile_C_K)
+                            U_decay_to_end_f16[i, j] = vector_C[i] * U_unscaled[i, j]
+                        t.copy(U_decay_to_end_f16, tile_C_K)
                         for i, j in t.parallel(K, K):
-                            S[i, j] = exp_last_G * S[i, j]
+                            S[i, j] = chunk_decay * S[i, j]
                         t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
                     t.copy(S, S_T_f16)
                     t.copy(S_T_f16, S_T_f16_out)
@@ -938,10 +943,10 @@ def S_start_kernel(t):
             follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             S = t.fragment((K, V), T.float32)
-            follows_2 = T.alloc_var(T.float32)
-            warm_up_2 = T.alloc_var(T.float32)
+            earlier_follows = T.alloc_var(T.float32)
+            earlier_warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
-            warm_up_2_maximum = T.alloc_var(T.float32)
+            longer_warm_up = T.alloc_var(T.float32)
             M = t.shared((K, K), T.float16)
             N = t.shared((K, V), T.float32)
             S_f16 = t.shared((K, V), T.float16)
@@ -952,12 +957,12 @@ def S_start_kernel(t):
                     for i, j in t.parallel(K, V):
                         S[i, j] = 0.0
                     for earlier in T.serial(part - T.truncdiv(first, span), part):
-                        follows_2 = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
-                        warm_up_2 = T.if_then_else(follows_2 < 0, S_warm_up[earlier, hv], 0)
+                        earlier_follows = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
+                        earlier_warm_up = T.if_then_else(earlier_follows < 0, S_warm_up[earlier, hv], 0)
                         warm_up_next = S_warm_up[earlier + 1, hv]
-                        warm_up_2_maximum = T.max(warm_up_2, warm_up_next)
+                        longer_warm_up = T.max(earlier_warm_up, warm_up_next)
                         for i, j in t.parallel(K, K):
-                            M[i, j] = T.if_then_else(warm_up_2_maximum < 0, S_factor[earlier, hv, i, j], 0)
+                            M[i, j] = T.if_then_else(longer_warm_up < 0, S_factor[earlier, hv, i, j], 0)
                         for i, j in t.parallel(K, V):
                             N[i, j] = T.if_then_else(warm_up_next < 0, S_offset[earlier, hv, i, j], 0)
                         t.copy(S, S_f16)
@@ -999,9 +1004,9 @@ def o_S_kernel(t):
         clear_o: T.int32,
         scale: T.float32,
     ):
-        with t.kernel(parts, 2 * HV, threads=512) as (part, both):
-            half = T.alloc_var(T.int32, init=T.truncdiv(both, HV))
-            hv = T.alloc_var(T.int32, init=both - half * HV)
+        with t.kernel(parts, 2 * HV, threads=512) as (part, pair_index):
+            instance = T.alloc_var(T.int32, init=T.truncdiv(pair_index, HV))
+            hv = T.alloc_var(T.int32, init=pair_index - instance * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
@@ -1030,10 +1035,10 @@ def o_S_kernel(t):
             v_T = t.fragment((V, C), T.float16)
             U_unscaled = t.fragment((V, C), T.float32)
             v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
-            exp_last_G_shared = T.alloc_shared((2, 1), T.float32)
-            beta_scaled_shared = T.alloc_shared((2, C), T.float32)
-            beta_scaled_row = t.fragment((C,), T.float32)
-            S_operand_f16 = t.fragment((V, C), T.float16)
+            chunk_decay_shared = T.alloc_shared((2, 1), T.float32)
+            beta_decay_to_end_shared = T.alloc_shared((2, C), T.float32)
+            beta_decay_to_end_row = t.fragment((C,), T.float32)
+            U_decay_to_end_f16 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
             U_unscaled_f16 = t.fragment((V, C), T.float16)
             q_kT_D_beta_f16_shared = t.staged((2, C, C), T.float16)
@@ -1054,13 +1059,13 @@ def o_S_kernel(t):
             t.expect_swizzled(v)
             t.expect_swizzled(q_kT_D_beta_f16_shared)
             t.expect_swizzled(o_f16_shared)
-            if clear_o != 0 and half == 0:
-                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
-                low = T.alloc_var(T.int32, init=T.max(first * C, length))
-                high = T.alloc_var(T.int32, init=T.min((first + span) * C, room))
-                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
-                    row = start - b * L + low + rest * C
-                    rows = high - low - rest * C
+            if clear_o != 0 and instance == 0:
+                row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                clear_begin = T.alloc_var(T.int32, init=T.max(first * C, length))
+                clear_end = T.alloc_var(T.int32, init=T.min((first + span) * C, row_end))
+                for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):
+                    row = start - b * L + clear_begin + rest * C
+                    rows = clear_end - clear_begin - rest * C
                     for i, j in t.parallel(C, V):
                         if i < rows:
                             o_out[b, row + i, hv, j] = 0
@@ -1070,7 +1075,7 @@ def o_S_kernel(t):
                 else:
                     warm_up = t.warm_up_length(F_chunk_ws, start // C + n, hv, first, 8 * span, 11.090355)
                 begin = first - T.max(T.cast(warm_up, T.int32), 0)
-                if (warm_up * 2 > span) == (half == 0):
+                if (warm_up * 2 > span) == (instance == 0):
                     tx = T.get_thread_binding()
                     if tx < 256:
                         T.set_max_nreg(192, 1)
@@ -1085,10 +1090,9 @@ def o_S_kernel(t):
                                 S[i, j] = S_start[part, hv, j, i]
                         for iteration in T.serial(first - begin):
                             chunk = begin + iteration
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             t.copy(S, S_f16)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
+                            # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                             T.gemm(
                                 S_f16,
                                 k[iteration % 2, :, :],
@@ -1105,6 +1109,7 @@ def o_S_kernel(t):
                                 U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
                                 v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             T.gemm(
                                 v_minus_exp_G_k_S_f16,
                                 Tinv_below[iteration % 2, :, :],
@@ -1112,22 +1117,20 @@ def o_S_kernel(t):
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.copy(beta_scaled_shared[iteration % 2, :], beta_scaled_row)
-                            # last_G = last(G)
+                            T.copy(beta_decay_to_end_shared[iteration % 2, :], beta_decay_to_end_row)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i, j in t.as_sums(V, C):
-                                S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
+                                U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
                             for i, j in t.parallel(V, K):
-                                S[i, j] = exp_last_G_shared[iteration % 2, 0] * S[i, j]
-                            T.gemm(S_operand_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                                S[i, j] = chunk_decay_shared[iteration % 2, 0] * S[i, j]
+                            T.gemm(U_decay_to_end_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                             T.barrier_arrive(k_free[iteration % 2])
                             T.barrier_arrive(exp_G_shared_free[iteration % 2])
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             t.copy(S, S_f16)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
+                            # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                             T.gemm(
                                 S_f16,
                                 k[iteration % 2, :, :],
@@ -1144,6 +1147,7 @@ def o_S_kernel(t):
                                 U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
                                 v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             T.gemm(
                                 v_minus_exp_G_k_S_f16,
                                 Tinv_below[iteration % 2, :, :],
@@ -1151,15 +1155,14 @@ def o_S_kernel(t):
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.copy(beta_scaled_shared[iteration % 2, :], beta_scaled_row)
-                            # last_G = last(G)
+                            T.copy(beta_decay_to_end_shared[iteration % 2, :], beta_decay_to_end_row)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i, j in t.as_sums(V, C):
-                                S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
+                                U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
                             for i, j in t.parallel(V, K):
-                                S[i, j] = exp_last_G_shared[iteration % 2, 0] * S[i, j]
-                            T.gemm(S_operand_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
-                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                                S[i, j] = chunk_decay_shared[iteration % 2, 0] * S[i, j]
+                            T.gemm(U_decay_to_end_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                            # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                             T.gemm(
                                 S_f16,
                                 q[iteration % 2, :, :],
@@ -1198,16 +1201,14 @@ def o_S_kernel(t):
                             T.barrier_wait(G_ready[iteration % 2], iteration // 2 % 2)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             T.barrier_wait(exp_G_shared_free[iteration % 2], (iteration // 2 + 1) % 2)
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                            # exp_G = exp(G)
                             for i in t.parallel(C):
                                 exp_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, i])
-                            # last_G = last(G)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i in t.parallel(1):
-                                exp_last_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
+                                chunk_decay_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
                             for i in t.parallel(C):
-                                beta_scaled_shared[iteration % 2, i] = T.exp(
+                                beta_decay_to_end_shared[iteration % 2, i] = T.exp(
                                     G[iteration % 2, C - 1] - G[iteration % 2, i],
                                 ) * beta[iteration % 2, i]
                             T.fence_proxy_async()
@@ -1219,7 +1220,7 @@ def o_S_kernel(t):
                             T.copy(G[iteration % 2, :], G_row)
                             T.copy(beta[iteration % 2, :], beta_row)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
-                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                            # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                             T.gemm(
                                 q[iteration % 2, :, :],
                                 k[iteration % 2, :, :],
@@ -1235,19 +1236,16 @@ def o_S_kernel(t):
                                     ) * beta_row[j]
                                 )
                             T.barrier_wait(exp_G_shared_free[iteration % 2], (iteration // 2 + 1) % 2)
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                            # exp_G = exp(G)
                             for i in t.parallel(C):
                                 exp_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, i])
-                            # last_G = last(G)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i in t.parallel(1):
-                                exp_last_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
+                                chunk_decay_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
                             for i in t.parallel(C):
-                                beta_scaled_shared[iteration % 2, i] = T.exp(
+                                beta_decay_to_end_shared[iteration % 2, i] = T.exp(
                                     G[iteration % 2, C - 1] - G[iteration % 2, i],
                                 ) * beta[iteration % 2, i]
-                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                             t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[iteration % 2, :, :], tx - 256)
                             T.fence_proxy_async()
                             T.barrier_arrive(exp_G_shared_ready[iteration % 2])
@@ -2856,8 +2854,8 @@ def _page(_inputs, _states, _numbers):
     k_S = k @ S
     exp_G_k_S = exp_G_col * k_S
     v_minus_exp_G_k_S = v - exp_G_k_S
-    U_operand = beta_col * v_minus_exp_G_k_S
-    U = Tinv @ U_operand
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
@@ -2868,14 +2866,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * U
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    U_decay_to_end = decay_to_end_col * U
+    kT_U_decay_to_end = k.mT @ U_decay_to_end
+    S_next = chunk_decay_S + kT_U_decay_to_end
     return o, S_next
 
 

@@ -177,7 +177,7 @@ def o_S_kernel(t):
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             S = t.fragment((K, V), T.float32)
-            q_then_S_operand = t.shared((C, K), T.float16)
+            q_then_v_decay_to_end = t.shared((C, K), T.float16)
             k = t.shared((C, K), T.float16)
             v = t.shared((C, V), T.float16)
             vector_C = t.shared((C,), T.float32)
@@ -189,17 +189,17 @@ def o_S_kernel(t):
             q_kT_D_f16_shared = t.shared((C, C), T.float16)
             o_sum = t.fragment((C, V), T.float32)
             last_G = T.alloc_var(T.float32)
-            exp_last_G = T.alloc_var(T.float32)
-            S_operand_f16 = t.fragment((C, V), T.float16)
+            chunk_decay = T.alloc_var(T.float32)
+            v_decay_to_end_f16 = t.fragment((C, V), T.float16)
             o_f16 = t.fragment((C, V), T.float16)
             o_f16_out = t.staged((C, V), T.float16)
             if clear_o != 0:
-                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
-                low = T.alloc_var(T.int32, init=length)
-                high = T.alloc_var(T.int32, init=room)
-                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
-                    row = start - b * L + low + rest * C
-                    rows = high - low - rest * C
+                row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                clear_begin = T.alloc_var(T.int32, init=length)
+                clear_end = T.alloc_var(T.int32, init=row_end)
+                for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):
+                    row = start - b * L + clear_begin + rest * C
+                    rows = clear_end - clear_begin - rest * C
                     for i, j in t.parallel(C, V):
                         if i < rows:
                             o_out[b, row + i, hv, j] = 0
@@ -209,13 +209,13 @@ def o_S_kernel(t):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 if rows >= C:
-                    t.start_copy(q_in[b, row:row + C, h, 0:K], q_then_S_operand)
+                    t.start_copy(q_in[b, row:row + C, h, 0:K], q_then_v_decay_to_end)
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
                     t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
                     t.start_copy(g_in[b, row:row + C, hv], vector_C)
                 else:
                     for i, j in t.parallel(C, K):
-                        q_then_S_operand[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                        q_then_v_decay_to_end[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, V):
@@ -229,8 +229,8 @@ def o_S_kernel(t):
                 for i in t.parallel(C):
                     vector_C[i] = T.exp(G[i])
                 t.copy(S, S_f16)
-                t.gemm(q_then_S_operand, S_f16, q_S)
-                t.gemm(q_then_S_operand, k, q_kT, transpose_B=True)
+                t.gemm(q_then_v_decay_to_end, S_f16, q_S)
+                t.gemm(q_then_v_decay_to_end, k, q_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
                     q_kT_D_f16[i, j] = q_kT[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
                 t.copy(q_kT_D_f16, q_kT_D_f16_shared)
@@ -239,15 +239,16 @@ def o_S_kernel(t):
                 t.gemm(q_kT_D_f16_shared, v, o_sum, clear_accum=False)
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
                 last_G = G[C - 1]
-                exp_last_G = T.exp(last_G)
+                chunk_decay = T.exp(last_G)
                 for i in t.parallel(C):
                     vector_C[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    S_operand_f16[i, j] = vector_C[i] * T.cast(v[i, j], T.float32)
-                t.copy(S_operand_f16, q_then_S_operand)
+                    v_decay_to_end_f16[i, j] = vector_C[i] * T.cast(v[i, j], T.float32)
+                t.copy(v_decay_to_end_f16, q_then_v_decay_to_end)
                 for i, j in t.parallel(K, V):
-                    S[i, j] = exp_last_G * S[i, j]
-                t.gemm(k, q_then_S_operand, S, transpose_A=True, clear_accum=False)
+                    S[i, j] = chunk_decay * S[i, j]
+                t.gemm(k, q_then_v_decay_to_end, S, transpose_A=True, clear_accum=False)
+                # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
                 for i, j in t.parallel(C, V):
                     o_f16[i, j] = scale * o_sum[i, j]
                 t.copy(o_f16, o_f16_out)
@@ -1717,14 +1718,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * v
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    v_decay_to_end = decay_to_end_col * v
+    kT_v_decay_to_end = k.mT @ v_decay_to_end
+    S_next = chunk_decay_S + kT_v_decay_to_end
     return o, S_next
 
 

@@ -72,12 +72,12 @@ def o_S_kernel(
     i_K = tl.arange(0, K)
     i_V = block * BV + tl.arange(0, BV)
     if clear_o != 0:
-        room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
-        low = length
-        high = room
-        for rest in range(low, high, C):
+        row_end = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
+        clear_begin = length
+        clear_end = row_end
+        for rest in range(clear_begin, clear_end, C):
             row_rest = start + rest
-            valid_rest = i_C < high - rest
+            valid_rest = i_C < clear_end - rest
             tl.store(
                 o_ptr + (row_rest * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
                 0.0,
@@ -167,8 +167,8 @@ def o_S_kernel(
             Tinv_rows_32_f16,
         )
         Tinv = tl.dot(Tinv_rows_32_f16, Tinv_below_64.to(tl.float16), acc=Tinv_rows_32)
-        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         S_f16 = S.to(tl.float16)
+        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         k_S = tl.dot(k, S_f16)
         U = tl.dot(Tinv.to(tl.float16), (beta[:, None] * (v.to(tl.float32) - tl.exp(G)[:, None] * k_S)).to(tl.float16))
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
@@ -1637,8 +1637,8 @@ def _page(_inputs, _states, _numbers):
     k_S = k @ S
     exp_G_k_S = exp_G_col * k_S
     v_minus_exp_G_k_S = v - exp_G_k_S
-    U_operand = beta_col * v_minus_exp_G_k_S
-    U = Tinv @ U_operand
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
@@ -1649,14 +1649,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * U
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    U_decay_to_end = decay_to_end_col * U
+    kT_U_decay_to_end = k.mT @ U_decay_to_end
+    S_next = chunk_decay_S + kT_U_decay_to_end
     return o, S_next
 
 

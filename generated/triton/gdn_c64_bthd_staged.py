@@ -105,7 +105,7 @@ def A_kernel(
     G = tl.load(G_ws_ptr + (slot * HV + hv) * C + i_C)
     k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
     beta = tl.load(beta_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
-    # beta_k_kT_D = beta[:, None] * (k @ k.T) * D
+    # A = beta[:, None] * (k @ k.T) * D
     k_kT = tl.dot(k, tl.trans(k))
     tl.store(
         A_ws_ptr + (slot * HV + hv) * (C * C) + i_C[:, None] * C + i_C[None, :],
@@ -231,9 +231,9 @@ def U_weight_U_offset_kernel(
     v = tl.load(v_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :], mask=valid[:, None], other=0.0)
     beta = tl.load(beta_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
     # U_offset = Tinv @ (beta[:, None] * v)
-    # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
     U_offset = tl.dot(Tinv, (beta[:, None] * v.to(tl.float32)).to(tl.float16))
     tl.store(U_offset_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U_offset)
+    # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
     U_weight = tl.dot(Tinv, (beta[:, None] * (tl.exp(G)[:, None] * k.to(tl.float32))).to(tl.float16))
     tl.store(U_weight_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :], U_weight.to(tl.float16))
 
@@ -331,12 +331,12 @@ def o_kernel(
     i_K = tl.arange(0, K)
     i_V = tl.arange(0, V)
     if clear_o != 0:
-        room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
-        low = tl.maximum(t, length)
-        high = tl.minimum(t + C, room)
-        for rest in range(low, high, C):
+        row_end = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
+        clear_begin = tl.maximum(t, length)
+        clear_end = tl.minimum(t + C, row_end)
+        for rest in range(clear_begin, clear_end, C):
             row_rest = start + rest
-            valid_rest = i_C < high - rest
+            valid_rest = i_C < clear_end - rest
             tl.store(
                 o_ptr + (row_rest * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
                 0.0,
@@ -1840,8 +1840,8 @@ def _page(_inputs, _states, _numbers):
     k_S = k @ S
     exp_G_k_S = exp_G_col * k_S
     v_minus_exp_G_k_S = v - exp_G_k_S
-    U_operand = beta_col * v_minus_exp_G_k_S
-    U = Tinv @ U_operand
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
@@ -1852,14 +1852,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * U
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    U_decay_to_end = decay_to_end_col * U
+    kT_U_decay_to_end = k.mT @ U_decay_to_end
+    S_next = chunk_decay_S + kT_U_decay_to_end
     return o, S_next
 
 

@@ -71,12 +71,12 @@ def o_S_kernel(
     i_K = tl.arange(0, K)
     i_V = block * BV + tl.arange(0, BV)
     if clear_o != 0:
-        room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
-        low = length
-        high = room
-        for rest in range(low, high, C):
+        row_end = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
+        clear_begin = length
+        clear_end = row_end
+        for rest in range(clear_begin, clear_end, C):
             row_rest = start + rest
-            valid_rest = i_C < high - rest
+            valid_rest = i_C < clear_end - rest
             tl.store(
                 o_ptr + (row_rest * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
                 0.0,
@@ -1571,14 +1571,14 @@ def _page(_inputs, _states, _numbers):
     o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
     last_G = G[..., -1]
-    exp_last_G = torch.exp(last_G)
-    exp_last_G_S = exp_last_G[..., None, None] * S
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
-    exp_last_G_minus_G = torch.exp(last_G_minus_G)
-    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
-    S_operand = exp_last_G_minus_G_col * v
-    kT_S_operand = k.mT @ S_operand
-    S_next = exp_last_G_S + kT_S_operand
+    decay_to_end = torch.exp(last_G_minus_G)
+    decay_to_end_col = decay_to_end[..., :, None]
+    v_decay_to_end = decay_to_end_col * v
+    kT_v_decay_to_end = k.mT @ v_decay_to_end
+    S_next = chunk_decay_S + kT_v_decay_to_end
     return o, S_next
 
 

@@ -43,7 +43,7 @@ BROKEN = {
     "a slot of a ring": ("walk", r"(v_minus_exp_G_k_S_f16,\s+Tinv_below)\[chunk % 2, :, :\]", r"\1[0, :, :]"),
     "a mask": ("walk", r"T\.if_then_else\(i >= j, (G_col\[i\] - G_row\[j\]), -T\.infinity\(T\.float32\)\)", r"\1"),
     "a tail": ("walk", r"T\.if_then_else\(i < rows, (k_in\[b, row \+ i, h, j\]), 0\)", r"\1"),
-    "a wrong dot": ("walk", r"(T\.gemm\(S_operand_f16, k\[chunk % 2, :, :\], S), ", r"\1, clear_accum=True, "),
+    "a wrong dot": ("walk", r"(T\.gemm\(\w+_to_end_f16, k\[chunk % 2, :, :\], S), ", r"\1, clear_accum=True, "),
     "a dropped scale": ("walk", r"= scale \* o_sum\[i, j\]", "= o_sum[i, j]"),
     "a gate's sign": ("walk", r"T\.exp\(G\[i\] - G\[j\]\)", "T.exp(G[j] - G[i])"),
     "a head index": ("walk", r"T\.truncdiv\(hv, T\.truncdiv\(HV, H\)\)", "hv % H"),

@@ -17,12 +17,16 @@ BUILDS = [Build("triton", schedule="fused"), Build("triton", schedule=varied("wa
 @pytest.mark.parametrize("kind, args, attrs, name", [
     ("matmul", ("k", "k"), {"tb": True}, "k_kT"), ("matmul", ("k", "S_f16"), {}, "k_S"),
     ("matmul", ("k_in", "U"), {"ta": True}, "kT_U"),
-    ("exp", ("last_G",), {}, "exp_last_G"), ("sub", ("last_G", "G"), {}, "last_G_minus_G"),
-    ("exp", ("last_G_minus_G",), {}, "exp_last_G_minus_G"), ("mul", ("beta_col", "v"), {}, "beta_v"),
+    ("exp", ("last_G",), {}, "chunk_decay"), ("sub", ("last_G", "G"), {}, "last_G_minus_G"),
+    ("exp", ("last_G_minus_G",), {}, "decay_to_end"), ("mul", ("beta_col", "v"), {}, "beta_v"),
     ("neg", ("A",), {}, "minus_A"),
     ("cast", ("U",), {"to": "bfloat16"}, "U_bf16"), ("cast", ("v_f16",), {"to": "float32"}, "v_f32"),
     ("col", ("G",), {}, "G_col"),
-    ("pairs", ("minus_A",), {"size": 4}, "minus_A_8"), ("mul", ("exp_last_G_minus_G", "beta"), {}, "beta_scaled"),
+    ("pairs", ("minus_A",), {"size": 4}, "minus_A_8"), ("exp", ("last_G_minus_H",), {}, "exp_last_G_minus_H"),
+    ("mul", ("decay_to_end", "beta"), {}, "beta_decay_to_end"), ("mul", ("exp_G_minus_H_sum", "beta"), {}, "beta_scaled"),
+    ("const", (), {"value": -105.0}, "const_minus_105"), ("const", (), {"value": 1e-6}, "const_1e_06"),
+    ("maximum", ("const_1", "g"), {}, "const_1_max_g"), ("maximum", ("g", "const_minus_105"), {}, "g_max_minus_105"),
+    ("mul", ("const_0_5", "g"), {}, "g_times_0_5"), ("add", ("g_plus_h_exp", "const_0_279652"), {}, "g_plus_h_exp_sum"),
     ("add", ("exp_G_q_S", "q_kT_D_U_product"), {}, "exp_G_q_S_sum"), ("load", (), {"tensor": "k"}, "k"),
     ("eye", (), {}, "identity")])
 def test_a_value_is_named_by_what_it_is(kind, args, attrs, name):
@@ -30,9 +34,10 @@ def test_a_value_is_named_by_what_it_is(kind, args, attrs, name):
 
 
 def test_a_long_name_gives_way_to_what_the_value_is_for():
-    args = ("exp_last_G_minus_G", "U")
-    assert name_of("mul", args, {}, "S", True) == "S_operand" and name_of("mul", args, {}, "S") == "S_term"
+    args = ("exp_H_minus_G_sum", "U")
+    assert name_of("mul", args, {}, "S", True) == "operand_of_S" and name_of("mul", args, {}, "S") == "S_term"
     assert name_of("mul", args, {}) == "U_scaled"
+    assert name_of("mul", ("beta_decay_to_end_col", "U_unscaled"), {}, "S", True) == "U_unscaled_to_end"
     assert stem("G_minus_H_f16_col") == "G_minus_H"
 
 

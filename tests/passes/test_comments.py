@@ -23,20 +23,37 @@ def test_a_page_that_is_computed_as_it_stands_keeps_its_lines():
 
 def test_a_line_that_several_kernels_share_says_the_part_of_each():
     found = told(Build("triton", schedule="staged"))
-    assert found["S_U"] == ["U = U_offset - U_weight @ S"] and not found["o"] and not found["G"]
-    assert found["U_weight_U_offset"] == ["U_offset = Tinv @ (beta[:, None] * v)\n"
+    assert found["S_U"] == ["U = U_offset - U_weight @ S"] and not found["G"]
+    assert found["o"] == ["exp_G = exp(G)"]
+    assert found["U_weight_U_offset"] == ["U_offset = Tinv @ (beta[:, None] * v)",
                                           "U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))"]
 
 
 def test_a_rewritten_line_says_what_is_computed():
     b = Build("tilelang", arch="sm_90a", schedule="walk")
     walk = told(b)["o_S"]
-    assert walk[1:3] == ["v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)\n"
+    assert walk[1:5] == ["exp_G = exp(G)", "v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)",
                          "U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S",
-                         "o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)"]
+                         "o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)"]
     body = render(b)
     body = body[body.index("def o_S_kernel"):body.index("# --- host")]
     assert "# U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S" in body and "# U = Tinv" not in body
+
+
+def test_a_statement_stands_over_the_ops_that_compute_it():
+    """Not over others of its line, nor over a copy or rounding of another value."""
+    text = render(Build("tilelang", schedule="staged"))
+
+    def order(kernel, *marks):
+        body = text[text.index(f"def {kernel}_kernel(t)"):]
+        found = [body.index(x) for x in marks]
+        assert found == sorted(found), dict(zip(marks, found, strict=True))
+
+    order("A", "# A = beta[:, None] * (k @ k.T) * D\n", "t.gemm(k, k, k_kT", "A_ws[slot, hv, i, j] = ")
+    order("Tinv", "t.copy(A, A_f16)", "# Tinv = unit_lower_inverse(A)", "t.whole_inverses(")
+    order("U_weight_U_offset", "# U_weight = Tinv @ ", "exp_G[i] = T.exp(G[i])", "# U_offset = Tinv @ (beta[:, None] * v)\n",
+          "beta_v_f16[i, j] = ", ", U_offset)", "beta_exp_G_k_f16[i, j] = ", ", U_weight)")
+    order("o", "# exp_G = exp(G)\n", "exp_G[i] = T.exp(G[i])", "# o = scale * ", ", q_S)")
 
 
 def test_the_text_of_a_line_is_read_as_python():

@@ -79,7 +79,7 @@ def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan)
         read = next(n for n, o in enumerate(aux) if masked in o.args)
         assert at["k_kT"] < at[inverse.args[0]] < told < at[name] < drained < read
         # What else it computes and moves hides the product.
-        assert all(at[name] < at[x] < drained for x in ("exp_G_shared", "exp_last_G_shared", "beta_scaled_shared"))
+        assert all(at[name] < at[x] < drained for x in ("exp_G_shared", "chunk_decay_shared", "beta_decay_to_end_shared"))
 
 
 def test_what_leads_to_an_inverse_is_loaded_first_and_waited_for_alone():
@@ -115,7 +115,7 @@ def test_an_inverse_is_turns_ahead():
     """And takes the place of what it inverts."""
     slots = {b.name: b.slots for b in walker(lowered("fused_walk")).buffers if b.space == "shared"}
     assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "Tinv_below_f16", "exp_G_shared",
-                                      "exp_last_G_shared", "beta_scaled_shared",
+                                      "chunk_decay_shared", "beta_decay_to_end_shared",
                                       "q_kT_D_beta_f16_shared"), 3), "o_f16_shared": 1}
 
 

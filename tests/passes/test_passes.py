@@ -123,13 +123,13 @@ def test_bad_cuts(kernels, text):
 
 @pytest.mark.parametrize("target", OWN)
 def test_a_number_a_chunk_is_no_workspace_where_cores_share_no_memory(target):
-    plan = Schedule("own", (("exp_last_G",), ("o", "S")))
+    plan = Schedule("own", (("chunk_decay",), ("o", "S")))
     build = lambda: lower(find("gated_delta_rule").trace(), target, plan, SIZES, "float16")
     if target == "pto":
-        with pytest.raises(ScheduleError, match="names exp_last_G, one number for each chunk; accepted"):
+        with pytest.raises(ScheduleError, match="names chunk_decay, one number for each chunk; accepted"):
             build()
     else:
-        assert [k.name for k in build().kernels] == ["exp_last_G", "o_S"]
+        assert [k.name for k in build().kernels] == ["chunk_decay", "o_S"]
 
 
 @pytest.mark.parametrize("kernels", ["oS", ("oS",), ["oS"], 3, ((1,),), (("o", None),)])

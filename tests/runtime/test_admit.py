@@ -52,7 +52,7 @@ BROKEN = {
     "a head index": ("triton", {}, r"h = hv // \(HV // H\)", "h = hv % H"),
     "the inverse of keys that are alike": ("triton", {}, r"Tinv_below_16 = tl\.dot\(", "Tinv_below_16 = 0 * tl.dot("),
     "a summary": ("tilelang", {"schedule": "walk", "partition": "decay"},
-                  r"(def S_factor_kernel(?:.|\n)*?)= exp_last_G \* S", r"\1= S"),
+                  r"(def S_factor_kernel(?:.|\n)*?)= chunk_decay \* S", r"\1= S"),
 }
 
 

@@ -7,7 +7,7 @@ from ..base import (
     KernelText,
     Writer,
     blocks,
-    halves,
+    in_pairs,
     integers,
     numbers,
     touched,
@@ -22,26 +22,26 @@ class Head(Tiles):
 
     def head(self) -> None:
         """Print the grid, and the computation of an instance's head, sequence, and chunk or part from its block indices."""
-        extent, instance = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
-        grid, index = [extent, self.across[0]], [instance, self.across[1]]
+        extent, runs = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
+        grid, index = [extent, self.across[0]], [runs, self.across[1]]
         if self.k.blocked_dim:
             grid.append(f"{self.tiled(self.k.blocked_dim)} // {self.dim(self.k.blocked_dim)}")
             index.append("block")
         if self.k.slices > 1:
             grid.append(str(self.k.slices))
-            index.append("nth")
-        apart = halves(self.k)
+            index.append("slice_index")
+        apart = in_pairs(self.k)
         if apart:  # blocks start in order of their last index
             last, many = index[-1], f"({grid[-1]})" if self.k.blocked_dim else grid[-1]
-            grid[-1], index[-1] = f"2 * {many}", "both"
+            grid[-1], index[-1] = f"2 * {many}", "pair_index"
         for x in touched(self.p, self.k):
             if x.strided:
                 self.line(f"{self.params[x.name]} = {self.view(x)}")
         self.w(f"with t.kernel({', '.join(grid)}, threads={self.k.threads}) as ({', '.join(index)}):")
         self.w.indent += 1
         if apart:
-            self.w(f"half = T.alloc_var(T.int32, init=T.truncdiv(both, {many}))",
-                   f"{last} = T.alloc_var(T.int32, init=both - half * {many})")
+            self.w(f"instance = T.alloc_var(T.int32, init=T.truncdiv(pair_index, {many}))",
+                   f"{last} = T.alloc_var(T.int32, init=pair_index - instance * {many})")
         if self.k.batch.way == "key_head":
             self.w(f"hv = group * {self.k.batch.heads}")
         if "h" in self.uses:
@@ -73,19 +73,19 @@ class Head(Tiles):
         for t in self.p.clears(self.k):
             for name in ("b", "length"):
                 self.use(name)
-            low, high = {"sequences": ("0", "room"), "chunks": ("chunk * C", "T.min(chunk * C + C, room)"),
-                         "parts": ("first * C", "T.min((first + span) * C, room)")}[self.k.grid]
+            low, high = {"sequences": ("0", "row_end"), "chunks": ("chunk * C", "T.min(chunk * C + C, row_end)"),
+                         "parts": ("first * C", "T.min((first + span) * C, row_end)")}[self.k.grid]
             begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
             if self.p.skips:
                 begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
-            half = " and half == 0" if halves(self.k) else ""
-            self.w(f"if {CLEAR}{t.name} != 0{half}:",
-                   "    room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
-                   f"    low = T.alloc_var(T.int32, init={begin})",
-                   f"    high = T.alloc_var(T.int32, init={high})",
-                   "    for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):",
-                   "        row = start - b * L + low + rest * C",
-                   "        rows = high - low - rest * C")
+            instance = " and instance == 0" if in_pairs(self.k) else ""
+            self.w(f"if {CLEAR}{t.name} != 0{instance}:",
+                   "    row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
+                   f"    clear_begin = T.alloc_var(T.int32, init={begin})",
+                   f"    clear_end = T.alloc_var(T.int32, init={high})",
+                   "    for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):",
+                   "        row = start - b * L + clear_begin + rest * C",
+                   "        rows = clear_end - clear_begin - rest * C")
             self.w.indent += 2
             for head in range(self.k.batch.in_body):
                 self.zeros(t, head)

@@ -90,7 +90,7 @@ class KernelWriter(Head):
         if lp.index == "part":
             self.w("for earlier in T.serial(part - T.truncdiv(first, span), part):")
         elif lp.index == "before":
-            self.w(f"for chunk in T.serial(T.max({self.use('begin')}, 0) + nth, first, {self.k.slices}):")
+            self.w(f"for chunk in T.serial(T.max({self.use('begin')}, 0) + slice_index, first, {self.k.slices}):")
         elif self.k.grid == "parts":
             self.w(f"for chunk in T.serial({self.use('begin')}, stop):")
         else:

@@ -13,7 +13,7 @@ __all__ = ["rule"]
 
 def _storage(w: KernelWriter, o: Op, x: Value) -> str:
     if not x.buffer:
-        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.line}) reads a value without storage; pass place should have "
+        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.page_line}) reads a value without storage; pass place should have "
                         f"given it a buffer")
     return w.name(x.buffer)
 
@@ -70,8 +70,8 @@ def strict(o: Op) -> list[str]:
 def in_place(o: Op, x: Value) -> bool:
     """Whether `o` is the inverse of the whole tile `x`, in place. Others have no scale and are not strict: else EmitError."""
     if o.buffer != x.buffer and (o.attr("strict") or o.args[1:]):
-        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.line}) is strict or has a scale, but is not in place; pass place "
-                        f"should have given it the buffer of {o.args[0]}")
+        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.page_line}) is strict or has a scale, but is not in place; "
+                        f"pass place should have given it the buffer of {o.args[0]}")
     return o.buffer == x.buffer
 
 

@@ -15,7 +15,8 @@ WIDTH = 120
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "nth", "checkpoint", "both", "half", "group", "room", "low", "high", "rest", EVERY, SUMMED}
+       "begin", "stop", "slice_index", "checkpoint", "pair_index", "instance", "group",
+       "row_end", "clear_begin", "clear_end", "rest", EVERY, SUMMED}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this

@@ -10,8 +10,8 @@ from ..base import CLEAR, EVERY, SUMMED, EmitError, Kernel, Op, Program, is_of_a
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
-       "warm_up_length", "span", "size", "part", "earlier", "first", "begin", "stop", "nth", "checkpoint", "half", "rest",
-       "row_rest", "valid_rest", "room", "low", "high", EVERY, SUMMED}
+       "warm_up_length", "span", "size", "part", "earlier", "first", "begin", "stop", "slice_index", "checkpoint", "instance",
+       "rest", "row_rest", "valid_rest", "row_end", "clear_begin", "clear_end", EVERY, SUMMED}
 
 
 class Addresses:

@@ -1,7 +1,7 @@
 """The head of a kernel: the indices of an instance, from its program id, and the rows that it clears."""
 from __future__ import annotations
 
-from ..base import CLEAR, halves, touched, wrapped
+from ..base import CLEAR, in_pairs, touched, wrapped
 from .addresses import Addresses
 
 WIDTH = 120
@@ -26,13 +26,13 @@ class Head(Addresses):
             low, size = {"sequences": ("0", ""), "chunks": ("t", "C"), "parts": ("first", "size")}[self.k.grid]
             left_out = f"tl.where({self.p.skips}_n < 0, {low}, {{}})" if self.p.skips else "{}"
             wanted = f"{CLEAR}{t.name} != 0"
-            out += [f"if ({wanted}) & (half == 0):" if halves(self.k) else f"if {wanted}:",
-                    "    room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)",
-                    f"    low = {left_out.format(f'tl.maximum({low}, length)' if size else 'length')}",
-                    f"    high = {f'tl.minimum({low} + {size}, room)' if size else 'room'}",
-                    "    for rest in range(low, high, C):",
+            out += [f"if ({wanted}) & (instance == 0):" if in_pairs(self.k) else f"if {wanted}:",
+                    "    row_end = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)",
+                    f"    clear_begin = {left_out.format(f'tl.maximum({low}, length)' if size else 'length')}",
+                    f"    clear_end = {f'tl.minimum({low} + {size}, row_end)' if size else 'row_end'}",
+                    "    for rest in range(clear_begin, clear_end, C):",
                     f"        row_rest = {self.origin()} + rest",
-                    f"        valid_rest = {self.index('C', 0, 1)} < high - rest",
+                    f"        valid_rest = {self.index('C', 0, 1)} < clear_end - rest",
                     *(f"        {x}" for x in wrapped(f"tl.store({at}, 0.0, mask={mask})", WIDTH - 12))]
         return out
 
@@ -74,13 +74,13 @@ class Head(Addresses):
         """The lines that compute the block of the blocked dim, the head, and the chunk, part or sequence from the program id."""
         dim = self.k.blocked_dim
         out = ["pid = tl.program_id(0)"]
-        if halves(self.k):
-            out += ["half = pid // (tl.num_programs(0) // 2)", "pid = pid % (tl.num_programs(0) // 2)"]
+        if in_pairs(self.k):
+            out += ["instance = pid // (tl.num_programs(0) // 2)", "pid = pid % (tl.num_programs(0) // 2)"]
         if dim:
             count = f"({self.use(self.tiled(dim))} // {self.use(f'B{dim}')})"
             out += [f"block = pid % {count}", f"pid = pid // {count}"]
         if self.k.slices > 1:
-            out += [f"nth = pid % {self.k.slices}", f"pid = pid // {self.k.slices}"]
+            out += [f"slice_index = pid % {self.k.slices}", f"pid = pid // {self.k.slices}"]
         out.append(f"hv = pid % {self.use('HV')}")
         if "h" in self.uses:
             out.append(f"h = hv // (HV // {self.use('H')})")

@@ -21,7 +21,7 @@ from ..base import (
     Writer,
     blocks,
     described,
-    halves,
+    in_pairs,
     integers,
     numbers,
     quoted,
@@ -104,7 +104,7 @@ class KernelWriter(Head):
             self.iterations(lp, "earlier", "part - first // size", "part")
         elif lp.index == "before":
             begin = self.use("begin")
-            slices = f"tl.maximum({begin}, 0) + nth * {self.use('C')}"
+            slices = f"tl.maximum({begin}, 0) + slice_index * {self.use('C')}"
             self.iterations(lp, "t", slices if self.k.slices > 1 else begin, "first", self.k.slices)
         elif self.k.grid == "parts":
             begins = lp.warm_up or not self.warm_up  # in a kernel without warm-ups `begin` is the part's first token
@@ -189,4 +189,4 @@ class KernelWriter(Head):
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k), body,
                           {"params": params, "sizes": sizes, "block": block, "warps": self.k.threads // WARP, "ints": ints,
                            "decorator": f"triton.jit(do_not_specialize={quoted(sizes)})" if sizes else "triton.jit",
-                           "halves": halves(self.k), "calls": called(body), "described": described(self.k)})
+                           "in_pairs": in_pairs(self.k), "calls": called(body), "described": described(self.k)})

@@ -217,5 +217,5 @@ def return_unless_negative(w: KernelWriter, o: Op) -> None:
 
 @rule("claim_part")
 def claim_part(w: KernelWriter, o: Op) -> None:
-    w.line(f"if (2 * {w.env[o.args[0]]} > {w.use('span')}) != (half == 0):")
+    w.line(f"if (2 * {w.env[o.args[0]]} > {w.use('span')}) != (instance == 0):")
     w.line("    return")

@@ -11,7 +11,7 @@
 
 Example:
     before:  k = load k; A = k @ k.T
-    after:   k_raw = load k; k = valid(k_raw); k_left = move k; k_right = move k, transposed; A = k_left @ k_right
+    after:   k_raw = load k; k = valid(k_raw); A_left = move k; A_right = move k, transposed; A = A_left @ A_right
 """
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from typing import Any
 from ...devices import Cores
 from ...ir.builder import Body
 from ...ir.core import Loop, Op, Program
-from ...ir.names import stem
 from ...ir.types import Tensor
 from ..common import rebuild_kernels
 from ..stage import takes
@@ -73,7 +72,7 @@ class _Feed:
         if o.kind == "matmul":
             sides: list[str] = []
             for a, space, transposed in zip(o.args, self.device.feeds, (o.attr("ta"), o.attr("tb")), strict=False):
-                sides.append(op("move", a, name=b.fresh(f"{stem(a)}_{'left' if not sides else 'right'}"), space=space,
+                sides.append(op("move", a, name=b.fresh(f"{o.out}_{'left' if not sides else 'right'}"), space=space,
                                 transposed=transposed))
             return op("matmul", *sides, *o.args[2:], name=o.out, **dict(o.attrs))
         return None

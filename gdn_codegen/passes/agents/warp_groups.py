@@ -87,7 +87,8 @@ class _Assign:
         run."""
         agent, task = self.agent[o], self.tasks.of[o]
         if o.kind not in ("load", "store", "matmul", "last", INVERSE) and not OPS[o.kind].elementwise:
-            raise self.error(f"{o.kind} ({o.out}, line {o.line}) has no rule for warp groups; let an earlier kernel compute it")
+            raise self.error(f"{o.kind} ({o.out}, line {o.page_line}) has no rule for warp groups; "
+                             "let an earlier kernel compute it")
         if task == "store":
             self.store(o, agent, b)
             return

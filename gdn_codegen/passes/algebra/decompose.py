@@ -28,6 +28,7 @@ from typing import Any
 from ...devices import Device
 from ...ir.builder import Body
 from ...ir.core import Op, Program, uses
+from ...ir.names import DTYPES
 from ...ir.ops import OPS
 from ...ir.types import BYTES
 from ...schedule.schedule import Schedule
@@ -111,7 +112,7 @@ class _Inverse:
     def by_substitution(self, solves: int, size: int) -> str:
         """The inverse by the method "substitution". solves: rows of the blocks that `diag_inverse` inverts."""
         done, a = min(solves, size), self.cast(self.a)
-        t = self.op("diag_inverse", a, size=done, name=f"rows_{done}")
+        t = self.op("diag_inverse", a, size=done, name=f"rows_{done}" if done < size else DTYPES[self.b.types[a].dtype])
         while done < size:
             below = self.product(t, a, name=f"below_{2 * done}")
             t = self.product(self.op("neg", self.pairs(below, done)), t, plus=t, name=f"rows_{2 * done}")

@@ -31,6 +31,7 @@ class _Inverses:
     """The rule for one op: it moves a mask, a scale or a rounding into `diag_inverse`. It returns None where the op stays."""
     def __init__(self, k: Kernel) -> None:
         self.defs, self.count, self.type = {o.out: o for o in walk(k.body) if o.out}, uses(k.body), types(k.body)
+        self.unmasked: dict[str, str] = {}  # value -> the same without masks
 
     def __call__(self, o: Op, b: Body) -> str | None:
         """Puts `o` into `b` as an inverse with a mask, a scale or a rounding of its own, and returns the name of its value."""
@@ -93,4 +94,9 @@ class _Inverses:
         if o.kind not in ("cast", "mul", "exp"):
             return a
         args = [self.bare(x, b) for x in o.args]
-        return a if args == list(o.args) else b.op(o.kind, *args, line=o.line, **dict(o.attrs))
+        if args == list(o.args):
+            return a
+        if a not in self.unmasked:
+            name = b.fresh(f"{a}_unmasked") if o.kind == "mul" else ""
+            self.unmasked[a] = b.op(o.kind, *args, name=name, line=o.line, **dict(o.attrs))
+        return self.unmasked[a]

@@ -26,6 +26,7 @@ class _Masks:
         found = {o.out: self.mask(o.args[0]) for o in self.defs.values() if o.kind == "strictly_lower" and not o.attr("fill")}
         self.outer = {name: inner for name, inner in found.items() if inner}
         self.inner = set(self.outer.values())
+        self.named = {self.defs[name].args[0]: name for name in self.outer}  # value -> the masked value that it becomes
 
     def mask(self, name: str) -> str:
         """The mask inside the exponential that is a factor of `name`. "" if there is none."""
@@ -39,6 +40,8 @@ class _Masks:
     def __call__(self, o: Op, b: Body) -> str | None:
         if o.out in self.outer:
             return o.args[0]
+        if o.out in self.named:
+            return b.op(o.kind, *o.args, name=self.named[o.out], line=o.line, **dict(o.attrs))
         if o.out in self.inner:
             return b.op("strictly_lower", *o.args, name=o.out, line=o.line, **dict(o.attrs))
         return None

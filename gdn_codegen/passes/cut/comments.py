@@ -1,15 +1,15 @@
 """comments: corrects the comments of a kernel where rewrites have changed a line. All targets run it.
 
 Emitted text has the page's lines as comments. A kernel may compute something else on a line, such as a part of it or what a
-form makes of it. Then the comment says that, in the page's notation. It has one statement for each value that has a name of the
-page or is read more than once.
+form makes of it. Then the comments say that, in the page's notation: one statement for each value that has a name of the page or
+is read more than once. Each statement stands over the ops that compute its value, so each has a line number of its own.
 """
 from __future__ import annotations
 
 import ast
 from dataclasses import replace
 
-from ...ir.core import Kernel, Op, Program, loops, uses, walk
+from ...ir.core import STATEMENT, Kernel, Op, Program, loops, map_ops, walk
 from ..stage import takes
 
 #: Precedence of operators. A matrix product gets parentheses inside other products.
@@ -22,34 +22,48 @@ _NO_STATEMENT = ("const", "scalar", "load", "col", "row")
 def comments(p: Program) -> Program:
     """`p` with comments on each kernel for the lines that it computes differently from the page."""
     stated = {line: _stated(text) for line, text in p.source}
-    return p.map_kernels(lambda k: replace(k, comments=_Comments(stated, k).changed()))
+    return p.map_kernels(lambda k: _Comments(stated, k).kernel())
 
 
 class _Comments:
     """The comments of one kernel. stated: line of the page -> what `_stated` makes of it."""
     def __init__(self, stated: dict[int, tuple[str, str]], k: Kernel) -> None:
-        self.stated = stated
+        self.stated, self.k = stated, k
         self.defs = {o.out: o for o in walk(k.body) if o.out}
-        self.count = uses(k.body)
         self.page = {name for name, _ in stated.values()} | {c.next for lp in loops(k.body) for c in lp.carried}
-        self.reads: dict[str, set[int]] = {}  # value -> lines that read it, 0 for stores and loops
+        self.reads: dict[str, list[int]] = {}  # value -> lines of the ops that read it, 0 for stores and loops
+        view = {o.out: o.args[0] for o in walk(k.body) if o.kind in ("col", "row")}
         for o in walk(k.body):
-            for a in o.args:
-                self.reads.setdefault(a, set()).add(o.line)
+            for a in o.args if o.out not in view else ():
+                self.reads.setdefault(view.get(a, a), []).append(o.line)
+        for x in (x for lp in loops(k.body) for x in (*(y for c in lp.carried for y in (c.init, c.next)), lp.warm_up)):
+            self.reads.setdefault(x, []).append(0)
 
-    def changed(self) -> tuple[tuple[int, str], ...]:
-        """Changed lines, each with the text of what the kernel computes there. Line breaks separate statements."""
+    def kernel(self) -> Kernel:
+        """The kernel with a comment for each statement of a changed line, and with the number of the statement on its ops."""
         told = [o for o in self.defs.values() if o.kind not in _NO_STATEMENT and self.is_stated(o)]
-        names, out = {o.out for o in told}, []
+        names, texts = {o.out for o in told}, []
+        lines: dict[str, int] = {}  # value -> the number of its statement
         for line, (name, tree) in self.stated.items():
             here = [o for o in told if o.line == line]
             if here and not any(_shown(o.out) == name and _tree(_parsed(self.expression(o, set())[0])) == tree for o in here):
-                out.append((line, "\n".join(f"{_shown(o.out)} = {self.expression(o, names)[0]}" for o in here)))
-        return tuple(out)
+                for n, o in enumerate(here):
+                    texts.append((line + n * STATEMENT, f"{_shown(o.out)} = {self.expression(o, names)[0]}"))
+                    self.number(o, line + n * STATEMENT, names, lines)
+        body = map_ops(self.k.body, lambda o: [replace(o, line=lines.get(o.out, o.line))])
+        return replace(self.k, body=body, comments=tuple(texts))
+
+    def number(self, o: Op, line: int, stop: set[str], lines: dict[str, int]) -> None:
+        """Give `line` to `o`, and to the ops on its line that compute a part of it, up to the values in `stop`."""
+        lines[o.out] = line
+        for a in o.args:
+            part = self.defs.get(a)
+            if part is not None and part.line == o.line and a not in stop and a not in lines:
+                self.number(part, line, stop, lines)
 
     def is_stated(self, o: Op) -> bool:
         """Whether a value gets a statement: it has a name of the page, is read more than once, or is read outside its line."""
-        return o.out in self.page or self.count.get(o.out, 0) != 1 or self.reads.get(o.out, set()) != {o.line}
+        return o.out in self.page or self.reads.get(o.out) != [o.line]
 
     def operand(self, a: str, stop: set[str], level: int) -> str:
         """The text of an operand, in parentheses if its precedence is below `level`."""

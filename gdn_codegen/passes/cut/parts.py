@@ -46,15 +46,19 @@ class Parts:
         b.taken |= set(types(k.body))
         return b
 
-    def number(self, b: Body, parts_ahead: int = 0) -> str:
-        """The warm-up length of this part, or of the part `parts_ahead` of it.
+    def longer(self, b: Body, here: str, following: str) -> str:
+        """The longer of the warm-ups of two parts, negative if neither has one."""
+        return b.op("maximum", here, following, name=b.fresh("longer_warm_up"))
+
+    def number(self, b: Body, parts_ahead: int = 0, of: str = "") -> str:
+        """The warm-up length of this part, or of the part `parts_ahead` of it. of: a prefix for its name.
 
         It is read from where the first kernel wrote it, except for the first part of a sequence.
         """
-        name = b.fresh("warm_up_next" if parts_ahead else "warm_up")
+        name = b.fresh("warm_up_next" if parts_ahead else f"{of}warm_up")
         if not self.forgets:
             return b.op("warm_up_length", name=name, parts_ahead=parts_ahead or None)
-        where = () if parts_ahead else (b.op("warm_up_length", name=b.fresh("follows")),)
+        where = () if parts_ahead else (b.op("warm_up_length", name=b.fresh(f"{of}follows")),)
         return b.op("load", *where, name=name, tensor=self.warm_up.name, parts_ahead=parts_ahead or None)
 
     def initial(self, b: Body) -> str:

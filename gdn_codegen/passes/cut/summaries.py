@@ -27,7 +27,7 @@ def offset(parts: Parts) -> Kernel:
 def factor(parts: Parts) -> Kernel:
     """The kernel that computes M of each part."""
     b = parts.body(parts.k)
-    b.op("return_unless_negative", b.op("maximum", parts.number(b), parts.number(b, 1)))
+    b.op("return_unless_negative", parts.longer(b, parts.number(b), parts.number(b, 1)))
     within = parts.rows if parts.rows in dict(parts.p.extents) else None
     init = b.op("eye", name=parts.c.init, dims=(parts.rows, parts.rows), within=within)
     inner = Body(b.tensors, {parts.c.name: b.types[init]})
@@ -44,8 +44,8 @@ def fold(parts: Parts) -> Kernel:
     init = b.op("full", name=parts.c.init, dims=parts.c.type.dims, value=0.0)
     inner = Body(b.tensors, {parts.c.name: parts.c.type})
     inner.taken = b.taken
-    here, following = parts.number(inner), parts.number(inner, 1)
-    m = inner.op("load", inner.op("maximum", here, following), name=b.fresh("M"), tensor=parts.m.name)
+    here, following = parts.number(inner, of="earlier_"), parts.number(inner, 1)
+    m = inner.op("load", parts.longer(inner, here, following), name=b.fresh("M"), tensor=parts.m.name)
     n = inner.op("load", following, name=b.fresh("N"), tensor=parts.n.name)
     new = inner.op("add", inner.op("matmul", m, parts.c.name), n, name=parts.c.next)
     c = Carry(parts.c.name, init, new, parts.c.result, parts.c.type)

@@ -24,7 +24,7 @@ from .partition import begins
 #: The number of instances that share the chunks before a part. Each handles its chunks one after another.
 SLICES = 16
 #: A margin, as a fraction of the chunks that suffice by the lower bound: norms can make the exact warm-up a little longer.
-ROOM = 0.25
+MARGIN = 0.25
 
 
 @takes("cut")
@@ -45,7 +45,7 @@ def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
     least = _Least(bound, b).of(p.forgets)
     if not least or _tiles(p, bound) <= _tiles(p, others):
         return p
-    t = Tensor(f"{b.fresh(f'{p.forgets}_least')}_ws", "workspace", "slot", "HV", ())
+    t = Tensor(f"{least}_ws", "workspace", "slot", "HV", ())
     b.tensors[t.name] = t
     b.op("store", least, tensor=t.name)
     b.op("store", b.op("const", value=inf), tensor=at)
@@ -58,8 +58,9 @@ def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begin
     """A kernel that runs `body` for the chunks before a part."""
     b = Body(tensors)
     b.taken |= {o.out for o in walk(body)}
-    enough = b.op("warm_up_length", **begins)  # -1: no warm-up is short enough, whatever the norms are
-    more = b.op("mul", enough, b.op("const", value=1 + ROOM))
+    # -1: no warm-up is short enough, whatever the norms are
+    enough = b.op("warm_up_length", name=b.fresh("warm_up_least"), **begins)
+    more = b.op("mul", enough, b.op("const", value=1 + MARGIN), name=b.fresh("warm_up_with_margin"))
     warm_up = b.op("add", more, b.op("const", value=1.0), name=b.fresh("warm_up"))
     b.stmts.append(Loop("before", (), body, warm_up))
     return Kernel(name, "parts", b.finish(), slices=SLICES)
@@ -88,7 +89,7 @@ class _Least:
         if o.kind not in ("valid", "cumsum", "last"):
             return ""
         x = self.of(o.args[0])
-        return x and self.b.op(o.kind, x, line=o.line, **dict(o.attrs))
+        return x and self.b.op(o.kind, x, line=o.line, name=self.b.fresh(f"{name}_least"), **dict(o.attrs))
 
     def positive(self, name: str) -> bool:
         """Whether the value is never negative: it is at least 1, or the log of such a value."""

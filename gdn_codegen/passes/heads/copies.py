@@ -11,7 +11,7 @@ def copies(ops: Sequence[Op], n: int, shared: Collection[str], across_heads: Cal
     """`ops` for `n` heads.
 
     shared: values that all heads share; their ops are not copied. across_heads: whether an op is done for all heads before the
-    next op begins. A run of other ops is done head by head. A copy for a head other than 0 has a value with a new name, and an
+    next op begins. A run of other ops is done head by head. A copy for head 1 has a value whose name ends in `_h1`, and so on; an
     access to a tensor gets the attribute `head`.
     """
     taken = {o.out for o in ops}
@@ -23,7 +23,7 @@ def copies(ops: Sequence[Op], n: int, shared: Collection[str], across_heads: Cal
             return o
         name = o.out
         while name and name in taken:
-            name += f"_{'bcdefgh'[head - 1]}"
+            name += f"_h{head}"
         taken.add(name)
         names[head][o.out] = name
         made = replace(o.renamed(names[head]), out=name)

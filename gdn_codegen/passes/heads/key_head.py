@@ -6,8 +6,8 @@ overlap. All other ops are done head by head, so that few values are live at a t
 
 Example, with two heads:
     before:  k = load k; x = k @ k.T; b = load beta; A = b * x; T = diag_inverse(A)
-    after:   k = load k; x = k @ k.T; b = load beta; b_b = load beta (head 1); A = b * x; A_b = b_b * x;
-             T = diag_inverse(A); T_b = diag_inverse(A_b)
+    after:   k = load k; x = k @ k.T; b = load beta; b_h1 = load beta (head 1); A = b * x; A_h1 = b_h1 * x;
+             T = diag_inverse(A); T_h1 = diag_inverse(A_h1)
 """
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import prod
 
 from ...devices import Device
-from ...ir.core import Buffer, Kernel, Program, Stmt, map_ops
+from ...ir.core import Buffer, Kernel, Op, Program, Stmt, map_ops, walk
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
@@ -31,8 +31,21 @@ def place(p: Program, device: Device) -> Program:
 
 
 def with_buffers(body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
-    """The body with buffers on its ops. owner: value -> the name of its buffer."""
-    return map_ops(body, lambda o: [replace(o, buffer=owner.get(o.out, ""))])
+    """The body with buffers on its ops. owner: value -> the name of its buffer.
+
+    A cast or move gets the line of the expression under it, or none if it copies what is in a buffer. So no comment stands over a
+    copy of another statement's value.
+    """
+    defs = {o.out: o for o in walk(body)}
+
+    def line(o: Op) -> int:
+        while o.kind in ("cast", "move"):
+            if o.args[0] not in defs or o.args[0] in owner:
+                return 0
+            o = defs[o.args[0]]
+        return o.line
+
+    return map_ops(body, lambda o: [replace(o, buffer=owner.get(o.out, ""), line=line(o))])
 
 
 def _placed(p: Program, k: Kernel, device: Device) -> Kernel:

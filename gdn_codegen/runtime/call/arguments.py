@@ -33,7 +33,7 @@ INPUTS, RAW_INPUTS, IN_KERNELS = map(Tensors._fields.index, ("A_log", "initial_s
 
 
 class Options(NamedTuple):
-    """What else a call says."""
+    """The options of a call: all arguments other than tensors and the scale."""
 
     output_final_state: bool
     use_qk_l2norm_in_kernel: bool

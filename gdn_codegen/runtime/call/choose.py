@@ -43,7 +43,7 @@ SPLIT = 128
 
 @dataclass(frozen=True)
 class Choice:
-    """A build, and why: (what, reason)."""
+    """A build with the reasons for it, as pairs (what was chosen, reason)."""
 
     build: Build
     why: tuple[tuple[str, str], ...]
@@ -201,7 +201,7 @@ def first(device: torch.device, *sources: tuple[str, Iterable[tuple[Build, str]]
 
 
 def said(c: Choice) -> Choice:
-    """The choice. GDN_DEBUG=1 prints it."""
+    """Returns the choice; with GDN_DEBUG=1 prints it first."""
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {c}", file=sys.stderr)
     return c

@@ -33,7 +33,7 @@ ENTRIES = 128 * 32
 
 
 def targets(target: str, device: torch.device) -> tuple[str, ...]:
-    """Those that a call may have, the preferred first."""
+    """The targets that a call may use, the preferred one first."""
     if target != "auto":
         return (choose(device.type, target),)
     here = tuple(t for t in PREFERRED.get(device.type, ()) if runs(t, device.type))
@@ -41,7 +41,7 @@ def targets(target: str, device: torch.device) -> tuple[str, ...]:
 
 
 def _less(columns: int) -> int:
-    """Fewer columns: a power of two, since tiles are cut so."""
+    """The next smaller number of columns. It is a power of two, because tiles are split into such blocks."""
     return columns // 2 if columns & (columns - 1) == 0 else 64 if columns > 64 else 32
 
 

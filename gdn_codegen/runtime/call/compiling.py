@@ -39,7 +39,7 @@ def compiling(m: Any, device: str) -> Iterator[None]:
 
 
 def _is_theirs(e: Exception) -> bool:
-    """Whether a toolchain raised it. Of a frame that an error had before it went through C++ TVM's FFI keeps the file alone."""
+    """Whether a toolchain raised the error. If it passed through C++, TVM's FFI keeps only the files of the earlier frames."""
     at = e.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -62,7 +62,7 @@ def _folders() -> tuple[str, ...]:
 
 
 def _said(e: Exception) -> str:
-    """What a toolchain's error has against a build; "" for any other error. By name, as the toolchains may not be installed."""
+    """Why a toolchain refused a build; "" for other errors. Compares names of types, as the toolchains may not be installed."""
     if type(e).__name__ == "OutOfResources":  # of Triton
         return "which takes {} of {}, and the GPU has {}".format(*(getattr(e, n, "?") for n in ("required", "name", "limit")))
     text = " ".join(str(e).split())

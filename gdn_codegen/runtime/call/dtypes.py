@@ -20,7 +20,7 @@ def _states(t: Tensors, x: Options) -> torch.dtype | None:
 
 
 def adapts(t: Tensors, x: Options) -> bool:
-    """True if a call repeats in other dtypes: q or k in float32 with v in 16 bits, or states of two dtypes."""
+    """True if a call has to be made in other dtypes: q or k in float32 with v in 16 bits, or states of two dtypes."""
     return t.q.dtype != t.v.dtype or t.k.dtype != t.v.dtype or _states(t, x) is not None
 
 

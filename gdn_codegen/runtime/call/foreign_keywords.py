@@ -143,7 +143,7 @@ def _every(own: dict[str, Any], x: Any, chunk: int) -> None:
 
 
 def _packed(own: dict[str, Any], x: Any, _: int) -> None:
-    """A model's, which says again what cu_seqlens says."""
+    """transformers' keyword. It repeats what cu_seqlens says, so it is ignored beside cu_seqlens."""
     if x is not None and own["cu_seqlens"] is None:
         _fail("seq_idx", _said(x), "cu_seqlens as well, which says where sequences end, or None")
 
