@@ -83,7 +83,7 @@ def register(name: str, form: InputForm) -> InputForm:
         raise ValueError(f"name: got {name!r}; accepted: an identifier that is no other word of contracts")
     if form.rows:
         raise ValueError("rows: got True; accepted: False, because a pass computes forms of rows")
-    known = {n for other in INPUT_FORMS.values() if other is not form for n in other.heads}
+    known = {n for other in INPUT_FORMS.values() if other != form for n in other.heads}
     for n, default in form.heads.items():
         if not _is_name(n) or n in (*RESERVED, "x", "page", "normal", "rate") or n.startswith(("_", "out_")) or n in known:
             raise ValueError(f"heads: got {n!r}; accepted: a name that neither generated functions nor other forms use")
@@ -96,7 +96,7 @@ def register(name: str, form: InputForm) -> InputForm:
             text(form)
         except ValueError as e:
             raise ValueError(f"{what}: got {e}") from e
-    if INPUT_FORMS.setdefault(name, form) is not form:
+    if INPUT_FORMS.setdefault(name, form) != form:
         raise ValueError(f"name: got {name!r}, which another form has; accepted: a name that is free")
     return form
 

@@ -32,8 +32,6 @@ BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0,
 WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
 MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "interpret": ("errors",), "plot": ("pto", "gpu"),
          "detail": ("pto", "gpu"), **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
-#: The input forms that inputs of the package's pages may have. An input of another page may have any form that suits its dims.
-COMES = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid")}
 #: Defaults of `tune`: --budget in seconds, --memory in GiB, and --runs of each measurement.
 TUNE = {"budget": None, "memory": 8.0, "runs": 15}
 
@@ -222,7 +220,7 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     counts = heads(a.heads) if getattr(a, "heads", None) is not None else None
     contract = Contract.parse(a.accept)
     for n, form in contract.inputs if a.algorithm in algorithms.names() else ():
-        if form not in (fit := COMES.get(n, (form,))):  # what no page has, the build says
+        if form not in (fit := algorithms.FORMS.get(n, (form,))):  # what no page has, the build says
             raise ValueError(f"accept: got {n}={form}; accepted for {n}: {', '.join(fit) or 'no form'}")
     compiled = getattr(a, "compile", None)  # names a GPU, too
     given = "schedule" if a.schedule else "kernels" if "kernels" in fields else ""

@@ -9,6 +9,7 @@ from reference import problem, rms_error
 
 import gdn_codegen
 from gdn_codegen import algorithms
+from gdn_codegen.cli import main
 from gdn_codegen.input_forms import INPUT_FORMS, InputForm, draws, reads, register
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.runtime.build import Build
@@ -78,6 +79,18 @@ def test_forms_that_are_refused(name, fields, says):
     with pytest.raises(ValueError, match=f"^{says}.*; accepted: "):
         register(name, form)
     assert before == INPUT_FORMS
+
+
+def test_a_pages_file_registers_its_form_for_the_command_line(tmp_path, capsys):
+    """The file may run more than once."""
+    source = Path(algorithms.find("simple_gla").fn.__code__.co_filename).read_text().replace("from ..ir", "from gdn_codegen.ir")
+    text = f"from gdn_codegen.input_forms import InputForm, register\nregister('own', {BENT!r})\n"
+    file = tmp_path / "mine.py"
+    file.write_text(source.replace("\n\n@algorithm", f"{text}\n\n@algorithm").replace("def simple_gla(", "def mine("))
+    for _ in range(2):
+        assert main(["show", "--target", "triton", "--algorithm", f"{file}:mine", "--accept", "g=own", "--source"]) == 0
+        assert "g comes bent." in capsys.readouterr().out
+    del INPUT_FORMS["own"]
 
 
 @pytest.mark.parametrize("form", [n for n, form in INPUT_FORMS.items() if "page" in form.sample("x")])
