@@ -260,24 +260,6 @@ def loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
             yield from loops(s.body)
 
 
-def rings(k: Kernel) -> dict[str, tuple[str, int]]:
-    """The values in buffers with several slots: value -> (loop, ahead). The iterations of `loop` use the slots in rotation; it is
-    "" outside of such a loop. `ahead` is how many iterations the value's slot is ahead of the current iteration's."""
-    ring = {b.name for b in k.buffers if b.slots > 1}
-    out: dict[str, tuple[str, int]] = {}
-
-    def each(body: tuple[Stmt, ...], loop: str) -> None:
-        for s in body:
-            if isinstance(s, Op):
-                if s.buffer in ring:
-                    out[s.out] = loop, int(bool(loop))
-                continue
-            each(s.body, s.index if any(c.slots > 1 for c in s.carried) else loop)
-            out.update({x: (s.index, 0) for c in s.carried if c.slots > 1 for x in (c.name, c.result)})
-    each(k.body, "")
-    return out
-
-
 def uses(body: tuple[Stmt, ...]) -> dict[str, int]:
     """How many times each value is read. A loop reads `init` and `next` of its carried values, and its warm-up length."""
     n: dict[str, int] = {}
@@ -304,4 +286,4 @@ def types(body: tuple[Stmt, ...]) -> dict[str, Tile]:
 
 
 __all__ = ["STATEMENT", "Agent", "Batch", "Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile",
-           "loops", "map_loops", "map_ops", "rings", "types", "uses", "walk"]
+           "loops", "map_loops", "map_ops", "types", "uses", "walk"]

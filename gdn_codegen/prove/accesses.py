@@ -16,7 +16,8 @@ from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 from ..devices import Cores
-from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops, rings, walk
+from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops, walk
+from ..ir.rings import rings
 from ..ir.types import BYTES
 
 T = TypeVar("T")

@@ -9,8 +9,9 @@ from test_passes import run
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
-from gdn_codegen.ir.core import Loop, loops, rings, walk
+from gdn_codegen.ir.core import Loop, loops, walk
 from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.ir.rings import rings
 from gdn_codegen.passes.sync.accesses import accesses
 from gdn_codegen.prove.happens_before import RaceError, check_waits
 from gdn_codegen.schedule import Schedule

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ...ir.core import Buffer, Loop, loops, rings, types
+from ...ir.core import Buffer, Loop, loops, types
+from ...ir.rings import rings
 from ...ir.types import BYTES
 from ..base import EVERY, Kernel, Op, Program, Stmt, numbers, strides, touched, walk
 

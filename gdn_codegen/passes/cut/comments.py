@@ -26,8 +26,10 @@ def comments(p: Program) -> Program:
 
 
 class _Comments:
-    """The comments of one kernel. stated: line of the page -> what `_stated` makes of it."""
+    """The comments of one kernel."""
+
     def __init__(self, stated: dict[int, tuple[str, str]], k: Kernel) -> None:
+        """stated: line of the page -> what `_stated` makes of it."""
         self.stated, self.k = stated, k
         self.defs = {o.out: o for o in walk(k.body) if o.out}
         self.page = {name for name, _ in stated.values()} | {c.next for lp in loops(k.body) for c in lp.carried}

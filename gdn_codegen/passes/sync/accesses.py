@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...devices import Cores
-from ...ir.core import Kernel, Loop, Op, Program, Stmt, rings, walk
+from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ...ir.ops import OPS
+from ...ir.rings import rings
 from ...ir.types import BYTES
 
 Pipe = tuple[str, str]
