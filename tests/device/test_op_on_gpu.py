@@ -1,4 +1,6 @@
 """The package's op on a CUDA GPU, with what it chooses: torch's checks, graphs, streams. Run with: pytest -m device"""
+from dataclasses import astuple
+
 import pytest
 import torch
 from guarded import TENSORS, every_way
@@ -6,6 +8,7 @@ from reference import expected, problem, rms_error
 
 from gdn_codegen.ops import chunk_gated_delta_rule
 from gdn_codegen.runtime.call import launch
+from gdn_codegen.runtime.call.request import Request
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.runtime.torch_library import gated_delta_rule
 from gdn_codegen.targets import OWN
@@ -33,8 +36,8 @@ def test_opcheck(target, packed):
     _, a, S, ends = given((64, 64))
     if not packed:
         a, ends = [t.view(2, 64, *t.shape[2:]) for t in a], None
-    options = (128 ** -0.5, True, "", "", False, False, False, "float32", 0, target, None, "bthd", None, False)
-    torch.library.opcheck(gated_delta_rule, (*a, None, None, S, None, ends, *options))
+    options = astuple(Request(output_final_state=True, target=target))
+    torch.library.opcheck(gated_delta_rule, (*a, None, None, S, None, ends, 128 ** -0.5, *options))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
