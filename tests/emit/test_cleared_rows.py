@@ -22,7 +22,8 @@ def test_rows_past_the_end_are_zero(schedule, layout):
 @pytest.mark.parametrize("schedule", ["fused", "staged"])
 @pytest.mark.parametrize("old, new", [("clear_o != 0", "clear_o == 7"), ("n == N - 1", "n == N"),
                                       ("clear_begin, clear_end, C", "clear_begin + C, clear_end, C"),
-                                      ("T - start, length", "T - start - 1, length"), ("clear_end - rest", "clear_end - rest - 1")])
+                                      ("T - start, length", "T - start - 1, length"),
+                                      ("clear_end - rest", "clear_end - rest - 1")])
 def test_without_a_part_of_it_they_are_not(schedule, old, new):
     text = render(Build("triton", 16, schedule=schedule, head_dim_k=32, head_dim_v=32))
     assert old in text

@@ -218,8 +218,8 @@ MUTATIONS = {
                          "self.ints['summed'] = 0\n            if name in t.summaries or"),
     },
     ("triton", "longest first"): {
-        "one half for two": (r"instances \*= .*", "pass"),
-        "long walks of no half": (r"(\(2 \* warm_up > span\)) != \(half == 0\)", r"\1 | (half != 0)"),
+        "one instance for two": (r"instances \*= .*", "pass"),
+        "long walks of no instance": (r"(\(2 \* warm_up > span\)) != \(instance == 0\)", r"\1 | (instance != 0)"),
         "one iteration of the warm-up for all": (r"range\(begin, first, C\)", "range(begin, first - C, C)"),
     },
     ("tilelang", "decay"): {
