@@ -34,7 +34,7 @@ def test_it_is_what_a_call_gets_there(target, gpu, more, monkeypatch):
     choose.kept_choice.cache_clear()
     if target == "tilelang" and not want.arch:  # a module for Hopper alone there is none
         with pytest.raises(ValueError, match=r"arch: got 'sm_90a', for which nothing fits \(.*\); accepted: no --arch; the op "
-                                             f"takes --schedule {want.plan.name} --chunk 64"):
+                                             f"then takes --schedule {want.plan.name} --chunk 64"):
             built("--target", target, "--arch", gpu, *more)
     else:
         assert built("--target", target, "--arch", gpu, *more) == want

@@ -417,7 +417,7 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
     words = ["tune", "--target", "tilelang", "--shapes", str(shapes), "--only", "b", "--out", str(run.path)]
     assert cli.main([*words, "--list"]) == 0 and not run.path.exists() and "pending" in capsys.readouterr().out
     assert cli.main(words) == 0 and all(r.extent.tokens == 65 for r in run.rows())
-    assert cli.main([*words[:1], "--out", "x"]) == 2 and "out: got a file for several targets" in capsys.readouterr().err
+    assert cli.main([*words[:1], "--out", "x"]) == 2 and "out: got one file for several targets" in capsys.readouterr().err
 
 
 def test_candidates_are_compiled_where_there_is_no_gpu(monkeypatch, capsys):
@@ -439,7 +439,7 @@ def test_candidates_are_compiled_where_there_is_no_gpu(monkeypatch, capsys):
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.main(["tune"]) == 2 and "no GPU that torch sees" in capsys.readouterr().err
+    assert cli.main(["tune"]) == 2 and "a machine where torch sees no GPU" in capsys.readouterr().err
 
 
 def test_a_log_whose_first_line_was_cut_short_says_again_what_it_is_of(tmp_path):
