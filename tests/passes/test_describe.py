@@ -39,8 +39,8 @@ def test_no_other_load():
 
 
 @pytest.mark.parametrize("lost, text", [
-    (("tensor", "Tinv_scaled_ws"), "goes by a descriptor of Tinv_scaled_ws"), (("transposed", True), "goes by a descriptor of q"),
-    (("ahead", 1), "goes by a descriptor of q")])
+    (("tensor", "Tinv_scaled_ws"), "no descriptor of Tinv_scaled_ws"), (("transposed", True), "no descriptor of q"),
+    (("ahead", 1), "no descriptor of q")])
 def test_what_no_descriptor_serves_is_refused(lost, text):
     p = lowered()
 
