@@ -42,6 +42,9 @@ def run(lib, kernel: str, name: str | int, blocks: int = 1, **options: int) -> s
     return ""
 
 
+pytestmark = pytest.mark.slow  # the broken kernels take a while to compile
+
+
 @pytest.fixture(scope="module")
 def lib(compiled):
     return compiled("bad")
@@ -174,7 +177,6 @@ def test_v_after_v_can_be_turned_down(lib):
         assert run(lib, "vec_rules", name, v_after_v=0) == ""
 
 
-@pytest.mark.slow
 def test_an_endless_loop_times_out(lib):
     check(run(lib, "vec_rules", "endless", timeout_s=1), ["[timeout]", "more than 1 s"])
 

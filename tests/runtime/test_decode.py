@@ -25,6 +25,7 @@ def test_new_tokens_agree_with_the_recurrence(target, tokens):
     check(op, problem([tokens] * 3, 1, 2, 32, 32, seed=tokens), batched=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_sequences_of_unlike_lengths(target):
     op = lambda *a, **o: recurrent_gated_delta_rule(*a, **o, target=target)

@@ -236,6 +236,7 @@ def test_kernels_get_dense_tensors_numbers_and_workspaces_of_their_own():
         assert (seven, which, numbers) == (7, n, [0.25, 0.5])
 
 
+@pytest.mark.slow
 def test_workspaces_lie_apart():
     places = []
     kernel = lent()(lambda *args: places.append([torch.from_dlpack(x) for x in args]))

@@ -167,6 +167,7 @@ def test_verify_fails_when_a_target_is_wrong(capsys, monkeypatch):
 
 
 # --- the package's op ------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_auto_runs_and_agrees():
     x = problem([33, 40], 1, 2, 32, 32)
     check(lambda *a, **k: chunk_gated_delta_rule(*a, **k, target="auto"), x)
