@@ -38,14 +38,14 @@ class Body:
     def op(self, kind: str, *args: str, name: str = "", line: int = 0, agent: str = "", buffer: str = "",
            **attrs: Any) -> str:
         """Append an op, unless an equal pure op exists, and return the name of its value. TypeRuleError for wrong operands."""
-        kept = tuple(sorted((k, v) for k, v in attrs.items() if v is not None and v is not False))
+        kept = _attrs(attrs)
         key = (kind, args, kept, agent)
         pure = OPS[kind].effect == "pure" if kind in OPS else False
         if pure and not name and key in self._seen:
             return self._seen[key]
         if kind == "load":
             out_type = self.tensors[attrs["tensor"]].moved(attrs.get("heads", 0), bool(attrs.get("transposed")),
-                                                           bool(attrs.get("last")))
+                                                           bool(attrs.get("last")), bool(attrs.get("one_token")))
         else:
             missing = [a for a in args if a not in self.types]
             if missing:
@@ -61,6 +61,10 @@ class Body:
                 self._seen[key] = out
         return out
 
+    def equal(self, kind: str, *args: str, agent: str = "", **attrs: Any) -> str:
+        """The value of an equal pure op of this body, "" if there is none."""
+        return self._seen.get((kind, args, _attrs(attrs), agent), "")
+
     def copy(self, o: Op, names: dict[str, str] | None = None) -> str:
         """Append `o` with its operands renamed. The name of its value stays."""
         o = o.renamed(names or {})
@@ -69,6 +73,11 @@ class Body:
     def finish(self) -> tuple[Stmt, ...]:
         """The statements so far."""
         return tuple(self.stmts)
+
+
+def _attrs(attrs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Attributes as an op holds them: sorted, without those that are None or False."""
+    return tuple(sorted((k, v) for k, v in attrs.items() if v is not None and v is not False))
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -345,7 +345,7 @@ class Interpreter:
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
         tile[tuple(slice(n) for n in x.shape)] = x
-        return tile[-1] if o.attr("last") else tile.T if o.attr("transposed") else tile
+        return tile[-1] if o.attr("last") else tile[0] if o.attr("one_token") else tile.T if o.attr("transposed") else tile
 
     def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
         """Write this instance's tile, without padding and without rows past the sequence's end.
@@ -371,7 +371,7 @@ class Interpreter:
         if o.attr("parts_ahead") and at.part >= self.problem.parts(at.seq, sizes["C"]):
             return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
-        x = x.T if o.attr("transposed") else x
+        x = x.T if o.attr("transposed") else x[None] if o.attr("one_token") else x
         to[...] = x[tuple(slice(n) for n in to.shape)]
 
 

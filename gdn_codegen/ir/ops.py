@@ -194,8 +194,14 @@ def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
 
 def _row_sum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("row_sum", 1, args)
-    _need(args[0].rank == 2, lambda: f"row_sum takes a tile of rank 2; got {args[0]}")
-    return Tile((args[0].dims[0],), args[0].dtype)
+    _need(args[0].rank > 0, lambda: f"row_sum takes a tile of rank 1 or 2; got {args[0]}")
+    return Tile(args[0].dims[:-1], args[0].dtype)
+
+
+def _column_sum(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("column_sum", 1, args)
+    _need(args[0].rank == 2, lambda: f"column_sum takes a tile of rank 2; got {args[0]}")
+    return Tile((args[0].dims[1],), args[0].dtype)
 
 
 def _diagonal(attrs: Attrs, *args: Tile) -> Tile:
@@ -397,8 +403,10 @@ op("from_quarters", "a tile made of its four quarters: upper left, upper right, 
 op("last", "the last row of a tile, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
    zero=zeros.columns, text=texts.last, view=("cores",))
-op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1), zero=zeros.rows,
-   text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, 1),))
+op("row_sum", "sum over the columns of each row, or over the entries of a vector", _row_sum, lambda attrs, x: x.sum(-1),
+   zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, -1),))
+op("column_sum", "sum over the rows of each column", _column_sum, lambda attrs, x: x.sum(0), zero=zeros.column_sums,
+   text=texts.after(".sum(-2)"), sums=lambda attrs: ((0, 0),))
 op("diagonal", "the entries on the diagonal, as a vector", _diagonal, lambda attrs, x: x.diagonal(), zero=zeros.diagonal,
    text=texts.after(".diagonal(dim1=-2, dim2=-1)"))
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),
@@ -427,12 +435,13 @@ op("transpose", "the transpose, in memory space `space`. `columns`: the result i
 op("load", "a tile from global memory. An asynchronous copy arrives at the barrier `channel`, or at `tail` for a ragged "
    "tail. With an operand: a conditional load, which happens if that number is negative; otherwise the result is the second "
    "operand, or zeros. `parts_ahead`: loads the tile of this number of parts later; zeros past the last part. `last`: only "
-   "the last entry of a vector. `described`: uses a tensor descriptor of the sequence's rows",
+   "the last entry of a vector. `one_token`: the row of a chunk's only token, without the axis of tokens. "
+   "`described`: uses a tensor descriptor of the sequence's rows",
    _loaded, effect="read",
-   attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described"))
-op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last",
-   _effect,
-   effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead"))
+   attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token"))
+op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
+   "`one_token`: as for load", _effect,
+   effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token"))
 op("warm_up_length", "the warm-up length of a part, in chunks: the least n for which the sum of `tensor` over the n chunks "
    "before the part is at most -`bound`, or all chunks back to the sequence's first. -1 if n is more than `most` times the "
    "chunks of a part. Without `tensor`: -1, and 0 in the first part. `parts_ahead`: for the part this number of parts later; "

@@ -63,7 +63,7 @@ class _Walk:
 
     def sums(self, o: Op, axes: tuple[tuple[int, int], ...]) -> None:
         """Record `o` if it sums along a padded axis on which no operand is known to be zero. axes: pairs (operand, axis)."""
-        sides = [(o.args[n], axis) for n, axis in axes]
+        sides = [(o.args[n], axis % self.type[o.args[n]].rank) for n, axis in axes]
         d = self.type[sides[0][0]].dims[sides[0][1]]
         self.found.pop(o.out, None)
         padded = d in self.extents or (d == "C" and len(sides) == 1)
@@ -97,5 +97,7 @@ def _in_memory(t: Tensor, o: Op, axes: Axes) -> Axes:
     """Maps zero axes of the value that `o` moves to axes of the tile in memory, and the reverse."""
     if o.attr("last"):
         return NONE  # a number
+    if o.attr("one_token"):
+        return frozenset(n - 1 for n in axes if n)
     swapped = o.attr("transposed") or (o.attr("heads") and t.index != "token")  # of several heads, each is a row
     return transpose(axes, bool(swapped))

@@ -64,7 +64,8 @@ class _Reader:
         tile = None
         if out:
             if kind == "load":
-                tile = self.tensors[kw["tensor"]].moved(kw.get("heads", 0), kw.get("transposed", False), kw.get("last", False))
+                tile = self.tensors[kw["tensor"]].moved(kw.get("heads", 0), kw.get("transposed", False), kw.get("last", False),
+                                                        kw.get("one_token", False))
             else:
                 missing = [a for a in names if a not in env]
                 if missing:

@@ -140,13 +140,15 @@ class Tensor:
         """Dims and dtype of one tile."""
         return Tile(self.dims, self.dtype)
 
-    def moved(self, heads: int = 0, transposed: bool = False, last: bool = False) -> Tile:
+    def moved(self, heads: int = 0, transposed: bool = False, last: bool = False, one_token: bool = False) -> Tile:
         """The type of what one load or store moves.
 
         By default this is the tile of one head, or its transpose if `transposed`. heads: for a tensor with one value for each
         token, the values of this number of value heads. Then a head is a column if the index is "token", else a row. last: only
-        the last entry, a number.
+        the last entry, a number. one_token: the row of a chunk's only token, without the axis of tokens.
         """
+        if one_token:
+            return Tile(self.dims[1:], self.dtype)
         if last:
             return Tile((), self.dtype)
         if not heads:

@@ -253,7 +253,10 @@ class _Kernel:
         last = o.kind == "load" and o.attr("last", False)
         if last and len(t.dims) != 1:
             raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
-        moved = t.moved(heads, o.attr("transposed", False), last)
+        one = o.attr("one_token", False)
+        if one and (t.index != "token" or self.p.sizes["C"] != 1):
+            raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
+        moved = t.moved(heads, o.attr("transposed", False), last, one)
         if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")
         if t.index == "part" and self.k.grid != "parts":

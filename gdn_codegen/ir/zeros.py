@@ -41,7 +41,12 @@ def transposed(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes,
 
 def rows(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
     """For a result with one entry for each row of the operand."""
-    return zero[0] & ROWS
+    return zero[0] & ROWS if types[0].rank == 2 else NONE
+
+
+def column_sums(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """For a result with one entry for each column of the operand."""
+    return frozenset(n - 1 for n in zero[0] - ROWS)
 
 
 def columns(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:

@@ -31,6 +31,7 @@ from .algebra.norms_from_products import norms_from_products
 from .algebra.precision import precision
 from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
+from .algebra.single_token import single_token
 from .algebra.vectorise import vectorise
 from .cut.comments import comments
 from .cut.decay_bound import decay_bound
@@ -101,6 +102,7 @@ FRONT: Passes = (
     ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("norms_from_products", lambda p, c: norms_from_products(p, c.dtype)),
+    ("single_token", lambda p, c: single_token(p, c.schedule, c.device)),
     ("masks", lambda p, c: masks(p)),
     ("comments", lambda p, c: comments(p)),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract)),

@@ -20,7 +20,7 @@ from .tables import arguments, documentation, forms_text, literal, signature, ta
 if TYPE_CHECKING:
     import jinja2
 
-CHUNKS = (16, 32, 64, 128)
+CHUNKS = (1, 16, 32, 64, 128)
 #: Names of layouts, also those of other libraries -> our names.
 LAYOUTS = {"bthd": "bthd", "bsnd": "bthd", "bhtd": "bhtd", "bnsd": "bhtd"}
 DTYPES = ("float16", "bfloat16", "float32")

@@ -68,25 +68,27 @@ class Addresses:
         """A tile's shape in Triton."""
         return f"[{', '.join(self.dim(d) for d in t.dims)}]"
 
-    def pointers(self, t: Tensor, transposed: bool, ahead: int = 0, last: bool = False) -> str:
+    def pointers(self, t: Tensor, transposed: bool, ahead: int = 0, last: bool = False, one_token: bool = False) -> str:
         """Pointers to this instance's tile of `t`. ahead: to the next part's tile. transposed: to the transpose. last: to the
-        last entry only."""
+        last entry only. one_token: to the row of a chunk's only token."""
         parts = [f"{t.over or t.name}_ptr"]
         head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
         if t.strided:
             batch, token, far = (self.use(x) for x in strides(t))
             row = self.use(f"row{self.which}")
             parts.append(f"({self.use('b')} * {batch} + {row} * {token} + {head}.to(tl.int64) * {far})")
-            parts.append(f"{self.index(t.dims[0], int(transposed), len(t.dims))}.to(tl.int64) * {token}")
-            parts += [self.index(d, 1 - transposed, 2) for d in t.dims[1:]]
+            if not one_token:
+                parts.append(f"{self.index(t.dims[0], int(transposed), len(t.dims))}.to(tl.int64) * {token}")
+            parts += self.columns(t, transposed, one_token)
         elif t.index == "token":
             row, width = self.use(f"row{self.which}"), [self.extent(t, d) for d in t.dims[1:]]
             at = f"({row} * {heads} + {head})" if self.layout == "bthd" else f"(({self.use('b')} * {heads} + {head}) * T + {row})"
             parts.append(" * ".join([at, *width]))
             stride = ([heads] if self.layout == "bthd" else []) + width
-            rows = self.index(t.dims[0], int(transposed), len(t.dims))
-            parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
-            parts += [self.index(d, 1 - transposed, 2) for d in t.dims[1:]]
+            if not one_token:
+                rows = self.index(t.dims[0], int(transposed), len(t.dims))
+                parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
+            parts += self.columns(t, transposed, one_token)
         elif t.index in ("slot", "part", "sequence", "checkpoint"):
             size = [self.extent(t, d) for d in t.dims]
             at = {"slot": f"slot{self.which}", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)",
@@ -103,6 +105,10 @@ class Addresses:
         else:
             raise EmitError(f"triton has no address for tensor {t.name}: index {t.index}")
         return " + ".join(parts)
+
+    def columns(self, t: Tensor, transposed: bool, one_token: bool) -> list[str]:
+        """The indices of the columns of a tile of tokens, none for a vector of tokens."""
+        return [self.index(d, 0 if one_token else 1 - transposed, 1 if one_token else 2) for d in t.dims[1:]]
 
     def rows(self, t: Tensor) -> str:
         """The variable with the descriptor of the sequence's rows of `t`. It is defined before the first loop."""
@@ -122,11 +128,15 @@ class Addresses:
         base = f"{t.name}_ptr + {at} * {width}"
         return f"{t.name}_rows = tl.make_tensor_descriptor({base}, [length, {width}], [{far}, 1], [{tile}])"
 
-    def mask(self, t: Tensor, transposed: bool) -> str:
-        """The mask of the elements that exist in memory, without rows past the sequence's end and without padding. "" for all."""
+    def mask(self, t: Tensor, transposed: bool, one_token: bool = False) -> str:
+        """The mask of the elements that exist in memory, without rows past the sequence's end and without padding. "" for all.
+
+        one_token: of the row of a chunk's only token, which has tokens before the sequence's end only."""
         out = []
         for n, (d, padded) in enumerate(zip(t.dims, self.p.padded(t), strict=True)):
-            along = ("[:, None]", "[None, :]")[n ^ transposed] if len(t.dims) > 1 else ""
+            if n == 0 and one_token:
+                continue
+            along = ("[:, None]", "[None, :]")[n ^ transposed] if len(t.dims) > 1 + one_token else ""
             if padded:
                 out.append(f"({self.use(f'i_{d}')} < {self.use(str(d))}){along}")
             elif n == 0 and t.index == "token":

@@ -110,7 +110,12 @@ def last(w: KernelWriter, o: Op, x: Text) -> Text:
 
 @rule("row_sum")
 def row_sum(w: KernelWriter, o: Op, x: Text) -> Text:
-    return Text(f"tl.sum({x}, axis=1)")
+    return Text(f"tl.sum({x}, axis={w.type[o.args[0]].rank - 1})")
+
+
+@rule("column_sum")
+def column_sum(w: KernelWriter, o: Op, x: Text) -> Text:
+    return Text(f"tl.sum({x}, axis=0)")
 
 
 @rule("diagonal")
@@ -149,30 +154,31 @@ def valid(w: KernelWriter, o: Op, x: Text) -> Text:
 def load(w: KernelWriter, o: Op) -> None:
     """A load by a descriptor, or by pointers with a mask for rows past the sequence's end and for padding."""
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
-    transposed = o.attr("transposed", False)
+    transposed, one_token = o.attr("transposed", False), o.attr("one_token", False)
     if o.attr("described"):
         text = f"{name} = {w.rows(t)}.load([t, 0])"
     else:
-        mask, at = w.mask(t, transposed), w.pointers(t, transposed, o.attr("parts_ahead", 0), o.attr("last", False))
+        mask = w.mask(t, transposed, one_token)
+        at = w.pointers(t, transposed, o.attr("parts_ahead", 0), o.attr("last", False), one_token)
         text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
     dtype = f"tl.{t.dtype}"
-    if t.dtype == "bfloat16" and len(t.dims) > 1:  # ops convert a vector to float32 where they read it
+    if t.dtype == "bfloat16" and len(t.dims) > 1 + one_token:  # ops convert a vector to float32 where they read it
         dtype = w.use("OPERAND")
         text += f".to({dtype})"
     when = w.when(t, o) + [f"{w.env[x]} < 0" for x in o.args[:1]]
     if o.args[1:]:
         w.line(f"{name} = {w.env[o.args[1]]}")
     elif when:
-        w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=transposed))}, dtype={dtype})")
+        w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=transposed, one_token=one_token))}, dtype={dtype})")
     w.env[o.out] = Text(name)
     _nested(w, when, text)
 
 
 @rule("store")
 def store(w: KernelWriter, o: Op) -> None:
-    t, transposed = w.p.tensor(o.attr("tensor")), o.attr("transposed", False)
-    mask = w.mask(t, transposed)
-    at = w.pointers(t, transposed, o.attr("parts_ahead", 0))
+    t, transposed, one_token = w.p.tensor(o.attr("tensor")), o.attr("transposed", False), o.attr("one_token", False)
+    mask = w.mask(t, transposed, one_token)
+    at = w.pointers(t, transposed, o.attr("parts_ahead", 0), one_token=one_token)
     _nested(w, w.when(t, o), f"tl.store({at}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
 
 

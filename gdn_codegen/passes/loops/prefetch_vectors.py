@@ -35,7 +35,7 @@ def _ahead(p: Program, k: Kernel, loop: Loop) -> list[Stmt]:
 
     def vector(o: Op) -> bool:
         """Whether `o` loads a vector that this loop does not write and that is always given."""
-        if o.kind != "load" or o.args or o.type is None or o.type.rank != 1:
+        if o.kind != "load" or o.args or o.type is None or o.type.rank != 1 or o.attr("one_token"):
             return False
         t = index[o.attr("tensor")]
         return t.index in ("token", "slot") and not t.optional and t.name not in written

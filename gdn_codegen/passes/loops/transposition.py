@@ -20,6 +20,10 @@ from ..common import dead_code, rebuild, walks
 from ..stage import takes
 
 
+#: The sum of a tile -> the same sum of its transpose.
+_SUMS = {"row_sum": "column_sum", "column_sum": "row_sum"}
+
+
 @takes("decomposed")
 def transpose(p: Program, s: Schedule) -> Program:
     """`p` with the state in the schedule's orientation. `p` itself for "kv". Raises ScheduleError for ops that have no
@@ -109,6 +113,10 @@ class _Transposition:
                 put(x, a, *acc, ta=not tb, tb=not ta)
             else:
                 put(a, x, *acc, ta=ta, tb=tb)
+        elif o.kind == "row" and self.transposes(o.out):
+            b.op("col", *o.args, name=o.out, line=o.line)
+        elif o.kind in _SUMS and self.transposes(o.args[0]):
+            b.op(_SUMS[o.kind], *o.args, name=o.out, line=o.line)
         elif not o.out or not self.transposes(o.out):
             if any(self.transposes(a) for a in o.args):
                 raise self.error(o)
