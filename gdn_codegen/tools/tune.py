@@ -38,7 +38,6 @@ from .problems import BETAS, Reference, alike, errors, head_errors, problem, ref
 from .shapes import Shape
 from .verify import TOLERANCE
 
-TARGETS = bench_gpu.TARGETS
 #: A candidate replaces the model's choice if it takes at most this share of its time.
 MARGIN = 0.98
 #: With nearly equal keys a candidate's error may be at most so many times that of its target's `fused`, or what `Check`

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from choices import choice_for
+from devices import change
 
 from gdn_codegen import cli
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose, tables
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import varied
+from gdn_codegen.targets import find
+from gdn_codegen.targets.candidates import Space
 from gdn_codegen.tools import bench_gpu, candidates, tune
 from gdn_codegen.tools.problems import problem, reference
 from gdn_codegen.tools.shapes import Shape
@@ -25,8 +28,7 @@ NAMES = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 GPU = (NAMES, "sm_90a", 132)
 PARTS = {"partition": (None, "decay"), "part_chunks": (0, 32), "stages": (2, 3)}
 BLOCKS = ("fused", "replay"), {"v_block": (0, 64)}, (64, 32)
-SPACE = {"tilelang": (candidates.Space(("walk",), PARTS, (64,), "sm_90a"), candidates.Space(*BLOCKS, "sm_90a"),
-                      candidates.Space(*BLOCKS))}
+SPACES = (Space(("walk",), PARTS, (64,), "sm_90a"), Space(*BLOCKS, "sm_90a"), Space(*BLOCKS))
 
 
 def speed(b, s):
@@ -79,7 +81,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(candidates, "SPACES", SPACE)
+    change(monkeypatch, "tilelang", spaces=SPACES)
     monkeypatch.setattr(tables, "versions", lambda target: {"gdn_codegen": "0", target: "1"})
     monkeypatch.setattr(choose, "unfit", lambda b: "")  # which lowers, and the passes' tests check that
 
@@ -119,7 +121,8 @@ def test_portable_candidates_are_for_inputs_that_nothing_made_for_the_gpu_fits(m
 @pytest.mark.parametrize("arch, chunk, whole, parts", [("", 32, False, False), ("sm_90a", 32, True, True),
                                                        ("sm_90a", 64, False, True)])
 def test_candidates_of_a_space_share_its_base_and_what_the_architecture_wants(arch, chunk, whole, parts, monkeypatch):
-    monkeypatch.setattr(candidates, "SPACES", {"triton": (candidates.Space(("walk",), PARTS, (chunk,), base={"stages": 4}),)})
+    implied = find("triton").spaces[0].implied
+    change(monkeypatch, "triton", spaces=(Space(("walk",), PARTS, (chunk,), base={"stages": 4}, implied=implied),))
     plans = [b.plan for b in candidates.candidates(Build("triton"), arch)]
     assert varied("walk", stages=4, descriptors=whole) in plans
     assert varied("walk", stages=4, partition="decay", part_chunks=32, descriptors=parts) in plans
@@ -432,7 +435,7 @@ def test_candidates_are_compiled_where_there_is_no_gpu(monkeypatch, capsys):
     names = [line.split()[1] for line in lines]
     assert len(names) == len(set(names)) and {"gdn_c64_bthd_decay1_sm90a:", "gdn_c64_bthd_fused_sm90a:"} <= set(names)
     assert compiled == [("a", "sm_90a"), ("b", "sm_90a")] * len(lines)
-    monkeypatch.setitem(candidates.SPACES, "triton", candidates.SPACES["tilelang"][2:])
+    change(monkeypatch, "triton", spaces=SPACES[2:])
     assert cli.main(["tune", "--target", "triton", "--compile", "gfx942", "--only", "1 x 2048, 16/32"]) == 0
     assert set(map(str, asked)) == {"('gfx942', [(2, 8), (16, 32)])"}
 
