@@ -224,6 +224,7 @@ def tune(a: argparse.Namespace) -> int:
     from .runtime.targets import tunable
     from .tools import tune as t
     from .tools.shapes import SHAPES
+    from .tools.tune_meter import Gpu
     options.check_tune(a)
     if a.decode:
         from .tools import tune_decode
@@ -246,7 +247,7 @@ def tune(a: argparse.Namespace) -> int:
         elif a.list:
             print("\n".join(t.listing(about, shapes, names, arch, units, out)))
         else:
-            failed |= bool(t.tune(about, shapes, names, arch, units, t.Gpu(a.runs), out, budget=a.budget,
+            failed |= bool(t.tune(about, shapes, names, arch, units, Gpu(a.runs), out, budget=a.budget,
                                   memory=int(a.memory * 2**30)))
     return int(failed)
 

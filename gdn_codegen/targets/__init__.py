@@ -51,13 +51,15 @@ class Ahead:
 
     archs: a regular expression for the names of architectures. accepted: the text in the error for other names. heads: whether
     the caller must give head counts (`--compile-heads`). run: (path of the module, architecture, pairs of H and HV) -> a line
-    of output for each kernel, once it is compiled.
+    of output for each kernel, once it is compiled. fill: the same, into the toolchain's own cache alone; None if `run` writes to
+    nothing else. `tune --compile` takes it.
     """
 
     archs: str
     accepted: str
     heads: bool
     run: Callable[[Path, str, Sequence[tuple[int, int]]], Iterator[str]]
+    fill: Callable[[Path, str, Sequence[tuple[int, int]]], Iterator[str]] | None = None
 
 
 @dataclass(frozen=True)

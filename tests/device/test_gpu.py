@@ -19,6 +19,7 @@ from gdn_codegen.targets import OWN
 from gdn_codegen.targets.candidates import Space
 from gdn_codegen.tools import compile_ahead, tune
 from gdn_codegen.tools.shapes import Shape
+from gdn_codegen.tools.tune_meter import Gpu
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 HERE = [t for t in OWN if t != "pto" and runs(t, "cuda")]
@@ -250,7 +251,7 @@ def test_tune_measures_and_its_table_is_found(target, tmp_path, monkeypatch):
     """Two candidates at a small shape, numerics included."""
     change(monkeypatch, target, spaces=(Space(("replay", "fused"), {}, (64,)),))
     said, path = [], tmp_path / "table.json"
-    assert tune.tune(Build(target), [Shape("small", (500, 300), 2, 4)], *tune.here(), tune.Gpu(5), path, say=said.append) == 0
+    assert tune.tune(Build(target), [Shape("small", (500, 300), 2, 4)], *tune.here(), Gpu(5), path, say=said.append) == 0
     assert not any("dropped" in line for line in said), said
     assert tables.read(path, tables.USER)[0].ms > 0
 
