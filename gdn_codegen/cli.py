@@ -184,10 +184,11 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 
 def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     """Times, or errors with --errors, of builds and peers on a GPU. heads: H and HV. Returns the exit status."""
+    from .runtime.targets import serving
     from .tools import bench_gpu
     from .tools.shapes import Shape
     todo = _only(a, [Shape(f"1 x {a.tokens}, {heads[0]}/{heads[1]}", (a.tokens,), *heads)])
-    targets = bench_gpu.TARGETS if a.target == "all" else (a.target,)
+    targets = serving("cuda") if a.target == "all" else (a.target,)
     names = SCHEDULES if a.schedule == "all" else () if a.schedule in ("none", "auto") else (a.schedule,)
     builds: list[Build | bench_gpu.Auto] = [
         b for t in targets for n in names for b in options.builds(
@@ -220,13 +221,15 @@ def tune(a: argparse.Namespace) -> int:
     Returns the exit status: 1 where nothing could be measured. ValueError for options that mean nothing together.
     """
     from .runtime.call import tables as choices
+    from .runtime.targets import tunable
     from .tools import tune as t
     from .tools.shapes import SHAPES
+    from .tools.tune_meter import Gpu
     options.check_tune(a)
     if a.decode:
         from .tools import tune_decode
         return tune_decode.command(a, _only(a, tune_decode.SHAPES))
-    targets = t.TARGETS if a.target == "all" else (a.target,)
+    targets = tunable() if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
         raise ValueError("out: got one file for several targets; accepted: one --target, as each has its own table")
     shapes, out, failed = _only(a, SHAPES), None if a.out is None else Path(a.out), False
@@ -244,7 +247,7 @@ def tune(a: argparse.Namespace) -> int:
         elif a.list:
             print("\n".join(t.listing(about, shapes, names, arch, units, out)))
         else:
-            failed |= bool(t.tune(about, shapes, names, arch, units, t.Gpu(a.runs), out, budget=a.budget,
+            failed |= bool(t.tune(about, shapes, names, arch, units, Gpu(a.runs), out, budget=a.budget,
                                   memory=int(a.memory * 2**30)))
     return int(failed)
 

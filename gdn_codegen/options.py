@@ -146,8 +146,9 @@ def _bench_options(p: argparse.ArgumentParser) -> None:
 
 def _tune_options(p: argparse.ArgumentParser) -> None:
     """The options of `tune`."""
+    from .runtime.targets import tunable
     from .tools.shapes import SHAPES
-    p.add_argument("--target", default="all", choices=("tilelang", "triton", "all"), help="(default: all)")
+    p.add_argument("--target", default="all", choices=(*tunable(), "all"), help="(default: all)")
     _inputs_options(p)
     p.add_argument("--shapes", metavar="FILE", help=f"shapes in JSON, as benchmarks/shapes/serving.json (default: {len(SHAPES)})")
     p.add_argument("--only", action="append", default=[], metavar="NAME", help="only this shape; may be given again")
@@ -328,7 +329,10 @@ def check_numbers(a: argparse.Namespace) -> None:
 
 def check_bench(a: argparse.Namespace) -> str:
     """The way of `bench`, a key of WAYS. Sets absent options to their defaults. ValueError for options that have no effect."""
+    from .runtime.targets import serving
     way = "errors" if a.errors is not None else "pto" if a.target == "pto" else "gpu"
+    if way == "gpu" and a.target not in (accepted := [*serving("cuda"), "pto", "all"]):
+        raise ValueError(f"target: got {a.target!r}, which has no kernels for a GPU; accepted: {', '.join(accepted)}")
     for name, ways in MEANT.items():
         if way not in ways:
             refuse(a, [name], WAYS[way], " or ".join(WAYS[w] for w in ways))
@@ -365,7 +369,8 @@ def check_build(a: argparse.Namespace) -> None:
         refuse(a, ["strict"], "without --check", "with --check")
     if a.cached:
         refuse(a, ["out"], "with --cached", "one of --out and --cached")
+    need = [t for t in names() if (ahead := find(t).toolchain.ahead) and ahead.heads]
     if a.compile is None:
-        refuse(a, ["compile_heads"], "without --compile", "with --compile, for triton")
-    elif a.target != "triton":
-        refuse(a, ["compile_heads"], f"with --target {a.target}", "with --target triton")
+        refuse(a, ["compile_heads"], "without --compile", f"with --compile, for {' or '.join(need)}")
+    elif a.target not in need:
+        refuse(a, ["compile_heads"], f"with --target {a.target}", f"with --target {' or '.join(need)}")

@@ -23,7 +23,7 @@ import pytest
 import torch
 from triton_interpreter import keep_types
 
-from gdn_codegen.ir.core import Batch, Loop, Program, walk
+from gdn_codegen.ir.core import NO_LINE, Batch, Loop, Program, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import OPS
 from gdn_codegen.ir.parser import parse_program
@@ -65,7 +65,7 @@ def computed(p):
     same, so one of them is interpreted (tests/ir/test_ir.py holds the interpreter to that)."""
     def of(body):
         return tuple(replace(s, carried=tuple(replace(c, slots=1) for c in s.carried), body=of(s.body)) if isinstance(s, Loop)
-                     else replace(s, line=0, agent="", buffer="")
+                     else replace(s, line=NO_LINE, agent="", buffer="")
                      for s in body if isinstance(s, Loop) or s.out or OPS[s.kind].effect != "sync")
     kernels = (replace(k, name="", body=of(k.body), buffers=(), agents=(), batch=k.batch if k.batch.in_body > 1 else Batch(),
                        slices=1, threads=0, registers=0, blocks_per_sm=0) for k in p.kernels)

@@ -133,7 +133,6 @@ LONG = {
     ("ir/ops.py", ""): "the op table, with the type rules of its rows",
     ("options.py", ""): "the options of all commands",
     ("tools/bench_gpu.py", ""): "each time is measured by a function of its own, beside the rows that show it",
-    ("tools/tune.py", ""): "jobs, log, table and measurement of one command",
     ("passes/pipelines.py", ""): "the order of all passes, a line for each",
 }
 

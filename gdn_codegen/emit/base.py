@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ..ir.core import NO_LINE, Kernel, Line, Loop, Op, Program, Stmt, walk
 from ..ir.ops import OPS
 from ..ir.stages import is_decomposed
 from ..ir.types import Tensor
@@ -63,7 +63,7 @@ class Rules:
         if self.base is not None:
             return self.base.of(op)
         by = self.removed_by(op.kind)
-        raise EmitError(f"{self.target} has no rule for {op.kind} ({op.out or 'effect'}, line {op.page_line})"
+        raise EmitError(f"{self.target} has no rule for {op.kind} ({op.out or 'effect'}, {op.line})"
                         + (f"; pass {by} should have removed it" if by else ""))
 
 
@@ -103,13 +103,14 @@ class Writer:
     """
 
     def __init__(self, p: Program, comment: str, indent: int = 0, k: Kernel | None = None) -> None:
-        self.source, self.comment, self.indent = {**dict(p.source), **dict(k.comments if k else ())}, comment, indent
+        self.source = {Line(n): text for n, text in p.source} | dict(k.comments if k else ())
+        self.comment, self.indent = comment, indent
         self.lines: list[str] = []
-        self.line = 0
+        self.line = NO_LINE
 
     def at(self, op: Op) -> None:
         """Print the line of `op` as a comment, if it differs from the line of the op before."""
-        if op.line and op.line != self.line and op.line in self.source:
+        if op.line != self.line and op.line in self.source:
             self.line = op.line
             width = WIDTH - 4 * self.indent - len(self.comment) - 1
             self(*(f"{self.comment} {x}" for x in textwrap.wrap(self.source[op.line], width)))

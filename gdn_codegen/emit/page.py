@@ -30,9 +30,9 @@ def page_text(p: Program) -> str:
     for o in ops.values():
         if o.out not in wanted or o.kind in ("load", "scalar"):
             continue
-        if o.line != line and o.line in source:
-            lines.append(f"    # {source[o.line]}")
-            line = o.line
+        if o.line.number != line and o.line.number in source:
+            lines.append(f"    # {source[o.line.number]}")
+            line = o.line.number
         lines.append(f"    {o.out} = {_expression(o, ranks)}")
     lines.append(f"    return {', '.join(results)}{',' if len(results) == 1 else ''}")
     return "\n".join(("def _page(_inputs, _states, _numbers):", *lines))
@@ -57,7 +57,7 @@ def _expression(o: Op, ranks: dict[str, int]) -> str:
     """
     d, rank = OPS[o.kind], o.type.rank if o.type is not None else 0
     if d.text is None:
-        raise EmitError(f"the page in torch has no text for {o.kind} ({o.out}, line {o.page_line}); OpDef.text gives it")
+        raise EmitError(f"the page in torch has no text for {o.kind} ({o.out}, {o.line}); OpDef.text gives it")
     # a number may have leading dims, which torch would align with the dims of the tile: broadcast it explicitly
     return d.text(o, [a + f"[..., {', '.join('None' for _ in range(rank))}]" if d.elementwise and rank and not ranks[a] else a
                       for a in o.args])

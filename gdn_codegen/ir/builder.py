@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .core import Carry, Kernel, Loop, Op, Program, Stmt
+from .core import NO_LINE, Carry, Kernel, Line, Loop, Op, Program, Stmt
 from .names import name_of
 from .ops import OPS, TypeRuleError, infer
 from .types import Dim, Tensor, Tile
@@ -35,7 +35,7 @@ class Body:
         """An unused name: `hint`, or else `hint_2`, `hint_3`..."""
         return _free(hint, self.taken)
 
-    def op(self, kind: str, *args: str, name: str = "", line: int = 0, agent: str = "", buffer: str = "",
+    def op(self, kind: str, *args: str, name: str = "", line: Line = NO_LINE, agent: str = "", buffer: str = "",
            **attrs: Any) -> str:
         """Append an op, unless an equal pure op exists, and return the name of its value. TypeRuleError for wrong operands."""
         kept = _attrs(attrs)
@@ -94,11 +94,11 @@ class _Trace:
         self.body = Body()
         self.filename = filename
 
-    def line(self) -> int:
+    def line(self) -> Line:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != self.filename:
             frame = frame.f_back
-        return frame.f_lineno if frame is not None else 0
+        return Line(frame.f_lineno if frame is not None else 0)
 
 
 class Value:
@@ -349,7 +349,7 @@ class Algorithm:
             after.append(Op("store", "", (f"{s}_T",), (("tensor", final),)))
         loop = Loop("chunk", tuple(carries), tuple(body))
         kernel = Kernel("walk", "sequences", (*before, loop, *after))
-        lines = sorted({o.line for o in body if isinstance(o, Op) and o.line})
+        lines = sorted({o.line.number for o in body if isinstance(o, Op) and o.line != NO_LINE})
         source = tuple((n, linecache.getline(tr.filename, n).strip().split("  #")[0].rstrip("\\ \t")) for n in lines)
         return Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source,
                        forgets=forgets)
@@ -433,9 +433,9 @@ class Algorithm:
         return rename[bound._name]
 
 
-def _lines(stmts: list[Stmt], names: dict[str, str]) -> dict[int, str]:
+def _lines(stmts: list[Stmt], names: dict[str, str]) -> dict[Line, str]:
     """Line of the page -> the name of the value that it defines. If it defines several, the last."""
-    return {o.line: names[o.out] for o in stmts if isinstance(o, Op) and o.line and o.out in names}
+    return {o.line: names[o.out] for o in stmts if isinstance(o, Op) and o.line != NO_LINE and o.out in names}
 
 
 def _line_of(e: Exception) -> str:

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from .types import ONE_HEAD, Batch, Dim, Tensor, Tile
 
-#: Where a line of the page becomes several statements, the line number of the n-th has n times this added.
-STATEMENT = 10_000
+
+class Line(NamedTuple):
+    """The line that an op computes. number: of the page's line; below 0 for a line that a pass added. statement: which one, from
+    0, of the statements that passes made of the line."""
+
+    number: int = 0
+    statement: int = 0
+
+    def __str__(self) -> str:
+        return f"line {self.number}" if self.number > 0 else "no line of the page"
+
+
+NO_LINE = Line()
 
 
 @dataclass(frozen=True)
@@ -25,17 +36,12 @@ class Op:
     args: tuple[str, ...] = ()
     attrs: tuple[tuple[str, Any], ...] = ()
     type: Tile | None = None
-    line: int = 0  # line number in the algorithm's page (see STATEMENT); 0 if a pass made the op
+    line: Line = NO_LINE
     agent: str = ""  # the pass `assign` sets it
     buffer: str = ""  # the pass `place` sets it
 
     def __hash__(self) -> int:  # of the fields that tell most ops apart; passes look ops up in sets
         return hash((self.kind, self.out, self.args or self.attrs))
-
-    @property
-    def page_line(self) -> int:
-        """The number of the page's line, for messages."""
-        return self.line % STATEMENT
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The value of an attribute, or `default` if the op does not have the attribute."""
@@ -150,7 +156,7 @@ class Kernel:
     threads: int = 0
     registers: int = 0
     blocks_per_sm: int = 0
-    comments: tuple[tuple[int, str], ...] = ()
+    comments: tuple[tuple[Line, str], ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -285,5 +291,5 @@ def types(body: tuple[Stmt, ...]) -> dict[str, Tile]:
     return env
 
 
-__all__ = ["STATEMENT", "Agent", "Batch", "Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile",
-           "loops", "map_loops", "map_ops", "types", "uses", "walk"]
+__all__ = ["NO_LINE", "Agent", "Batch", "Buffer", "Carry", "Dim", "Kernel", "Line", "Loop", "Op", "Program", "Stmt", "Tensor",
+           "Tile", "loops", "map_loops", "map_ops", "types", "uses", "walk"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from .core import Agent, Buffer, Carry, Kernel, Loop, Op, Program, Stmt
+from .core import Agent, Buffer, Carry, Kernel, Line, Loop, Op, Program, Stmt
 from .ops import OPS, infer
 from .types import Batch, Tensor, Tile
 
@@ -60,7 +60,8 @@ class _Reader:
         if kind not in OPS:
             raise ParseError(f"line {n.lineno}: op {kind!r} is not in the table")
         names = tuple(a.id if isinstance(a, ast.Name) else ast.unparse(a) for a in args)
-        meta = {k: kw.pop(k) for k in ("line", "agent", "buffer") if k in kw}
+        line = Line(kw.pop("line", 0), kw.pop("statement", 0))
+        meta = {k: kw.pop(k) for k in ("agent", "buffer") if k in kw}
         tile = None
         if out:
             if kind == "load":
@@ -72,7 +73,7 @@ class _Reader:
                     raise ParseError(f"line {n.lineno}: {missing[0]} is read before it is defined")
                 tile = infer(kind, tuple(env[a] for a in names), kw)
             env[out] = tile
-        return Op(kind, out, names, tuple(sorted(kw.items())), tile, **meta)
+        return Op(kind, out, names, tuple(sorted(kw.items())), tile, line, **meta)
 
     def body(self, nodes: list[ast.stmt], env: dict[str, Tile]) -> tuple[Stmt, ...]:
         """Parse a body of ops and loops. env: the types of the values so far, to which this function adds those of the body."""
@@ -108,7 +109,8 @@ def parse_program(text: str) -> Program:
                                   kw.get("blocked_dim", ""), tuple(buffers), Batch(*kw.get("batch", ())),
                                   tuple(Agent(a, *x) for a, x in kw.get("agents", {}).items()),
                                   kw.get("slices", 1), kw.get("threads", 0), kw.get("registers", 0),
-                                  kw.get("blocks_per_sm", 0), tuple(kw.get("comments", {}).items())))
+                                  kw.get("blocks_per_sm", 0),
+                                  tuple((Line(*line), text) for line, text in kw.get("comments", {}).items())))
             continue
         assert isinstance(n, ast.Expr)
         kind, args, kw = _call(n.value)

@@ -34,7 +34,8 @@ def _buffer(b: Buffer) -> str:
 def op_text(o: Op) -> str:
     """One op as a line of text."""
     kw: dict[str, object] = {**dict(o.attrs)}
-    kw |= {k: v for k, v in (("line", o.line), ("agent", o.agent), ("buffer", o.buffer)) if v}
+    kw |= {k: v for k, v in (("line", o.line.number), ("statement", o.line.statement), ("agent", o.agent),
+                             ("buffer", o.buffer)) if v}
     text = _call(o.kind, list(o.args), **kw)
     return f"{o.out} = {text}" if o.out else text
 
@@ -65,7 +66,7 @@ def kernel_text(k: Kernel) -> str:
         kw["slices"] = k.slices
     kw |= {n: v for n, v in (("threads", k.threads), ("registers", k.registers), ("blocks_per_sm", k.blocks_per_sm)) if v}
     if k.comments:
-        kw["comments"] = dict(k.comments)
+        kw["comments"] = {tuple(line): text for line, text in k.comments}
     if k.agents:
         kw["agents"] = {a.name: (a.first, a.threads, a.registers, a.slots) for a in k.agents}
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]

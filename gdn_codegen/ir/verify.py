@@ -43,7 +43,7 @@ def verify(p: Program) -> Program:
         why = (f"{o.kind} runs over the padding, and {o.args[0]} is not zero there; use valid({o.args[0]})" if d == "C"
                else f"{o.kind} sums over {d}, tiles of which are padded from {p.memory[d]} to {p.sizes[d]}, and no operand is "
                     "surely zero there")
-        raise VerifyError(f"{p.name}, kernel {name}, {o.out} (line {o.page_line}): {why}")
+        raise VerifyError(f"{p.name}, kernel {name}, {o.out} ({o.line}): {why}")
     return p
 
 
@@ -51,7 +51,7 @@ def verify_stage(p: Program) -> None:
     """VerifyError if a feature of `p` is not legal at its stage, or if it lacks what the stage requires. Nothing else that
     `verify` checks depends on the stage."""
     for text, k, o in chain(illegal(p), missing(p)):
-        at = "".join([f", kernel {k.name}" if k else "", f", {o.out or o.kind} (line {o.page_line})" if o else ""])
+        at = "".join([f", kernel {k.name}" if k else "", f", {o.out or o.kind} ({o.line})" if o else ""])
         raise VerifyError(f"{p.name}{at}: {text}")
 
 
@@ -90,7 +90,7 @@ class _Kernel:
         self.begun: Loop | None = None  # the loop over the warm-up that hands its carried values to the next loop
 
     def fail(self, o: Op | None, text: str) -> VerifyError:
-        where = f"{self.p.name}, kernel {self.k.name}" + (f", {o.out or o.kind} (line {o.page_line})" if o else "")
+        where = f"{self.p.name}, kernel {self.k.name}" + (f", {o.out or o.kind} ({o.line})" if o else "")
         return VerifyError(f"{where}: {text}")
 
     def run(self) -> None:

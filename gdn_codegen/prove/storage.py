@@ -60,7 +60,7 @@ class _Storage:
             for a in (x for arg in o.args for x in self.leaves(arg)):
                 for other in row:
                     if other is not o and other.buffer == self.home.get(a):
-                        raise OverwrittenError(f"{self.where}: {other.out} (line {other.page_line}) overwrites {a}, which "
+                        raise OverwrittenError(f"{self.where}: {other.out} ({other.line}) overwrites {a}, which "
                                                f"{o.out} reads side by side with it")
         return []
 

@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..schedule import ScheduleError, changes, spelled
+from ..targets import architecture
 from .build import Build
 from .call.choose import Choice, modelled, unfit
-
-#: Of GPUs that `--arch` names: what the model calls them, where it knows of a difference.
-KNOWN = {"sm_90": "sm_90a", "sm_90a": "sm_90a"}
 
 
 def planned(about: Build, gpus: Sequence[str], parts: bool, chunk: int | None, fields: dict[str, Any]) -> Choice:
@@ -19,7 +17,7 @@ def planned(about: Build, gpus: Sequence[str], parts: bool, chunk: int | None, f
     about: a build without arch, of any schedule. gpus: architectures, none for any. parts: whether long sequences are split.
     chunk: None where it is open. fields: of the schedule, as they are asked for.
     """
-    names = {KNOWN.get(g, "") for g in gpus}
+    names = set(map(architecture, gpus))
     arch = names.pop() if len(names) == 1 else ""
     why: list[tuple[str, str]] = []
     for x, reason in modelled(about, arch, parts, (0, 0, 0), chunk):

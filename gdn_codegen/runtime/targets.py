@@ -61,6 +61,16 @@ def findings() -> list[Finding]:
             *(line for n in names() for line in find(n).toolchain.findings())]
 
 
+def serving(device: str) -> list[str]:
+    """The targets with kernels for tensors of `device`, the preferred one first."""
+    return sorted((n for n in names() if serves(n, device)), key=lambda n: find(n).preference)
+
+
+def tunable() -> list[str]:
+    """The targets whose candidates `tune` times on a GPU, the preferred one first."""
+    return [n for n in serving("cuda") if find(n).spaces]
+
+
 def choose(device: str, target: str = "auto") -> str:
     """The target for tensors of `device`: the caller's, unless it cannot run them here, or the first that does."""
     if target != "auto":
@@ -70,7 +80,7 @@ def choose(device: str, target: str = "auto") -> str:
             raise ValueError(f"target: got {target!r}, and {why}; accepted: a target that runs {device} tensors here, as "
                              "`gdn_codegen doctor` lists them")
         return target
-    order = sorted((n for n in names() if serves(n, device)), key=lambda n: find(n).preference)
+    order = serving(device)
     for target in order:
         if runs(target, device):
             return target

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ..devices import Device
 from ..emit.base import Heads, KernelText
 from ..ir.core import Program
 from ..schedule.contract import PLAIN, Contract
+from .candidates import Asked, Candidate, Space
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -50,13 +51,15 @@ class Ahead:
 
     archs: a regular expression for the names of architectures. accepted: the text in the error for other names. heads: whether
     the caller must give head counts (`--compile-heads`). run: (path of the module, architecture, pairs of H and HV) -> a line
-    of output for each kernel, once it is compiled.
+    of output for each kernel, once it is compiled. fill: the same, into the toolchain's own cache alone; None if `run` writes to
+    nothing else. `tune --compile` takes it.
     """
 
     archs: str
     accepted: str
     heads: bool
     run: Callable[[Path, str, Sequence[tuple[int, int]]], Iterator[str]]
+    fill: Callable[[Path, str, Sequence[tuple[int, int]]], Iterator[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,10 @@ class Target:
     runs_on: device types of tensors ("cpu", "cuda", "npu") for which modules have kernels.
     toolchain: what modules need, and how their kernels are compiled.
     preference: `target="auto"` prefers the target with the lower number.
+    model: (what is asked for) -> candidates for a call that no table has a row for, the best first. Dispatch takes the first that
+    fits, and after these the schedules for any device.
+    too_large: (lowered program) -> why its kernels will not fit a GPU, if passes cannot tell; "" if they fit.
+    spaces: the candidates that `tune` times on a GPU. Without any, `tune` leaves the target out.
     head_counts: whether calls get kernels with H and HV compiled in.
     per_call: whether kernels are compiled again for other head counts and kinds of calls. Then each of them is admitted
     separately.
@@ -122,6 +129,9 @@ class Target:
     facts: Callable[[Build, Sequence[KernelText]], Mapping[str, Any]] = lambda b, kernels: {}
     toolchain: Toolchain = field(default_factory=Toolchain)
     preference: int = 100
+    model: Callable[[Asked], Iterable[Candidate]] = lambda asked: ()
+    too_large: Callable[[Program], str] = lambda p: ""
+    spaces: tuple[Space, ...] = ()
     head_counts: bool = False
     per_call: bool = False
     interprets: tuple[str, ...] = ()
@@ -131,7 +141,6 @@ class Target:
     def lowered_for(self, arch: str) -> Lowering:
         """The passes and the device for an architecture. "" is for text that runs on any architecture."""
         return self.archs[arch] if arch else self.lowering
-
 
 
 _known: dict[str, Target] = {}
@@ -188,6 +197,13 @@ def find(name: str) -> Target:
         if not isinstance(name, str) or name not in _known and name not in names():
             raise ValueError(f"target: got {name!r}; accepted: {', '.join(names())}")
     return _known[name]
+
+
+def architecture(gpu: str) -> str:
+    """The architecture for which targets make builds of their own, for a GPU called `gpu`: "sm_90a" for "sm_90". "" if there is
+    none."""
+    known = {a for n in names() for a in find(n).archs}
+    return next((a for a in (gpu, f"{gpu}a") if a in known), "")
 
 
 def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str, arch: str = "",

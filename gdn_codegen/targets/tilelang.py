@@ -12,14 +12,45 @@ from ..emit import tilelang
 from ..emit.base import KernelText, quoted
 from ..emit.tilelang import functions
 from ..passes.pipelines import GROUPS, ONE_AGENT
-from ..schedule import OF_CORES
+from ..schedule import OF_CORES, named, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
+from .candidates import Asked, Candidate, Space, several
 from .machine import Finding
 
 if TYPE_CHECKING:
     from ..runtime.build import Build
 
 INSTALL = "pip install 'gdn_codegen[tilelang]'"
+#: The architecture with kernels of warp groups.
+ARCH = "sm_90a"
+#: From this class of tokens (Extent.shape_class) on, `fused_walk` also serves parts if each key head has one value head. A kernel
+#: for inverses then costs more than warm-ups that compute inverses again.
+LONG = 15
+
+
+def _model(x: Asked) -> Iterator[Candidate]:
+    """Kernels with warp groups, on their architecture."""
+    if x.arch != ARCH:
+        return
+    heads = several(x.shared)
+    if x.few:
+        if x.shared == 1 and x.shape_class[-1] >= LONG:
+            yield Candidate(varied("fused_walk", ARCH, partition="decay"), "walks fill at most half of the GPU, and are long",
+                            arch=ARCH)
+        yield Candidate(varied("walk", ARCH, partition="decay", value_heads=heads), "walks fill at most half of the GPU",
+                        arch=ARCH)
+    for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
+        yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
+
+
+#: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
+HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
+SPACES = (
+    *(Space((name,), {"partition": (None, "decay"), "part_chunks": (0, 8, 10, 16, 24, 32, 34, 40, 64, 128, 256),
+                      "longest_first": (False, True), "value_heads": heads}, (64,), ARCH)
+      for name, heads in HEADS.items()),
+    Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
+                                                      "v_block": (0, 64, 32)}))
 
 
 def _lacks(device: str) -> str:
@@ -48,6 +79,11 @@ def _ahead(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
     return compile_ahead.tilelang(path, arch)
 
 
+def _fill(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    from ..tools import compile_ahead
+    return compile_ahead.tilelang_cache(path, arch)
+
+
 #: Fields that serve other targets, whatever the architecture.
 OF_OTHERS = (*OF_CORES, "warps", "descriptors")
 
@@ -63,9 +99,10 @@ TARGET = register(Target(
     "tilelang",
     Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents")),
     tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
-    facts=_facts, archs={"sm_90a": Lowering(GROUPS, SM_90A, unused=OF_OTHERS)}, preference=0, stride_units=True, tf32=True,
+    facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=OF_OTHERS)}, preference=0, model=_model, spaces=SPACES,
+    stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,
         check_needs=lambda: "" if shutil.which("nvcc") else machine.TOOLS["nvcc"], check=_check,
-        ahead=Ahead(r"sm_\d+a?", "an architecture of NVIDIA, as sm_90a", False, _ahead))))
+        ahead=Ahead(r"sm_\d+a?", "an architecture of NVIDIA, as sm_90a", False, _ahead, _fill))))

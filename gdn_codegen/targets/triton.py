@@ -1,23 +1,84 @@
 """The target Triton, for NVIDIA and AMD GPUs. CPU tensors run in its interpreter."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..devices import TRITON
+from ..devices import HOPPER, TRITON
 from ..emit import triton
 from ..emit.base import KernelText, quoted
 from ..emit.triton import functions
+from ..ir.core import Program, loops, walk
+from ..ir.types import BYTES
 from ..passes.pipelines import INSTANCES
-from ..schedule import OF_CORES
+from ..schedule import OF_CORES, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
+from .candidates import Asked, Candidate, Space
 from .machine import Finding
 
 if TYPE_CHECKING:
     from ..runtime.build import Build
 
 INSTALL = "pip install 'gdn_codegen[triton]'"
+#: Fields of `walk` by chunk, on a GPU, with K and V of at most WIDEST. The first serves calls that give no chunk.
+WALKS: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
+WIDEST = 128
+#: Chunks for which these walks over whole sequences read q and k by descriptors, by architecture. Parts do so for any chunk.
+DESCRIBED: dict[str, tuple[int, ...]] = {"sm_90a": (32,)}
+
+
+def _described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
+    """Fields of walks that depend on the architecture."""
+    return {"descriptors": True} if arch in DESCRIBED and (parts or chunk in DESCRIBED[arch]) else {}
+
+
+def _model(x: Asked) -> Iterator[Candidate]:
+    """Walks, on a GPU."""
+    n = x.chunk or next(iter(WALKS))
+    if x.few is None or max(x.head_dims) > WIDEST or n not in WALKS:
+        return
+    if x.few:
+        plan = varied("walk", partition="decay", longest_first=True, **WALKS[n], **_described(x.arch, n, True))
+        yield Candidate(plan, "walks fill at most half of the GPU", n)
+    yield Candidate(varied("walk", **WALKS[n], **_described(x.arch, n, False)), "made for GPUs", n)
+
+
+def _too_large(p: Program) -> str:
+    """Why a walk with K or V above WIDEST does not fit into shared memory; "" if it fits.
+
+    The estimate adds the tiles that the walk loads and the state as an operand. Tiles count twice if 16-bit loads run ahead.
+    float32 needs a tenth more. For K = V = 256 the estimate is within 5 % of what Triton's compiler reports.
+    """
+    if max(p.sizes["K"], p.sizes["V"]) <= WIDEST:
+        return ""
+    for k in p.kernels:
+        sizes = {**p.sizes, **k.sizes}
+        for lp in loops(k.body):
+            tiles = [o.type for o in walk(lp.body) if o.kind == "load" and o.type is not None and o.type.rank == 2]
+            operands = [o.type for o in walk(lp.body) if o.kind == "cast" and o.args[0] in {c.name for c in lp.carried}]
+            wide = any(t.dtype == "float32" for t in tiles) and not operands
+            state = [t for t in operands if t] or [c.type for c in lp.carried]
+            need = sum(prod(t.shape(sizes)) * BYTES[t.dtype] * n for n, ts in ((1 if wide else 2, tiles), (1, state)) for t in ts)
+            need += need // 10 * wide
+            if need > HOPPER.spaces["shared"]:
+                return f"kernel {k.name} takes about {need} bytes of shared memory, and an H100 has {HOPPER.spaces['shared']}"
+    return ""
+
+
+def _implied(schedule: str, arch: str, chunk: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a candidate for `tune` that follow from its others."""
+    return _described(arch, chunk, "partition" in fields) if schedule == "walk" else {}
+
+
+SPACES = (
+    Space(("walk",), {"partition": (None, "decay"), "part_chunks": (0, 10, 16, 32, 64, 68, 128),
+                      "longest_first": (False, True), "v_block": (0, 128)}, (32,), base={"stages": 3}, implied=_implied),
+    Space(("walk",), {}, (32,), base={"stages": 4, "partition": "decay", "part_chunks": 10, "longest_first": True},
+          implied=_implied),
+    Space(("walk", "prepared"), {"partition": (None, "decay"), "part_chunks": (0, 8, 16, 32, 64),
+                                 "longest_first": (False, True)}, (64,), implied=_implied))
 
 
 def _findings() -> list[Finding]:
@@ -50,8 +111,8 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 
 TARGET = register(Target(
     "triton", Lowering(INSTANCES, TRITON, unused=(*OF_CORES, "value_heads", "agents")), triton.emit,
-    "triton/module.py.j2", ("cpu", "cuda"), facts=_facts, preference=1, per_call=True,
-    interprets=("cpu",),
+    "triton/module.py.j2", ("cpu", "cuda"), facts=_facts, preference=1, model=_model,
+    too_large=_too_large, spaces=SPACES, per_call=True, interprets=("cpu",),
     toolchain=Toolchain(
         package="triton", install=INSTALL, modules=("triton",), findings=_findings, check=_check,
         check_archs=("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950"),

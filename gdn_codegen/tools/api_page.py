@@ -21,6 +21,8 @@ PUBLIC = {
     "gdn_codegen.schedule.contract": ("What callers pass; see [contract.md](contract.md).", ("Contract",)),
     "gdn_codegen.targets": (
         "Targets; see [adding_a_target.md](adding_a_target.md).", ("Target", "Toolchain", "register", "names")),
+    "gdn_codegen.targets.candidates": (
+        "What a target offers to dispatch and to `tune`; see [dispatch.md](dispatch.md).", ("Asked", "Candidate", "Space")),
     "gdn_codegen.ir.ops": ("Ops of the IR; see [adding_an_op.md](adding_an_op.md).", ("op", "OpDef")),
 }
 HEAD = """# API reference

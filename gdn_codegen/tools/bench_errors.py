@@ -19,11 +19,19 @@ from ..ir import interpret
 from ..runtime import cache
 from ..runtime.build import Build, lowered
 from ..runtime.progress import under_way
-from .bench_gpu import TARGETS, Auto, check_build, facts, judged, ours, outcome, row
+from ..runtime.targets import serves
+from .bench_gpu import Auto, check_build, facts, judged, ours, outcome, row
 from .peers import PEERS, Peer, Problem, Run
 from .problems import head_errors, problem, reference, worst
 from .shapes import Shape
 from .verify import TOLERANCE
+
+
+def lacks_gpu(target: str) -> str:
+    """Why builds of `target` do not run on a GPU here; "" if they may."""
+    if not serves(target, "cuda"):
+        return "it has no kernels for a GPU"
+    return "" if torch.cuda.is_available() else "torch sees no GPU here"
 
 
 def interpreted(b: Build, x: Problem) -> Run:
@@ -75,7 +83,7 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
         raise ValueError(f"errors: got {seeds}; accepted: 1 seed or more")
     for b in builds:
         check_build(b)
-        why = "it is none for a GPU" if b.target not in TARGETS else "" if torch.cuda.is_available() else "torch sees no GPU here"
+        why = lacks_gpu(b.target)
         if why and not on_cpu:
             raise ValueError(f"errors: got target {b.target}, and {why}; accepted: --interpret")
     cache.places(json=json_to)

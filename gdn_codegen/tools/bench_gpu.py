@@ -40,7 +40,6 @@ from .problems import Reference, errors, problem, reference
 from .shapes import Shape
 from .verify import TOLERANCE
 
-TARGETS = ("tilelang", "triton")
 #: Bytes to write so that nothing of earlier calls is left in L2: more than the L2 of any GPU so far.
 FLUSH_BYTES = 128 * 2**20
 #: Seconds of rest after which a GPU that had lowered its clock to limit its power is as fast as at first (H200: half of it).
@@ -268,8 +267,9 @@ def clocks() -> dict[str, str]:
 def facts(command: str, options: dict[str, Any]) -> dict[str, Any]:
     """The facts of a run that a reader needs to repeat it."""
     from .. import __version__
+    from ..targets import find, names
     from ..targets.machine import version
-    versions = {n: v for n in ("torch", "triton", "tilelang") if (v := version(n))}
+    versions = {n: v for n in ("torch", *(find(t).toolchain.package for t in names())) if n and (v := version(n))}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return {"command": command, "gpu": gpu, "clocks": clocks(), "python": platform.python_version(),
             "cuda": torch.version.cuda, "versions": {"gdn_codegen": __version__, **versions}, "options": options}

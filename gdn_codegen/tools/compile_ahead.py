@@ -54,6 +54,24 @@ def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, in
     return b.of.toolchain.ahead.run(path, arch, heads)
 
 
+def fill_cache(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> None:
+    """Compile the kernels of the module at `path` for an architecture into the toolchain's own cache, with no files beside the
+    module."""
+    check_ahead(b, arch, heads)
+    ahead = b.of.toolchain.ahead
+    assert ahead is not None
+    for _ in (ahead.fill or ahead.run)(path, arch, heads):
+        pass
+
+
+def tilelang_cache(path: Path, arch: str) -> Iterator[str]:
+    """Compiles the kernels of a TileLang module into TileLang's cache. Their names, one by one."""
+    launcher: Any = import_path(path)._launcher
+    for name in launcher.kernels:
+        launcher.compiled(name, arch)
+        yield name
+
+
 def tilelang(path: Path, arch: str) -> Iterator[str]:
     """Compiles the kernels of a TileLang module."""
     launcher: Any = import_path(path)._launcher

@@ -1,329 +1,30 @@
 """`gdn_codegen tune`: times candidates ahead of all calls, and writes the table from which calls choose.
 
-Each measurement is a line of a log, written to disk before the next one begins. So a run that is killed loses at most one
-measurement, and the same command continues it. The table is made from the log alone.
+A run that is killed loses at most one measurement, and the same command continues it (`tune_log.py`).
 """
 from __future__ import annotations
 
 import json
 import math
-import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from ..host.check import Check
-from ..host.host import Host
-from ..ir import interpret
 from ..runtime import cache
-from ..runtime.build import Build, lowered
-from ..runtime.call import choose, choose_decode, tables
-from ..runtime.call.request import DECODE_CHUNK, DEFAULT_CHUNK
-from ..runtime.call.tables import Extent, Row
-from ..runtime.load import cached, import_path, module
+from ..runtime.build import Build
+from ..runtime.call import choose, tables
+from ..runtime.load import cached
 from ..runtime.progress import under_way
-from ..schedule import changes, varied
-from ..schedule.contract import Contract
-from . import bench_gpu
 from .candidates import candidates
-from .compile_ahead import compile_ahead
-from .peers import Problem
-from .problems import BETAS, Reference, alike, errors, head_errors, problem, reference
+from .compile_ahead import fill_cache
 from .shapes import Shape
-from .verify import TOLERANCE
-
-TARGETS = bench_gpu.TARGETS
-#: A candidate replaces the model's choice if it takes at most this share of its time.
-MARGIN = 0.98
-#: With nearly equal keys a candidate's error may be at most so many times that of its target's `fused`, or what `Check`
-#: accepts.
-ALIKE = 2
-
-
-# --- jobs -------------------------------------------------------------------------------------------------------------
-def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
-    """The build that a call gets if no table has a row for it."""
-    return next((b for b, _ in choose.modelled(
-        about, arch, 2 * x.walks <= units, x.shape_class, None, x.shared) if choose.fits(b)), about)
-
-
-def step_choice(about: Build, x: Extent, units: int) -> Build:
-    """The build that a decoding step gets if no table has a row for it and both targets run."""
-    plain = replace(about, chunk=DECODE_CHUNK, arch="")
-    return next((b for b, _ in choose_decode.modelled(plain, x, units, choose_decode.PREFERRED["cuda"]) if choose.fits(b)), plain)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A build to be timed at a shape, for a table."""
-
-    build: Build
-    H: int
-    HV: int
-    lens: tuple[int, ...]
-    table: str = ""  # "decode", or its target's
-
-    @property
-    def shape(self) -> Shape:
-        """The shape, named by its lengths and head counts."""
-        each = f"{len(self.lens)} x {self.lens[0]}" if len(set(self.lens)) == 1 else " + ".join(map(str, self.lens))
-        return Shape(f"{each}, {self.H}/{self.HV}", self.lens, self.H, self.HV)
-
-    @property
-    def extent(self) -> Extent:
-        """The size of a call at this shape."""
-        return Extent(self.H, self.HV, len(self.lens), sum(self.lens))
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """The inputs as the log has them."""
-        about = {n: getattr(self.build, n) for n in tables.ABOUT}
-        return {**about, "accept": str(self.build.contract), "H": self.H, "HV": self.HV, "lens": list(self.lens)}
-
-    @property
-    def about(self) -> str:
-        """Inputs that times may be compared on."""
-        return json.dumps(self.inputs, sort_keys=True)
-
-    @property
-    def key(self) -> str:
-        """What the log calls it."""
-        return json.dumps({**self.inputs, "build": tables.choice_json(self.build, self.table)}, sort_keys=True)
-
-
-def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[Job]:
-    """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes, but for
-    parts as long as a sequence."""
-    every = candidates(about, arch)
-    first = {s: model_choice(about, Extent(s.H, s.HV, len(s.lens), sum(s.lens)), arch, units) for s in shapes}
-    found = [Job(b, s.H, s.HV, s.lens) for s, b in first.items()] + [
-        Job(b, s.H, s.HV, s.lens) for b in every for s in shapes if sensible(b, s, units)]
-    return list({j.key: j for j in found}.values())
-
-
-def sensible(b: Build, s: Shape, units: int) -> bool:
-    """True if a candidate is worth timing: parts of a given length are shorter than a sequence, the number of walks is between
-    half and six times the multiprocessors, and a kernel batches no heads or as many as possible."""
-    if b.plan.value_heads not in (0, Extent(s.H, s.HV, len(s.lens), sum(s.lens)).shared):
-        return False
-    size = b.plan.part_chunks * b.chunk
-    walks = s.HV * sum(-(-n // size) for n in s.lens) if size else units
-    return size < max(s.lens) and units <= 2 * walks <= 12 * units
-
-
-# --- log and table ---------------------------------------------------------------------------------------------------
-@dataclass
-class Log:
-    """Results by job's key, kept in a file of one JSON object a line. Its first line says what they were measured on."""
-
-    path: Path
-    head: dict[str, Any]
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    begun: Counter[str] = field(default_factory=Counter)
-    lost: list[int] = field(default_factory=list)
-    headed: bool = False
-
-    def load(self) -> Log:
-        """Read what is there; lines that a kill cut short are passed over and named in `lost`."""
-        data = self.path.read_bytes() if self.path.exists() else b""
-        for i, line in enumerate(data.splitlines(), 1):
-            try:
-                self._take(json.loads(line))
-            except (ValueError, TypeError, KeyError) as e:
-                if isinstance(e, LogError):
-                    raise
-                self.lost.append(i)
-        if data and not data.endswith(b"\n"):
-            self._write(b"\n")
-        if not self.headed:  # a new file, or one whose first line a kill cut short
-            self.append(self.head)
-        return self
-
-    def _take(self, record: dict[str, Any]) -> None:
-        if "versions" in record:
-            self.headed = True
-            if record != self.head:
-                raise LogError(f"log: got {self.path}, which is of {record}; accepted: a log of {self.head}, or another --out")
-        elif "begun" in record:
-            self.begun[record["begun"]] += 1
-        else:
-            self.results[record["key"]] = record
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Writes a line. It is on disk when this returns."""
-        self._write((json.dumps(record) + "\n").encode())
-        self._take(record)
-
-    def _write(self, data: bytes) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            with cache.naming(self.path):
-                while data:  # a disk that is nearly full takes a part of it
-                    data = data[os.write(fd, data):]
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-class LogError(ValueError):
-    """A log that belongs to other measurements."""
-
-
-def job_of(key: str, table: str) -> Job:
-    """The job of a log's key."""
-    k = json.loads(key)
-    about = {n: k[n] for n in tables.ABOUT} | {"contract": Contract.parse(k["accept"])}
-    return Job(tables.chosen(about, k["build"], table), k["H"], k["HV"], tuple(k["lens"]),
-               table if table == tables.DECODE else "")
-
-
-def table(log: Log, arch: str, units: int) -> dict[str, Any]:
-    """The table of a log: for each kind of input, shape and chunk (in that of decoding: target) the fastest build; the model's
-    choice unless another takes MARGIN of its time or less; of equals the one with fewer fields changed. The same log gives the
-    same table."""
-    name = log.head["target"]
-    groups: dict[str, list[tuple[float, str, Job]]] = {}
-    for key, r in sorted(log.results.items()):
-        if "ms" in r:
-            j = job_of(key, name)
-            groups.setdefault(j.about, []).append((r["ms"], key, j))
-    rows = []
-    for _, found in sorted(groups.items()):
-        model = replace(found[0][2], build=_modelled(found[0][2], arch, units)).key
-        model_ms = next((ms for ms, key, _ in found if key == model), None)
-        parts: dict[Any, list[tuple[float, str, Job]]] = {}
-        for x in found:
-            parts.setdefault(x[2].build.target if name == tables.DECODE else x[2].build.chunk, []).append(x)
-
-        def cost(x: tuple[float, str, Job], model: str = model) -> tuple[float, int, str]:
-            return x[0] * (MARGIN if x[1] == model else 1), len(changes(x[2].build.plan, x[2].build.arch)), x[1]
-        for _, those in sorted(parts.items()):
-            ms, _, best = min(those, key=cost)
-            rows.append(tables.as_json(Row(log.head["device"], best.build, best.extent, ms, model_ms, table=name)))
-    return {**log.head, "rows": rows}
-
-
-def _modelled(j: Job, arch: str, units: int) -> Build:
-    """The model's choice for the inputs of a job, at its size."""
-    if j.table == tables.DECODE:
-        return step_choice(j.build, j.extent, units)
-    plain = replace(j.build, schedule=Build(j.build.target).schedule, chunk=DEFAULT_CHUNK, arch="")
-    return model_choice(plain, j.extent, arch, units)
-
-
-# --- measuring -------------------------------------------------------------------------------------------------------
-class DeviceLost(RuntimeError):
-    """The GPU does not answer any more. Further measurements of this process would say nothing about candidates."""
-
-
-class Meter(Protocol):
-    """What `tune` can measure of a build."""
-
-    def wrong(self, b: Build) -> str:
-        """Why its kernels are wrong; "" if they are not."""
-    def workspace(self, b: Build, s: Shape) -> int:
-        """Bytes that a call holds between its kernels."""
-    def time(self, b: Build, s: Shape) -> dict[str, Any]:
-        """{"ms", "wall_ms"}, or {"dropped": why there is no time}."""
-
-
-@dataclass
-class Gpu:
-    """A meter that measures times as `gdn_codegen bench` does."""
-
-    runs: int = 15
-
-    def wrong(self, b: Build) -> str:
-        """Why results differ from float64; "" if they do not.
-
-        Sequences have several chunks, a partial one, or less than one; one head has no decay. Then keys are nearly equal.
-        """
-        s = small(b.chunk)
-        x = problem(s, b.dtype, b.head_dim_k, b.head_dim_v)
-        x.g[:, :, 0] = 0.0
-        try:
-            got = errors(*bench_gpu.ours(b, x)(), reference(x, range(4)))
-            if not all(e <= TOLERANCE[b.dtype] for e in got):
-                return f"off by {got[0]:.1e} (o) and {got[1]:.1e} (state)"
-            y, want, accepted = _alike(b.target, b.chunk, b.dtype, b.head_dim_k, b.head_dim_v)
-            each = by_beta(*head_errors(*bench_gpu.ours(b, y)(), want))
-        except Exception as e:  # whatever a toolchain raises is a finding
-            self.alive()
-            return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-        return next((f"off by {e:.1e} ({of}) on similar keys, beta {beta}; {accepted[of, beta]:.1e} is accepted"
-                     for (of, beta), e in each.items() if not e <= accepted[of, beta]), "")
-
-    def workspace(self, b: Build, s: Shape) -> int:
-        """Bytes that a call holds between its kernels."""
-        host: Host = module(b).HOST
-        return host.workspace_bytes(sum(s.lens), len(s.lens), s.HV, "cuda")
-
-    def time(self, b: Build, s: Shape) -> dict[str, Any]:
-        """ms of a call on the device and in a queue, or why the build is dropped."""
-        about = s, b.dtype, b.head_dim_k, b.head_dim_v
-        x, want = _inputs(*about), _reference(*about)
-        row = bench_gpu.measured({}, lambda: bench_gpu.ours(b, x), want, self.runs, {}, None, TOLERANCE[b.dtype], host=False)
-        self.alive()
-        return {"dropped": row["error"]} if "error" in row else {"ms": row["device_ms"], "wall_ms": row["wall_ms"]}
-
-    def alive(self) -> None:
-        """Raises DeviceLost if the GPU does not answer any more."""
-        try:
-            torch.cuda.synchronize()
-            torch.zeros(1, device="cuda").item()
-        except Exception as e:
-            raise DeviceLost(str(e).splitlines()[0]) from e
-
-
-def small(chunk: int) -> Shape:
-    """The shape on which kernels are checked: two key heads, and eight value heads."""
-    return Shape("small", (11 * chunk + 3, chunk // 2 + 1, 2 * chunk), 2, 8)
-
-
-def in_short_parts(b: Build) -> Build:
-    """The same kernels with parts of one chunk, so that even a short sequence has parts that need summaries."""
-    return replace(b, schedule=replace(b.plan, part_chunks=1)) if b.plan.partition else b
-
-
-@lru_cache(maxsize=4)
-def _inputs(s: Shape, dtype: str, K: int, V: int) -> Problem:
-    return problem(s, dtype, K, V)
-
-
-@lru_cache(maxsize=16)  # two heads of each shape, which take longer to compute than to hold
-def _reference(s: Shape, dtype: str, K: int, V: int) -> Reference:
-    return reference(_inputs(s, dtype, K, V))
-
-
-def by_beta(o: Sequence[float], state: Sequence[float]) -> dict[tuple[str, float], float]:
-    """Errors on similar keys: for each beta the RMS over its value heads, which differ in draws."""
-    return {(of, beta): math.sqrt(sum(e * e for e in each[i::len(BETAS)]) / len(each[i::len(BETAS)]))
-            for of, each in (("o", o), ("state", state)) for i, beta in enumerate(BETAS)}
-
-
-@lru_cache(maxsize=4)
-def _alike(target: str, chunk: int, dtype: str, K: int, V: int) -> tuple[Problem, Reference, dict[tuple[str, float], float]]:
-    """A problem with similar keys, its float64 results, and the accepted errors.
-
-    The accepted errors come from the interpreter, which rounds as kernels do. It runs `fused`, with V in blocks if that does not
-    fit otherwise, or a schedule that needs less memory."""
-    s = small(chunk)
-    x = alike(problem(s, dtype, K, V))
-    want = reference(x, range(s.HV))
-    plans: list[Any] = ["fused", *(varied("fused", v_block=n) for n in (64, 32) if n < V), "replay", "staged"]
-    builds = [Build(target, chunk, schedule=plan, dtype=dtype, head_dim_k=K, head_dim_v=V) for plan in plans]
-    p = lowered(next(filter(choose.fits, builds), builds[-1]))
-    given = {n: getattr(x, n)[0].cpu() for n in ("q", "k", "v", "g", "beta")}
-    got = interpret.interpret(p, interpret.Problem(list(s.lens), s.H, s.HV), given, {"scale": x.scale}, exact=False)
-    known = by_beta(*head_errors(got["o"][None].to(x.q.device), got["final_state"].to(x.q.device), want))
-    return x, want, {n: max(Check.ACCEPTED[dtype], ALIKE * e) for n, e in known.items()}
+from .tune_jobs import Job, in_short_parts, jobs
+from .tune_log import Log, job_of, log_beside, table
+from .tune_meter import DeviceLost, Meter
 
 
 @dataclass
@@ -397,12 +98,6 @@ class Tuner:
         return self.meter.time(j.build, j.shape)
 
 
-def log_beside(path: Path, target: str, names: Sequence[str]) -> Log:
-    """The log of a table (of a target, or of decoding) for a device with these names. It is not read yet."""
-    return Log(path.with_suffix(".jsonl"), {"device": names[0], "kind": names[1], "target": target,
-                                            "versions": tables.versions(target)})
-
-
 def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str, units: int, meter: Meter,
          out: Path | None = None, **options: Any) -> int:
     """Tune for inputs of a kind, by `tuned`."""
@@ -469,12 +164,7 @@ def compiled_ahead(builds: Sequence[Build], arch: str, heads: Sequence[tuple[int
     for i, b in enumerate(todo, 1):
         start = time.monotonic()
         with under_way(f"compiling {b.name} for {arch}"):
-            if b.target == "triton":
-                list(compile_ahead(b, cached(b), arch, heads))
-            else:
-                launcher: Any = import_path(cached(b))._launcher
-                for name in launcher.kernels:
-                    launcher.compiled(name, arch)
+            fill_cache(b, cached(b), arch, heads)
         yield f"[{i}/{len(todo)}] {b.name}: {time.monotonic() - start:.0f} s"
 
 

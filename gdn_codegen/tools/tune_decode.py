@@ -24,7 +24,9 @@ from . import bench_gpu
 from .candidates import steps
 from .problems import NOISE
 from .shapes import Shape
-from .tune import Gpu, Job, compiled_ahead, here, listed, step_choice, tuned
+from .tune import compiled_ahead, here, listed, tuned
+from .tune_jobs import Job, step_choice
+from .tune_meter import Gpu
 from .verify import TOLERANCE, rms_error
 
 #: What servers pass: raw gates and norms in the kernel, a pool of states in place.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from calls import checked, drawn, elsewhere
 from choices import choice_for
+from devices import change
 from reference import call, check, in_parts, problem
 
 from gdn_codegen.ops import chunk_gated_delta_rule, recurrent_gated_delta_rule
@@ -15,8 +16,10 @@ from gdn_codegen.runtime.load import function, write
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, Schedule, named, varied
 from gdn_codegen.targets import OWN
-from gdn_codegen.tools import candidates, compile_ahead, tune
+from gdn_codegen.targets.candidates import Space
+from gdn_codegen.tools import compile_ahead, tune
 from gdn_codegen.tools.shapes import Shape
+from gdn_codegen.tools.tune_meter import Gpu
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 HERE = [t for t in OWN if t != "pto" and runs(t, "cuda")]
@@ -246,9 +249,9 @@ def test_triton_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", HERE)
 def test_tune_measures_and_its_table_is_found(target, tmp_path, monkeypatch):
     """Two candidates at a small shape, numerics included."""
-    monkeypatch.setattr(candidates, "SPACES", {target: (candidates.Space(("replay", "fused"), {}, (64,)),)})
+    change(monkeypatch, target, spaces=(Space(("replay", "fused"), {}, (64,)),))
     said, path = [], tmp_path / "table.json"
-    assert tune.tune(Build(target), [Shape("small", (500, 300), 2, 4)], *tune.here(), tune.Gpu(5), path, say=said.append) == 0
+    assert tune.tune(Build(target), [Shape("small", (500, 300), 2, 4)], *tune.here(), Gpu(5), path, say=said.append) == 0
     assert not any("dropped" in line for line in said), said
     assert tables.read(path, tables.USER)[0].ms > 0
 

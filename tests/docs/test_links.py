@@ -111,9 +111,9 @@ def test_dead_ones_are_seen(tmp_path):
 
 def test_dead_names_are_seen(tmp_path):
     page = tmp_path / "page.md"
-    good = ["choose.INSTANCES", "Kernel.batch", "Cores.extents", "gdn_codegen.targets.register", "ir.ops.op", "torch.gone",
+    good = ["choose.PORTABLE", "Kernel.batch", "Cores.extents", "gdn_codegen.targets.register", "ir.ops.op", "torch.gone",
             "ops.py", "Host.prepare()", "NAME_DIGEST.json"]
-    bad = ["dispatch.INSTANCES", "choose.GONE", "Kernel.gone", "gdn_codegen.gone.register", "gone.py"]
+    bad = ["dispatch.PORTABLE", "choose.GONE", "Kernel.gone", "gdn_codegen.gone.register", "gone.py"]
     page.write_text(" ".join(f"`{x}`" for x in good + bad))
     assert list(missing_names(page)) == bad
 

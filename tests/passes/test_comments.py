@@ -3,6 +3,9 @@ import re
 from math import inf
 
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
+from gdn_codegen.ir.core import walk
+from gdn_codegen.ir.parser import parse_program
+from gdn_codegen.ir.printer import program_text
 from gdn_codegen.passes.cut.comments import comments
 from gdn_codegen.passes.cut.kernels import cut
 from gdn_codegen.runtime.build import Build, lowered, render
@@ -73,6 +76,16 @@ def test_the_text_of_a_line_is_read_as_python():
     p = lowered_by(page.trace(), "triton", plan, sizes, "float16", upto="comments")  # in canonical form
     assert [text for _, text in p.kernels[0].comments] == ["x = (2.0 + v) / (3.0 + exp(-G))[:, None] + 0.5 * v - v",
                                                            "o = exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ x"]
+
+
+def test_the_ops_of_a_rewritten_line_keep_its_number_and_have_that_of_their_statement():
+    p = lowered(Build("triton", schedule="staged"))
+    (k,) = (k for k in p.kernels if k.name == "U_weight_U_offset")
+    number = next(n for n, text in p.source if text.startswith("U = "))
+    assert [line for line, _ in k.comments] == [(number, 0), (number, 1)]
+    assert {("U_offset", (number, 0)), ("U_weight", (number, 1))} <= {(o.out, o.line) for o in walk(k.body)}
+    assert {str(line) for line, _ in k.comments} == {f"line {number}"}  # in messages
+    assert parse_program(program_text(p)) == p and f"line={number}, statement=1" in program_text(p)
 
 
 def test_long_statements_take_several_lines():

@@ -242,8 +242,9 @@ def test_an_op_from_outside_is_legal_until_it_is_decomposed(recorded, decompose,
 
 def test_the_sentence_says_where_and_when():
     p = find("gated_delta_rule").trace()
-    with pytest.raises(VerifyError, match=r"gated_delta_rule, kernel walk, planted \(line 0\): move is legal at the stages "
-                                          r"assigned fed\.\.checked, and the program is traced"):
+    says = (r"gated_delta_rule, kernel walk, planted \(no line of the page\): move is legal at the stages "
+            r"assigned fed\.\.checked, and the program is traced")
+    with pytest.raises(VerifyError, match=says):
         verify(planted(p, "move"))
 
 

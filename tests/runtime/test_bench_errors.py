@@ -99,7 +99,7 @@ def test_a_row_that_stops_is_a_finding(gpu, monkeypatch, capsys):
 @pytest.mark.parametrize("words, why", [
     (["--target", "triton", "--errors", "0", "--interpret"], "errors: got 0; accepted: 1 seed or more"),
     (["--target", "triton", "--errors", "1"], "errors: got target triton, and torch sees no GPU here; accepted: --interpret"),
-    (["--target", "pto", "--errors", "1"], "errors: got target pto, and it is none for a GPU; accepted: --interpret"),
+    (["--target", "pto", "--errors", "1"], "errors: got target pto, and it has no kernels for a GPU; accepted: --interpret"),
     (["--target", "triton", "--errors", "1", "--interpret", "--schedule", "auto"], "interpret: got --interpret .*with --schedule "
                                                                                    "auto"),
     (["--target", "triton", "--errors", "1", "--interpret", "--peers", "fla"], "interpret: got --interpret .*peers"),

@@ -16,7 +16,7 @@ from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.call.compiling import DoesNotCompile, compiling
 from gdn_codegen.runtime.progress import first_call, under_way
 from gdn_codegen.targets import machine
-from gdn_codegen.tools import check, plots, tune
+from gdn_codegen.tools import check, plots, tune_log
 
 SMALL = ["--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16"]
 
@@ -177,7 +177,7 @@ def test_a_full_disk_names_the_path(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "fsync", full)
     path = tmp_path / "x"
     for write in (lambda: cache.write(path, "text"), lambda: cache.made(path, lambda p: p.write_text("text")),
-                  lambda: tune.Log(path, {})._write(b"x")):
+                  lambda: tune_log.Log(path, {})._write(b"x")):
         with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
             write()
     assert cli.main(["build", "--target", "pto", *SMALL, "--out", str(tmp_path)]) == 2

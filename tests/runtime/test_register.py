@@ -4,14 +4,19 @@ from dataclasses import replace
 from importlib import metadata
 
 import pytest
+from choices import a_call
 
-from gdn_codegen import targets
+from gdn_codegen import options, targets
 from gdn_codegen.cli import main
 from gdn_codegen.ir.ops import op
 from gdn_codegen.ir.types import Tile
 from gdn_codegen.runtime.build import Build, render
-from gdn_codegen.runtime.targets import choose, findings
+from gdn_codegen.runtime.call import choose as choose_build
+from gdn_codegen.runtime.call.tables import Extent
+from gdn_codegen.runtime.targets import choose, findings, tunable
+from gdn_codegen.targets.candidates import Candidate, Space
 from gdn_codegen.targets.machine import Finding
+from gdn_codegen.tools.candidates import candidates
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +40,42 @@ def test_a_registered_target_is_like_ours(capsys):
     with pytest.raises(ValueError, match="target: got 'mine', and it has no kernels for npu tensors"):
         choose("npu", "mine")
     assert main(["list"]) == 0 and "\n  mine\n" in capsys.readouterr().out
+
+
+def test_a_registered_target_brings_its_model_and_its_candidates(monkeypatch):
+    """Dispatch and `tune` take what it brings, and know the architectures that it builds for."""
+    def model(x):
+        return [Candidate("replay", "for my GPU", 32, x.arch)] if x.arch == "sm_42a" else []
+    lowering = targets.find("triton").lowering
+    targets.register(mine(archs={"sm_42a": lowering}, model=model, spaces=(Space(("staged",), {"v_block": (0, 64)}, (16,)),)))
+    assert targets.architecture("sm_42") == "sm_42a" and targets.architecture("sm_43") == ""
+    monkeypatch.setattr(choose_build, "architecture", lambda device: targets.architecture("sm_42"))
+    monkeypatch.setattr(choose_build, "names", lambda device: ("my GPU",))
+    monkeypatch.setattr(choose_build, "kept_choice", choose_build.kept_choice.__wrapped__)
+    call = a_call(Extent(1, 1, 1, 512), device="meta", target="mine")
+    assert choose_build.choice(call).build == Build("mine", 32, schedule="replay", arch="sm_42a")
+    assert ("chosen by model", "for my GPU") in choose_build.choice(call).why
+    assert tunable() == ["tilelang", "triton", "mine"] and options.parser().parse_args(["tune", "--target", "mine"])
+    assert [(b.target, b.chunk, b.plan.name, b.plan.v_block) for b in candidates(Build("mine"), "")] == [
+        ("mine", 16, "staged", 0), ("mine", 16, "staged", 64)]
+
+
+def test_without_candidates_a_target_takes_the_first_schedule_for_any_device(monkeypatch):
+    targets.register(mine(model=targets.Target.model, spaces=()))
+    call = a_call(Extent(1, 1, 1, 512), device="meta", target="mine")
+    assert choose_build.choice(call).build == Build("mine") and "mine" not in tunable()
+
+
+def test_bench_refuses_a_target_without_kernels_for_a_gpu(capsys):
+    targets.register(mine(runs_on=("cpu",)))
+    assert main(["bench", "--target", "mine"]) == 2
+    assert "target: got 'mine', which has no kernels for a GPU; accepted: tilelang, triton, pto, all" in capsys.readouterr().err
+
+
+def test_a_target_may_say_that_kernels_are_too_large():
+    targets.register(mine(too_large=lambda p: "" if p.sizes["V"] < 100 else "V is large"))
+    small, large = (Build("mine", 16, head_dim_k=32, head_dim_v=n) for n in (32, 128))
+    assert choose_build.fits(small) and choose_build.unfit(large) == "V is large"
 
 
 def test_preference_decides_what_auto_is():

@@ -8,16 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from choices import choice_for
+from devices import change
 
 from gdn_codegen import cli
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose, tables
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import varied
-from gdn_codegen.tools import bench_gpu, candidates, tune
+from gdn_codegen.targets import find
+from gdn_codegen.targets.candidates import Space
+from gdn_codegen.tools import bench_gpu, candidates, compile_ahead, tune, tune_jobs, tune_log, tune_meter
 from gdn_codegen.tools.problems import problem, reference
 from gdn_codegen.tools.shapes import Shape
-from gdn_codegen.tools.tune import Job, Log, Tuner
+from gdn_codegen.tools.tune import Tuner
+from gdn_codegen.tools.tune_jobs import Job
+from gdn_codegen.tools.tune_log import Log
 
 ABOUT = Build("tilelang")
 SHAPES = (Shape("long", (16384,), 16, 16), Shape("many", (4096,) * 16, 4, 16))
@@ -25,8 +30,7 @@ NAMES = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 GPU = (NAMES, "sm_90a", 132)
 PARTS = {"partition": (None, "decay"), "part_chunks": (0, 32), "stages": (2, 3)}
 BLOCKS = ("fused", "replay"), {"v_block": (0, 64)}, (64, 32)
-SPACE = {"tilelang": (candidates.Space(("walk",), PARTS, (64,), "sm_90a"), candidates.Space(*BLOCKS, "sm_90a"),
-                      candidates.Space(*BLOCKS))}
+SPACES = (Space(("walk",), PARTS, (64,), "sm_90a"), Space(*BLOCKS, "sm_90a"), Space(*BLOCKS))
 
 
 def speed(b, s):
@@ -79,7 +83,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(candidates, "SPACES", SPACE)
+    change(monkeypatch, "tilelang", spaces=SPACES)
     monkeypatch.setattr(tables, "versions", lambda target: {"gdn_codegen": "0", target: "1"})
     monkeypatch.setattr(choose, "unfit", lambda b: "")  # which lowers, and the passes' tests check that
 
@@ -106,7 +110,7 @@ def test_the_table_has_the_fastest_of_each_shape_and_chunk(run):
     assert best[1, 64].about.name == "gdn_c64_bthd_decay32_sm90a" and best[1, 64].ms == 0.45 and best[1, 64].model_ms == 0.5
     assert best[16, 64].about.name == "gdn_c64_bthd_walk_stages3_sm90a" and best[16, 64].ms == 0.8
     assert best[1, 32].about.name == "gdn_c32_bthd_fused_sm90a" and len(best) == 4
-    assert len(meter.seen) == len(set(meter.seen)) == len(tune.jobs(ABOUT, SHAPES, *GPU[1:]))
+    assert len(meter.seen) == len(set(meter.seen)) == len(tune_jobs.jobs(ABOUT, SHAPES, *GPU[1:]))
 
 
 def test_portable_candidates_are_for_inputs_that_nothing_made_for_the_gpu_fits(monkeypatch):
@@ -119,7 +123,8 @@ def test_portable_candidates_are_for_inputs_that_nothing_made_for_the_gpu_fits(m
 @pytest.mark.parametrize("arch, chunk, whole, parts", [("", 32, False, False), ("sm_90a", 32, True, True),
                                                        ("sm_90a", 64, False, True)])
 def test_candidates_of_a_space_share_its_base_and_what_the_architecture_wants(arch, chunk, whole, parts, monkeypatch):
-    monkeypatch.setattr(candidates, "SPACES", {"triton": (candidates.Space(("walk",), PARTS, (chunk,), base={"stages": 4}),)})
+    implied = find("triton").spaces[0].implied
+    change(monkeypatch, "triton", spaces=(Space(("walk",), PARTS, (chunk,), base={"stages": 4}, implied=implied),))
     plans = [b.plan for b in candidates.candidates(Build("triton"), arch)]
     assert varied("walk", stages=4, descriptors=whole) in plans
     assert varied("walk", stages=4, partition="decay", part_chunks=32, descriptors=parts) in plans
@@ -178,7 +183,7 @@ def test_a_line_cut_short_is_measured_again_and_said(run):
 
 def test_measurements_are_on_disk_when_the_next_begins(run, monkeypatch):
     synced = []
-    monkeypatch.setattr(tune.os, "fsync", lambda fd: synced.append(run.log.read_bytes().splitlines()[-1]))
+    monkeypatch.setattr(tune_log.os, "fsync", lambda fd: synced.append(run.log.read_bytes().splitlines()[-1]))
     meter = Fake(kill=3)
     with pytest.raises(Killed):
         run(meter)
@@ -241,7 +246,7 @@ def test_a_lost_device_ends_the_run_and_keeps_what_there_is(run, monkeypatch):
 
     def lost(b, s, time=meter.time):
         if len(meter.seen) == 2:
-            raise tune.DeviceLost("illegal access")
+            raise tune_meter.DeviceLost("illegal access")
         return time(b, s)
     monkeypatch.setattr(meter, "time", lost)
     code, said = run(meter)
@@ -249,7 +254,7 @@ def test_a_lost_device_ends_the_run_and_keeps_what_there_is(run, monkeypatch):
 
 
 def test_the_model_is_preferred_within_the_noise(run, monkeypatch):
-    monkeypatch.setattr(tune, "MARGIN", 0.85)
+    monkeypatch.setattr(tune_log, "MARGIN", 0.85)
     run(Fake())
     best = {(r.extent.sequences, r.about.chunk): r.about.name for r in run.rows()}
     assert best[1, 64] == "gdn_c64_bthd_decay_sm90a" and best[16, 64] == "gdn_c64_bthd_walk_stages3_sm90a"
@@ -274,11 +279,11 @@ def test_one_log_may_grow_by_shapes_and_dtypes(run):
 
 def test_jobs_survive_the_log():
     j = Job(Build("tilelang", 32, schedule=varied("fused", v_block=32), dtype="bfloat16"), 4, 16, (4096, 28672))
-    assert tune.job_of(j.key, "tilelang") == j and j.shape.name == "4096 + 28672, 4/16"
+    assert tune_log.job_of(j.key, "tilelang") == j and j.shape.name == "4096 + 28672, 4/16"
 
 
 def test_parts_as_long_as_a_sequence_are_no_candidates():
-    found = tune.jobs(ABOUT, [Shape("short", (2048, 64), 1, 2)], *GPU[1:])
+    found = tune_jobs.jobs(ABOUT, [Shape("short", (2048, 64), 1, 2)], *GPU[1:])
     assert {j.build.plan.part_chunks for j in found} == {0} and any(j.build.plan.partition for j in found)
 
 
@@ -294,11 +299,11 @@ def test_the_spaces_that_come_with_the_package(target, monkeypatch):
 @pytest.fixture
 def cpu(monkeypatch):
     """CPU tensors in place of a GPU's."""
-    tune._alike.cache_clear()
-    problem = tune.problem
-    monkeypatch.setattr(tune, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
-    monkeypatch.setattr(tune.Gpu, "alive", lambda self: None)
-    return tune.Gpu()
+    tune_meter._alike.cache_clear()
+    problem = tune_meter.problem
+    monkeypatch.setattr(tune_meter, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
+    monkeypatch.setattr(tune_meter.Gpu, "alive", lambda self: None)
+    return tune_meter.Gpu()
 
 
 SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
@@ -306,7 +311,7 @@ SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
 
 @pytest.mark.slow
 def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, monkeypatch):
-    b = tune.in_short_parts(Build("triton", schedule=varied("replay", partition="decay", part_chunks=64), **SMALL))
+    b = tune_jobs.in_short_parts(Build("triton", schedule=varied("replay", partition="decay", part_chunks=64), **SMALL))
     ours, results = bench_gpu.ours, []
     monkeypatch.setattr(bench_gpu, "ours", lambda b, x: lambda: results.append(ours(b, x)()) or results[-1])
     assert cpu.wrong(b) == ""
@@ -367,7 +372,7 @@ def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(dtype, cpu, r
     assert (x.k[:, :179, 0] == first[:, :1, 0]).all() and (x.k[:, 179:188, 0] == first[:, 1:2, 0]).all()
     assert 0 < (x.k[:, 188:, 1] - first[:, 2:, 1]).norm(dim=-1).max() < 0.05 and not x.g.any()
     assert sorted({*x.beta.flatten().tolist()}) == pytest.approx([0.6, 1.1, 1.6, 1.9])
-    limits = tune._alike("triton", 16, dtype, 16, 16)[2]
+    limits = tune_meter._alike("triton", 16, dtype, 16, 16)[2]
     for n, of in enumerate(("o", "state")):  # each is looked at, and so is NaN
         for off in (0.9 * limits[of, 0.6], 1.1 * limits[of, 1.9], math.nan):
             def nearly(b, x, n=n, off=off):
@@ -385,12 +390,12 @@ def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(dtype, cpu, r
 
 def test_what_is_accepted_on_keys_that_are_alike_is_of_a_build_that_fits(cpu, monkeypatch):
     """`fused` where it has room; a floor, which admission has, where roundings cost next to nothing."""
-    _, _, whole = tune._alike("triton", 16, "float32", 16, 16)
+    _, _, whole = tune_meter._alike("triton", 16, "float32", 16, 16)
     assert set(whole.values()) == {1e-4}
-    tune._alike.cache_clear()
+    tune_meter._alike.cache_clear()
     tried = []
     monkeypatch.setattr(choose, "unfit", lambda b: "" if tried.append(b.plan.name) or b.plan.name == "replay" else "no room")
-    tune._alike("triton", 16, "bfloat16", 16, 16)
+    tune_meter._alike("triton", 16, "bfloat16", 16, 16)
     assert tried == ["fused", "replay"]
 
 
@@ -405,13 +410,13 @@ def test_times_are_those_that_bench_takes(cpu, monkeypatch):
     assert cpu.time(b, s) == {"ms": 0.25, "wall_ms": 0.5}
     monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: 1 / 0)
     assert cpu.time(b, s) == {"dropped": "ZeroDivisionError: division by zero"}
-    tune._inputs.cache_clear()
+    tune_meter._inputs.cache_clear()
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 def test_the_command(run, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(tune, "here", lambda: GPU)
-    monkeypatch.setattr(tune, "Gpu", lambda runs: Fake())
+    monkeypatch.setattr(tune_meter, "Gpu", lambda runs: Fake())
     shapes = tmp_path / "shapes.json"
     shapes.write_text(json.dumps([{"name": "a", "lens": [64], "H": 1, "HV": 2}, {"name": "b", "lens": [65], "H": 1, "HV": 2}]))
     words = ["tune", "--target", "tilelang", "--shapes", str(shapes), "--only", "b", "--out", str(run.path)]
@@ -425,14 +430,14 @@ def test_candidates_are_compiled_where_there_is_no_gpu(monkeypatch, capsys):
     compiled, asked = [], []
     module = SimpleNamespace(_launcher=SimpleNamespace(kernels=("a", "b"), compiled=lambda *x: compiled.append(x)))
     monkeypatch.setattr(tune, "cached", lambda b: b)
-    monkeypatch.setattr(tune, "import_path", lambda b: module)
-    monkeypatch.setattr(tune, "compile_ahead", lambda b, path, arch, heads: asked.append((arch, heads)) or ())
+    monkeypatch.setattr(compile_ahead, "import_path", lambda b: module)
+    monkeypatch.setattr(compile_ahead, "triton", lambda path, arch, heads: asked.append((arch, heads)) or ())
     assert cli.main(["tune", "--target", "tilelang", "--compile", "sm_90a"]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[1] for line in lines]
     assert len(names) == len(set(names)) and {"gdn_c64_bthd_decay1_sm90a:", "gdn_c64_bthd_fused_sm90a:"} <= set(names)
     assert compiled == [("a", "sm_90a"), ("b", "sm_90a")] * len(lines)
-    monkeypatch.setitem(candidates.SPACES, "triton", candidates.SPACES["tilelang"][2:])
+    change(monkeypatch, "triton", spaces=SPACES[2:])
     assert cli.main(["tune", "--target", "triton", "--compile", "gfx942", "--only", "1 x 2048, 16/32"]) == 0
     assert set(map(str, asked)) == {"('gfx942', [(2, 8), (16, 32)])"}
 
@@ -462,19 +467,19 @@ def test_a_log_may_be_read_while_it_is_written(tmp_path):
 
 def test_a_lost_device_is_no_finding(monkeypatch):
     def lost(self):
-        raise tune.DeviceLost("gone")
-    monkeypatch.setattr(tune, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
-    monkeypatch.setattr(tune.Gpu, "alive", lost)
+        raise tune_meter.DeviceLost("gone")
+    monkeypatch.setattr(tune_meter, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
+    monkeypatch.setattr(tune_meter.Gpu, "alive", lost)
     monkeypatch.setattr(bench_gpu, "ours", lambda b, x: 1 / 0)
     b = Build("triton", 16, schedule="replay", head_dim_k=16, head_dim_v=16)
-    with pytest.raises(tune.DeviceLost):
-        tune.Gpu().wrong(b)
-    with pytest.raises(tune.DeviceLost):
-        tune.Gpu().time(b, Shape("s", (40,), 1, 2))
+    with pytest.raises(tune_meter.DeviceLost):
+        tune_meter.Gpu().wrong(b)
+    with pytest.raises(tune_meter.DeviceLost):
+        tune_meter.Gpu().time(b, Shape("s", (40,), 1, 2))
 
 
 @pytest.mark.parametrize("lens, heads, ok", [((2048, 64), 64, False), ((4096,), 64, True), ((4096,), 396, True),
                                              ((4096,), 400, False), ((4096,), 32, False)])
 def test_parts_are_shorter_than_a_sequence_and_fill_the_gpu(lens, heads, ok):
     b = Build("tilelang", schedule=varied("walk", partition="decay", part_chunks=32))
-    assert tune.sensible(b, Shape("s", lens, 1, heads), 132) == ok
+    assert tune_jobs.sensible(b, Shape("s", lens, 1, heads), 132) == ok

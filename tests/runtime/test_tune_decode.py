@@ -15,9 +15,9 @@ from gdn_codegen.runtime.call.tables import DECODE, Extent
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
-from gdn_codegen.tools import bench_gpu, tune, tune_decode
+from gdn_codegen.tools import bench_gpu, tune, tune_decode, tune_log
 from gdn_codegen.tools.shapes import Shape
-from gdn_codegen.tools.tune import Job
+from gdn_codegen.tools.tune_jobs import Job
 
 NAMES = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 ABOUT = Build("triton", 16, dtype="bfloat16")
@@ -88,7 +88,7 @@ def test_a_candidate_of_each_chunk_and_order_fits():
 def test_jobs_survive_the_log():
     j = Job(Build("tilelang", 32, schedule=varied("fused", v_block=32, state_layout="vk"),
                   contract=tune_decode.CONTRACTS[0]), 4, 16, (4, 4), DECODE)
-    assert tune.job_of(j.key, DECODE) == j and replace(j, build=replace(j.build, target="triton")).key != j.key
+    assert tune_log.job_of(j.key, DECODE) == j and replace(j, build=replace(j.build, target="triton")).key != j.key
 
 
 # --- the meter, on CPU tensors ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ of C values is complete on each core.
 """
 from __future__ import annotations
 
-from ...ir.core import Loop
+from ...ir.core import NO_LINE, Loop
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks
 from .addresses import Addresses
 from .values import CTYPE, agents, counted, moves_all_heads
@@ -109,7 +109,7 @@ class KernelWriter(Addresses):
             w("++iteration;")
         w.indent -= 1
         w("}")
-        w.line = 0
+        w.line = NO_LINE
 
     def chunks(self, s: Loop) -> None:
         """Print the loop over the chunks of a sequence. Its body first assigns tiles with several slots their addresses."""
@@ -127,7 +127,7 @@ class KernelWriter(Addresses):
         self.body(s.body)
         w.indent -= 1
         w("}")
-        w.line = 0
+        w.line = NO_LINE
 
     def chunk(self, size: int, which: str = "", c: str = "c") -> None:
         """Print the slot and the rows of chunk `c` of a sequence, "" for the first. which: a suffix of the variables' names."""
@@ -150,7 +150,7 @@ class KernelWriter(Addresses):
         for agent, macro in AGENTS.items():
             if agent not in here:
                 continue
-            self.agent, self.w.line = agent, 0
+            self.agent, self.w.line = agent, NO_LINE
             self.w.indent = 0
             self.w(f"#if defined({macro})")
             self.w.indent = 1

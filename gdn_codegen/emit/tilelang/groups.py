@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ...ir.core import Agent, Buffer
+from ...ir.core import NO_LINE, Agent, Buffer
 from ...ir.types import GROUP, Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
 from .kernel import KernelWriter
@@ -98,7 +98,7 @@ class GroupsWriter(KernelWriter):
 
     def iterations(self, head: str, body: tuple[Stmt, ...]) -> None:
         """Print a loop over chunks. head: its first line."""
-        self.w.line = 0
+        self.w.line = NO_LINE
         first = len(self.w.lines)
         self.w.indent += 1
         self.body(body)
@@ -113,7 +113,7 @@ class GroupsWriter(KernelWriter):
 
     def branch(self, a: Agent) -> None:
         """Print the branch of one agent's threads."""
-        self.agent, self.w.line = a, 0
+        self.agent, self.w.line = a, NO_LINE
         kept, self.uses = self.uses, {}
         self.env = {o.out: self.stored(o.type.dims, o.buffer) for o in in_buffers(self.k) if o.type}
         self.body(self.k.body)

@@ -13,8 +13,8 @@ __all__ = ["rule"]
 
 def _storage(w: KernelWriter, o: Op, x: Value) -> str:
     if not x.buffer:
-        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.page_line}) reads a value without storage; pass place should have "
-                        f"given it a buffer")
+        raise EmitError(f"tilelang: {o.kind} ({o.out}, {o.line}) reads a value without storage; pass place should "
+                        f"have given it a buffer")
     return w.name(x.buffer)
 
 
@@ -70,7 +70,7 @@ def strict(o: Op) -> list[str]:
 def in_place(o: Op, x: Value) -> bool:
     """Whether `o` is the inverse of the whole tile `x`, in place. Others have no scale and are not strict: else EmitError."""
     if o.buffer != x.buffer and (o.attr("strict") or o.args[1:]):
-        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.page_line}) is strict or has a scale, but is not in place; "
+        raise EmitError(f"tilelang: {o.kind} ({o.out}, {o.line}) is strict or has a scale, but is not in place; "
                         f"pass place should have given it the buffer of {o.args[0]}")
     return o.buffer == x.buffer
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...input_forms import INPUT_FORMS, InputForm
 from ...ir.builder import Body
-from ...ir.core import Op, Program
+from ...ir.core import Line, Op, Program
 from ...ir.types import Tensor
 from ...schedule.contract import Contract, ContractError
 from ..common import walk_body, with_walk_body
@@ -88,10 +88,10 @@ class _Accept:
             if form in ("", "unit"):
                 b.copy(o)
                 continue
-            self.line = -len(self.source) - 1
+            self.line = Line(-len(self.source) - 1)
             x = b.op("load", name=b.fresh(f"{o.out}_in"), **dict(o.attrs))
             text = self.l2norm(b, x, o.out) if INPUT_FORMS[form].rows else self.value(b, INPUT_FORMS[form], x, o.out)
-            self.source[self.line] = f"{o.out} = {text}"
+            self.source[self.line.number] = f"{o.out} = {text}"
         done = with_walk_body(self.p, b.finish())
         return replace(done, source=(*self.source.items(), *self.p.source), scales=tuple(self.scales))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...devices import Cores, Device
 from ...ir.builder import Body
-from ...ir.core import Kernel, Op, Program, loops, map_ops, walk
+from ...ir.core import Kernel, Line, Op, Program, loops, map_ops, walk
 from ...ir.types import Tensor
 from ..common import rebuild_kernels, with_tensors
 from ..stage import takes
@@ -127,7 +127,7 @@ class _Assign:
         self.products.discard(o.out)
         return b.op("add", x, part, name=o.out, line=o.line, agent=self.first)
 
-    def identity(self, b: Body, x: str, line: int) -> str:
+    def identity(self, b: Body, x: str, line: Line) -> str:
         """Load an identity matrix I for the product x @ I."""
         t = b.types[x]
         name = f"identity_{t.dtype}_{t.dims[1]}"

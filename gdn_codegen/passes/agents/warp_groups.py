@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ...devices import Groups
 from ...ir.builder import Body
-from ...ir.core import Kernel, Loop, Op, Program, walk
+from ...ir.core import NO_LINE, Kernel, Loop, Op, Program, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, walks
@@ -87,7 +87,7 @@ class _Assign:
         run."""
         agent, task = self.agent[o], self.tasks.of[o]
         if o.kind not in ("load", "store", "matmul", "last", INVERSE) and not OPS[o.kind].elementwise:
-            raise self.error(f"{o.kind} ({o.out}, line {o.page_line}) has no rule for warp groups; "
+            raise self.error(f"{o.kind} ({o.out}, {o.line}) has no rule for warp groups; "
                              "let an earlier kernel compute it")
         if task == "store":
             self.store(o, agent, b)
@@ -143,5 +143,5 @@ class _Assign:
 
     def move(self, a: str, name: str, agent: str, space: str, b: Body, kind: str = "move") -> str:
         """Append a move or a transpose of `a` to `space`, by `agent`."""
-        line = next((o.line for o in self.tasks.inside if o.out == a), 0)
+        line = next((o.line for o in self.tasks.inside if o.out == a), NO_LINE)
         return b.op(kind, a, name=b.fresh(name), line=line, agent=agent, space=space)

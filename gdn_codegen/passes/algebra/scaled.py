@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ir.core import Op, Program, uses
+from ...ir.core import NO_LINE, Line, Op, Program, uses
 from ..common import walk_body
 from ..match import matches
 
@@ -45,7 +45,7 @@ class Scaled:
         self.made: dict[str, Op] = {}
         self.of: dict[str, tuple[str, Powers, Powers]] = {}
 
-    def put(self, kind: str, *args: str, name: str = "", line: int = 0, **attrs: Any) -> str:
+    def put(self, kind: str, *args: str, name: str = "", line: Line = NO_LINE, **attrs: Any) -> str:
         """Append an op to the new body and return its value."""
         out = self.b.op(kind, *args, name=name, line=line, **attrs)
         last = self.b.stmts[-1]
@@ -53,7 +53,7 @@ class Scaled:
             self.made[out] = last
         return out
 
-    def vector(self, powers: Powers, line: int) -> str:
+    def vector(self, powers: Powers, line: Line) -> str:
         """The vector that is the product of these powers. At least one power is not 0."""
         out = ""
         for sign in (1, -1):
@@ -65,7 +65,7 @@ class Scaled:
                         out = self.put("mul", out, n, line=line) if out else n
         return out
 
-    def rows(self, x: str, v: str, line: int, name: str = "") -> str:
+    def rows(self, x: str, v: str, line: Line, name: str = "") -> str:
         """diag(v) x. If x has a column factor and no other reader, v becomes part of that column."""
         o = self.made.get(x)
         if o is not None and self.count.get(x, 1) <= 1:
@@ -80,13 +80,13 @@ class Scaled:
                     return self.put("mul", *args, name=name, line=line)
         return self.put("mul", self.put("col", v, line=line), x, name=name, line=line)
 
-    def scaled(self, x: str, rows: Powers, cols: Powers, line: int, name: str = "") -> str:
+    def scaled(self, x: str, rows: Powers, cols: Powers, line: Line, name: str = "") -> str:
         """The value diag(rows) x diag(cols)."""
         if cols:
             x = self.put("mul", x, self.put("row", self.vector(cols, line), line=line), name="" if rows else name, line=line)
         return self.rows(x, self.vector(rows, line), line, name) if rows else x
 
-    def value(self, a: str, line: int) -> str:
+    def value(self, a: str, line: Line) -> str:
         """The value of `a` with its scales applied."""
         return self.scaled(*self.of[a], line) if a in self.of else a
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from ...ir.core import Op
+from ...ir.core import NO_LINE, Line, Op
 from ...ir.ops import OPS, infer
 from ...ir.types import Tile
 from ..match import Found, matched
@@ -30,7 +30,7 @@ class Terms:
         self.keys: dict[str, Any] = {n: (2, -1, "", i) for i, n in enumerate(self.states)}
         self.seen: dict[Any, str] = {}
 
-    def make(self, kind: str, args: tuple[str, ...], attrs: Attrs = (), line: int = 0, type: Tile | None = None) -> str:
+    def make(self, kind: str, args: tuple[str, ...], attrs: Attrs = (), line: Line = NO_LINE, type: Tile | None = None) -> str:
         """The value of an op in canonical form. The op is created if no rule replaces it and no equal op exists."""
         o = Op(kind, "", args, attrs, None, line)
         for rule in self.rules:
@@ -106,7 +106,7 @@ class Terms:
         o = self.defs.get(a)
         return [a] if o is None or o.kind != "mul" else [f for x in o.args for f in self.factors(x)]
 
-    def product(self, factors: list[str], line: int) -> str:
+    def product(self, factors: list[str], line: Line) -> str:
         """The elementwise product of factors, in canonical form."""
         x, *rest = factors
         for f in rest:

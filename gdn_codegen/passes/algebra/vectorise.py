@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...ir.builder import Body
-from ...ir.core import Op, Program, walk
+from ...ir.core import Line, Op, Program, walk
 from ...ir.types import Dim, Tensor
 from ...schedule.schedule import ScheduleError
 from ..common import rebuild_kernel, with_tensors
@@ -65,7 +65,7 @@ class _Rules:
             return b.op("last", f, name=o.out, line=o.line)
         return None
 
-    def mask(self, b: Body, kind: str, kept: float, other: float, dims: tuple[Dim, ...], line: int) -> str:
+    def mask(self, b: Body, kind: str, kept: float, other: float, dims: tuple[Dim, ...], line: Line) -> str:
         """Load a constant mask tile. kept: its entries where `kind` keeps the operand. other: all other entries."""
         name = f"{kind.replace(':', '_')}_mask" if (kept, other) == (1, 0) else f"{kind.replace(':', '_')}_fill"
         if dims != ("C", "C"):

@@ -2,14 +2,14 @@
 
 Emitted text has the page's lines as comments. A kernel may compute something else on a line, such as a part of it or what a
 form makes of it. Then the comments say that, in the page's notation: one statement for each value that has a name of the page or
-is read more than once. Each statement stands over the ops that compute its value, so each has a line number of its own.
+is read more than once. Each statement stands over the ops that compute its value, so the ops have the number of their statement.
 """
 from __future__ import annotations
 
 import ast
 from dataclasses import replace
 
-from ...ir.core import STATEMENT, Kernel, Op, Program, loops, map_ops, walk
+from ...ir.core import NO_LINE, Kernel, Line, Op, Program, loops, map_ops, walk
 from ..stage import takes
 
 #: Precedence of operators. A matrix product gets parentheses inside other products.
@@ -21,7 +21,7 @@ _NO_STATEMENT = ("const", "scalar", "load", "col", "row")
 @takes("cut")
 def comments(p: Program) -> Program:
     """`p` with comments on each kernel for the lines that it computes differently from the page."""
-    stated = {line: _stated(text) for line, text in p.source}
+    stated = {number: _stated(text) for number, text in p.source}
     return p.map_kernels(lambda k: _Comments(stated, k).kernel())
 
 
@@ -29,33 +29,33 @@ class _Comments:
     """The comments of one kernel."""
 
     def __init__(self, stated: dict[int, tuple[str, str]], k: Kernel) -> None:
-        """stated: line of the page -> what `_stated` makes of it."""
+        """stated: number of a line of the page -> what `_stated` makes of it."""
         self.stated, self.k = stated, k
         self.defs = {o.out: o for o in walk(k.body) if o.out}
         self.page = {name for name, _ in stated.values()} | {c.next for lp in loops(k.body) for c in lp.carried}
-        self.reads: dict[str, list[int]] = {}  # value -> lines of the ops that read it, 0 for stores and loops
+        self.reads: dict[str, list[Line]] = {}  # value -> lines of the ops that read it, NO_LINE for stores and loops
         view = {o.out: o.args[0] for o in walk(k.body) if o.kind in ("col", "row")}
         for o in walk(k.body):
             for a in o.args if o.out not in view else ():
                 self.reads.setdefault(view.get(a, a), []).append(o.line)
         for x in (x for lp in loops(k.body) for x in (*(y for c in lp.carried for y in (c.init, c.next)), lp.warm_up)):
-            self.reads.setdefault(x, []).append(0)
+            self.reads.setdefault(x, []).append(NO_LINE)
 
     def kernel(self) -> Kernel:
         """The kernel with a comment for each statement of a changed line, and with the number of the statement on its ops."""
         told = [o for o in self.defs.values() if o.kind not in _NO_STATEMENT and self.is_stated(o)]
         names, texts = {o.out for o in told}, []
-        lines: dict[str, int] = {}  # value -> the number of its statement
-        for line, (name, tree) in self.stated.items():
-            here = [o for o in told if o.line == line]
+        lines: dict[str, Line] = {}  # value -> the line of its statement
+        for number, (name, tree) in self.stated.items():
+            here = [o for o in told if o.line.number == number]
             if here and not any(_shown(o.out) == name and _tree(_parsed(self.expression(o, set())[0])) == tree for o in here):
                 for n, o in enumerate(here):
-                    texts.append((line + n * STATEMENT, f"{_shown(o.out)} = {self.expression(o, names)[0]}"))
-                    self.number(o, line + n * STATEMENT, names, lines)
+                    texts.append((Line(number, n), f"{_shown(o.out)} = {self.expression(o, names)[0]}"))
+                    self.number(o, Line(number, n), names, lines)
         body = map_ops(self.k.body, lambda o: [replace(o, line=lines.get(o.out, o.line))])
         return replace(self.k, body=body, comments=tuple(texts))
 
-    def number(self, o: Op, line: int, stop: set[str], lines: dict[str, int]) -> None:
+    def number(self, o: Op, line: Line, stop: set[str], lines: dict[str, Line]) -> None:
         """Give `line` to `o`, and to the ops on its line that compute a part of it, up to the values in `stop`."""
         lines[o.out] = line
         for a in o.args:

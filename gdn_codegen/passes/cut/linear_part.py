@@ -43,4 +43,4 @@ def linear_part(parts: Parts, b: Body) -> str:
 
 def _not_affine(parts: Parts, o: Op) -> ScheduleError:
     return ScheduleError(f"{parts.where} needs a next state of which each column is affine in the same column of the "
-                         f"state; {o.out} ({o.kind}, line {o.page_line}) of {parts.p.name} is not")
+                         f"state; {o.out} ({o.kind}, {o.line}) of {parts.p.name} is not")

@@ -147,5 +147,5 @@ class _Transposition:
 
     def error(self, o: Op) -> ScheduleError:
         return ScheduleError(f"schedule {self.s.name}: state_layout={self.s.state_layout!r} does not fit {self.p.name}: {o.kind} "
-                             f"({o.out}, line {o.page_line}) reads rows of a tile that this layout would transpose; use "
+                             f"({o.out}, {o.line}) reads rows of a tile that this layout would transpose; use "
                              "state_layout='kv'")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import prod
 
 from ...devices import Device
-from ...ir.core import Buffer, Kernel, Op, Program, Stmt, map_ops, walk
+from ...ir.core import NO_LINE, Buffer, Kernel, Line, Op, Program, Stmt, map_ops, walk
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
@@ -38,10 +38,10 @@ def with_buffers(body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, .
     """
     defs = {o.out: o for o in walk(body)}
 
-    def line(o: Op) -> int:
+    def line(o: Op) -> Line:
         while o.kind in ("cast", "move"):
             if o.args[0] not in defs or o.args[0] in owner:
-                return 0
+                return NO_LINE
             o = defs[o.args[0]]
         return o.line
 

@@ -131,4 +131,4 @@ def _own(ops: list[Op]) -> dict[str, bool]:
 
 
 def _sync(kind: str, agent: str, **attrs: object) -> Op:
-    return Op(kind, "", (), tuple(sorted(attrs.items())), None, 0, agent)
+    return Op(kind, "", (), tuple(sorted(attrs.items())), None, agent=agent)

@@ -9,30 +9,20 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd, prod
+from itertools import chain
+from math import gcd
 from typing import Any
 
 import torch
 
-from ...devices import HOPPER
-from ...ir.core import Program, loops, walk
-from ...ir.types import BYTES
-from ...schedule import ScheduleError, named, varied
-from ...targets import find
-from ..build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, Build, lowered
+from ... import targets
+from ...schedule import ScheduleError, varied
+from ...targets.candidates import Asked, Candidate, several
+from ..build import CHUNKS, DEFAULT_SCHEDULE, Build, lowered
 from ..targets import choose
 from . import tables
 from .request import DEFAULT_CHUNK, DTYPES, Call
 
-#: The schedule of whole sequences, by architecture.
-WHOLE = {"sm_90a": "fused_walk"}
-#: From this class of tokens (Extent.shape_class) on, that schedule also serves parts if each key head has one value head. A
-#: kernel for inverses then costs more than warm-ups that compute inverses again.
-LONG = 15
-#: Fields of `walk` by chunk, for Triton on a GPU with K and V of at most SPLIT. The first serves calls that give no chunk.
-INSTANCES: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
-#: Chunks for which these walks over whole sequences read q and k by descriptors, by architecture. Parts do so for any chunk.
-DESCRIBED: dict[str, tuple[int, ...]] = {"sm_90a": (32,)}
 #: Schedules for any device, with changed fields. The first that fits sizes and dtype is taken. If K or V is above SPLIT, V is
 #: split into blocks, so that an instance holds at most K x 64 entries of the state.
 PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -60,26 +50,7 @@ def unfit(b: Build) -> str:
         p = lowered(b)
     except ScheduleError as e:
         return str(e)
-    return _crowded(p) if b.target == "triton" and max(b.head_dim_k, b.head_dim_v) > SPLIT else ""
-
-
-def _crowded(p: Program) -> str:
-    """Why a walk does not fit into shared memory under Triton; "" if it fits.
-
-    The estimate adds the tiles that the walk loads and the state as an operand. Tiles count twice if 16-bit loads run ahead.
-    float32 needs a tenth more. For K = V = 256 the estimate is within 5 % of what Triton's compiler reports."""
-    for k in p.kernels:
-        sizes = {**p.sizes, **k.sizes}
-        for lp in loops(k.body):
-            tiles = [o.type for o in walk(lp.body) if o.kind == "load" and o.type is not None and o.type.rank == 2]
-            operands = [o.type for o in walk(lp.body) if o.kind == "cast" and o.args[0] in {c.name for c in lp.carried}]
-            wide = any(t.dtype == "float32" for t in tiles) and not operands
-            state = [t for t in operands if t] or [c.type for c in lp.carried]
-            need = sum(prod(t.shape(sizes)) * BYTES[t.dtype] * n for n, ts in ((1 if wide else 2, tiles), (1, state)) for t in ts)
-            need += need // 10 * wide
-            if need > HOPPER.spaces["shared"]:
-                return f"kernel {k.name} takes about {need} bytes of shared memory, and an H100 has {HOPPER.spaces['shared']}"
-    return ""
+    return b.of.too_large(p)
 
 
 def fits(b: Build) -> bool:
@@ -120,7 +91,7 @@ def names(device: torch.device) -> tuple[str, ...]:
 def architecture(device: torch.device) -> str:
     """The architecture of a GPU, if some builds are made for it alone; else ""."""
     nvidia = device.type == "cuda" and not torch.version.hip  # AMD's gfx90a also reports the capability (9, 0)
-    return {(9, 0): "sm_90a"}.get(torch.cuda.get_device_capability(device), "") if nvidia else ""
+    return targets.architecture("sm_{}{}".format(*torch.cuda.get_device_capability(device))) if nvidia else ""
 
 
 @lru_cache(maxsize=64)
@@ -148,37 +119,17 @@ def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[i
             yield replace(r.about, schedule=plan, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
 
 
-def several(heads: int) -> int:
-    """The field `value_heads` for a number of heads: for one head 0, the default."""
-    return heads if heads > 1 else 0
-
-
-def described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
-    """Fields of Triton's walks that depend on the architecture."""
-    return {"descriptors": True} if arch in DESCRIBED and (parts or chunk in DESCRIBED[arch]) else {}
-
-
 def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
              ) -> Iterator[tuple[Build, str]]:
-    """Builds in the model's order: kernels with warp groups on their architecture, else Triton's walk on a GPU, else portable
-    schedules. few: True if walks fill at most half of the GPU, so that sequences are split; None without a GPU."""
-    if arch in b.of.archs:
-        if few and partitions():
-            if shared == 1 and shape_class[-1] >= LONG:
-                yield (replace(b, schedule=varied(WHOLE[arch], arch, partition="decay"), arch=arch),
-                       "walks fill at most half of the GPU, and are long")
-            plan = varied(DEFAULTS[arch], arch, partition="decay", value_heads=several(shared))
-            yield replace(b, schedule=plan, arch=arch), "walks fill at most half of the GPU"
-        for plan in (named(WHOLE[arch], arch), varied(DEFAULTS[arch], arch, value_heads=several(shared))):
-            yield replace(b, schedule=plan, arch=arch), f"made for {arch}"
-    n = chunk or next(iter(INSTANCES))
-    if b.target == "triton" and few is not None and max(b.head_dim_k, b.head_dim_v) <= SPLIT and n in INSTANCES:
-        if few and partitions():
-            plan = varied("walk", partition="decay", longest_first=True, **INSTANCES[n], **described(arch, n, True))
-            yield replace(b, schedule=plan, chunk=n), "walks fill at most half of the GPU"
-        yield replace(b, schedule=varied("walk", **INSTANCES[n], **described(arch, n, False)), chunk=n), "made for GPUs"
-    for name, fields in PORTABLE[max(b.head_dim_k, b.head_dim_v) > SPLIT:]:
-        yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
+    """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if walks fill at
+    most half of the GPU, so that sequences are split; None without a GPU."""
+    head_dims = b.head_dim_k, b.head_dim_v
+    portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device")
+                for name, fields in PORTABLE[max(head_dims) > SPLIT:])
+    for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared)), portable):
+        found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
+        if partitions() or not found.plan.partition:
+            yield found, x.reason
 
 
 def _served(b: Build) -> Build:
@@ -256,5 +207,5 @@ def choice(call: Call) -> Choice:
     Raises ValueError naming a bad argument.
     """
     target, x, n = choose(call.device.type, call.request.target), call.extent, units(call.device)
-    heads = (x.H, x.HV) if find(target).head_counts else None
+    heads = (x.H, x.HV) if targets.find(target).head_counts else None
     return kept_choice(call, target, Size(x.shape_class, 2 * x.walks <= n if n else None, x.shared, heads))

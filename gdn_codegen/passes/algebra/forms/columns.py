@@ -7,7 +7,7 @@ delta, and b multiplies their other, state-free operand. So no column scales the
 from __future__ import annotations
 
 from ....ir.builder import Body
-from ....ir.core import Loop, Op, types, uses
+from ....ir.core import Line, Loop, Op, types, uses
 from ....schedule.schedule import Schedule
 from ...match import matched
 from .terms import factors, is_plain, ops, product
@@ -22,7 +22,7 @@ class Through:
         self.defs, self.tile = {o.out: o for o in ops(loop)}, types(loop.body)
         self.scaled: dict[str, tuple[str, str]] = {}  # a product x[:, None] * z -> (x, z)
 
-    def by_row(self, of: list[str], x: str, line: int) -> str:
+    def by_row(self, of: list[str], x: str, line: Line) -> str:
         """The product of the factors, where x[None, :] multiplies the last factor that is a tile."""
         at = max(n for n, f in enumerate(of) if self.tile[f].dims == ("C", "C"))
         new = self.b.op("mul", of[at], self.b.op("row", x, line=line), line=line)

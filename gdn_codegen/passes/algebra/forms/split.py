@@ -7,7 +7,7 @@ Take a product M @ (b * (y + z)) of a state-free M and a column b, where only z 
 from __future__ import annotations
 
 from ....ir.builder import Body
-from ....ir.core import Loop, Op, Program
+from ....ir.core import Line, Loop, Op, Program
 from ....schedule.schedule import Schedule
 from ...common import walk_body
 from ...match import matches
@@ -60,5 +60,5 @@ def _sum(o: Op, defs: dict[str, Op], waits: set[str]) -> tuple[str, tuple[str, b
     return None
 
 
-def _signed(b: Body, x: str, minus: bool, line: int) -> str:
+def _signed(b: Body, x: str, minus: bool, line: Line) -> str:
     return b.op("neg", x, line=line) if minus else x

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from ....ir.builder import Body
-from ....ir.core import Loop, Op
+from ....ir.core import Line, Loop, Op
 
 
 def ops(loop: Loop) -> list[Op]:
@@ -30,7 +30,7 @@ def factors(name: str, defs: dict[str, Op]) -> list[str]:
     return [name] if o is None or o.kind != "mul" else [f for a in o.args for f in factors(a, defs)]
 
 
-def product(b: Body, values: list[str], line: int) -> str:
+def product(b: Body, values: list[str], line: Line) -> str:
     """Append the elementwise product of `values`."""
     x, *rest = values
     for f in rest:

@@ -1,0 +1,77 @@
+"""What a target offers to dispatch and to `tune`: candidates, as data.
+
+`runtime/call/choose.py` makes builds of the candidates of `Target.model`, and `tools/candidates.py` of those of `Target.spaces`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from ..schedule import Schedule, varied
+
+#: Fields that a candidate of a space may have other than the first of its space.
+MOST = 2
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a target's model of dispatch knows of a call.
+
+    head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if walks fill at
+    most half of the GPU; None without a GPU. shape_class: that of the call's extent. chunk: the call's tokens of a chunk, None if
+    it leaves them open. shared: how many value heads of a key head one kernel instance may handle.
+    """
+
+    head_dims: tuple[int, int]
+    arch: str
+    few: bool | None
+    shape_class: tuple[int, ...]
+    chunk: int | None
+    shared: int = 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule that may serve a call. reason: why. chunk: tokens of a chunk, 0 for the call's. arch: the one architecture to
+    build for, "" for text that runs on any."""
+
+    schedule: str | Schedule
+    reason: str = ""
+    chunk: int = 0
+    arch: str = ""
+
+
+def several(heads: int) -> int:
+    """The field `value_heads` for a number of heads: for one head 0, the default."""
+    return heads if heads > 1 else 0
+
+
+@dataclass(frozen=True)
+class Space:
+    """Candidates for `tune`: chunks, schedules, and values of their fields, the expected best first.
+
+    arch: the one architecture to build for, "" for any. base: fields of all of them. implied: (schedule, architecture of the GPU,
+    chunk, fields) -> fields that follow from these.
+    """
+
+    schedules: tuple[str, ...]
+    fields: Mapping[str, tuple[Any, ...]]
+    chunks: tuple[int, ...] = (64, 32, 128)
+    arch: str = ""
+    base: Mapping[str, Any] = field(default_factory=dict)
+    implied: Callable[[str, str, int, Mapping[str, Any]], Mapping[str, Any]] = lambda schedule, arch, chunk, fields: {}
+
+    def candidates(self, arch: str) -> Iterator[tuple[int, Candidate]]:
+        """Candidates for a GPU of this architecture, with how many changes lead to each. Fields about parts imply parts."""
+        for chunk, name, *values in product(self.chunks, self.schedules, *self.fields.values()):
+            changed = {f: v for (f, known), v in zip(self.fields.items(), values, strict=True) if v != known[0]}
+            split = bool(changed.keys() & {"part_chunks", "warm_up", "longest_first"})
+            how = changed.get("partition")
+            fits = how == "decay" or "longest_first" not in changed and (how or not split)
+            steps = len(changed.keys() - {"value_heads"}) - split + (chunk != self.chunks[0]) + (name != self.schedules[0])
+            if steps <= MOST and fits:
+                fields = {**self.base, **changed}
+                fields |= self.implied(name, arch, chunk, fields)
+                yield steps, Candidate(varied(name, self.arch, **fields) if fields else name, "", chunk, self.arch)

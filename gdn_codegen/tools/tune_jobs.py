@@ -1,0 +1,89 @@
+"""What `gdn_codegen tune` has to time: jobs, each a build at a shape."""
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..runtime.build import Build
+from ..runtime.call import choose, choose_decode, tables
+from ..runtime.call.request import DECODE_CHUNK
+from ..runtime.call.tables import Extent
+from .candidates import candidates
+from .shapes import Shape
+
+
+def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
+    """The build that a call gets if no table has a row for it."""
+    return next((b for b, _ in choose.modelled(
+        about, arch, 2 * x.walks <= units, x.shape_class, None, x.shared) if choose.fits(b)), about)
+
+
+def step_choice(about: Build, x: Extent, units: int) -> Build:
+    """The build that a decoding step gets if no table has a row for it and both targets run."""
+    plain = replace(about, chunk=DECODE_CHUNK, arch="")
+    return next((b for b, _ in choose_decode.modelled(plain, x, units, choose_decode.PREFERRED["cuda"]) if choose.fits(b)), plain)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A build to be timed at a shape, for a table."""
+
+    build: Build
+    H: int
+    HV: int
+    lens: tuple[int, ...]
+    table: str = ""  # "decode", or its target's
+
+    @property
+    def shape(self) -> Shape:
+        """The shape, named by its lengths and head counts."""
+        each = f"{len(self.lens)} x {self.lens[0]}" if len(set(self.lens)) == 1 else " + ".join(map(str, self.lens))
+        return Shape(f"{each}, {self.H}/{self.HV}", self.lens, self.H, self.HV)
+
+    @property
+    def extent(self) -> Extent:
+        """The size of a call at this shape."""
+        return Extent(self.H, self.HV, len(self.lens), sum(self.lens))
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The inputs as the log has them."""
+        about = {n: getattr(self.build, n) for n in tables.ABOUT}
+        return {**about, "accept": str(self.build.contract), "H": self.H, "HV": self.HV, "lens": list(self.lens)}
+
+    @property
+    def about(self) -> str:
+        """Inputs that times may be compared on."""
+        return json.dumps(self.inputs, sort_keys=True)
+
+    @property
+    def key(self) -> str:
+        """What the log calls it."""
+        return json.dumps({**self.inputs, "build": tables.choice_json(self.build, self.table)}, sort_keys=True)
+
+
+def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[Job]:
+    """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes, but for
+    parts as long as a sequence."""
+    every = candidates(about, arch)
+    first = {s: model_choice(about, Extent(s.H, s.HV, len(s.lens), sum(s.lens)), arch, units) for s in shapes}
+    found = [Job(b, s.H, s.HV, s.lens) for s, b in first.items()] + [
+        Job(b, s.H, s.HV, s.lens) for b in every for s in shapes if sensible(b, s, units)]
+    return list({j.key: j for j in found}.values())
+
+
+def sensible(b: Build, s: Shape, units: int) -> bool:
+    """True if a candidate is worth timing: parts of a given length are shorter than a sequence, the number of walks is between
+    half and six times the multiprocessors, and a kernel batches no heads or as many as possible."""
+    if b.plan.value_heads not in (0, Extent(s.H, s.HV, len(s.lens), sum(s.lens)).shared):
+        return False
+    size = b.plan.part_chunks * b.chunk
+    walks = s.HV * sum(-(-n // size) for n in s.lens) if size else units
+    return size < max(s.lens) and units <= 2 * walks <= 12 * units
+
+
+def in_short_parts(b: Build) -> Build:
+    """The same kernels with parts of one chunk, so that even a short sequence has parts that need summaries."""
+    return replace(b, schedule=replace(b.plan, part_chunks=1)) if b.plan.partition else b
