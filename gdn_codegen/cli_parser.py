@@ -41,9 +41,9 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
                    help="a field of the schedule, as value_heads=1 or kernels=G,@inverse/o,S; may be given again")
     _inputs_options(p)
+    forms = ", ".join(f"{name}={'|'.join(accepted)}" for name, accepted in algorithms.FORMS.items() if accepted)
     p.add_argument("--accept", default="", metavar="WORDS",
-                   help="how callers pass inputs and states, if not in the default way: g=raw|linear, "
-                        "beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, "
+                   help=f"how callers pass inputs and states, if not in the default way: {forms}, "
                         "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints (joined by /), strided; joined by commas")
     p.add_argument("--arch", default="", metavar="NAME", help="the architecture to build for: "
                    f"{', '.join(f'{a} ({t})' for t in known for a in find(t).archs)} (default: any); triton: GPUs for which to "
