@@ -11,8 +11,8 @@ class Device:
     """A device.
 
     spaces: memory space -> its size in bytes, 0 if the target's compiler manages it.
-    operand, product, loaded, vector, tile, number: the space in which the pass `place` puts an operand of a product, the result
-    of a product, a loaded value, a vector, another tile, and a number.
+    operand, product, loaded, vector, tile, number, summed: the space in which the pass `place` puts an operand of a product, the
+    result of a product, a loaded value, a vector, another tile, a number, and a number that is the sum of a vector.
     agents: the agents that run ops. The first runs every op that no rule assigns to another.
     in_place: whether an accumulator may share its storage with the result, and a carried value with its next value.
     solves: the rows of the blocks that `diag_inverse` inverts, 0 if the device does not have this op.
@@ -38,6 +38,7 @@ class Device:
     vector: str = "register"
     tile: str = "register"
     number: str = "register"
+    summed: str = "register"
     agents: tuple[str, ...] = ("block",)
     in_place: bool = False
     solves: int = 0
@@ -63,9 +64,9 @@ TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32
 #: One agent: the whole thread block. TileLang's compiler chooses the layout of fragments, and merges shared buffers by
 #: lifetime. A block has 227 KiB of shared memory (CUDA C++ Programming Guide, compute capability 9.0). Warps divide a product
 #: evenly if its rows and columns are multiples of 64, or are 16 and 32.
-HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0}, operand="shared",
-                product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
-                solves_whole=64,
+HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0, "sum": 0}, operand="shared",
+                product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", summed="sum",
+                in_place=True, solves=16, solves_whole=64,
                 extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"),
                 heads={"threads": 16, "key_head": 1}, register_file=64 * 1024,
                 part_cost=PartCost(chunk_us=10.0, fold_us=4.0, launch_us=8.0, summary_us=10.0, warm_up_chunks=6,

@@ -15,8 +15,8 @@ from .required import missing
 from .stages import illegal
 from .types import Tensor, Tile
 
-#: The accepted values of Buffer.layout.
-LAYOUTS = ("", "swizzled", "rows")
+#: The accepted values of Buffer.layout, each with the rank of such a buffer.
+LAYOUTS = {"swizzled": 2, "rows": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1}
 
 
 class VerifyError(ValueError):
@@ -124,9 +124,9 @@ class _Kernel:
         for b in self.k.buffers:
             if b.dims and Tile(b.dims).shape(sizes) != b.shape:
                 raise self.fail(None, f"buffer {b.name} has the shape {b.shape} and the dims {b.dims}")
-            if b.layout not in LAYOUTS or (b.layout and len(b.shape) != 2):
-                raise self.fail(None, f"buffer {b.name}, {b.shape}, has the layout {b.layout!r}; of tiles there are "
-                                      f"{', '.join(filter(None, LAYOUTS))}")
+            if b.layout and LAYOUTS.get(b.layout) != len(b.shape):
+                raise self.fail(None, f"buffer {b.name}, {b.shape}, has the layout {b.layout!r}; accepted: "
+                                      f"{', '.join(n for n, rank in LAYOUTS.items() if rank == len(b.shape)) or 'none'}")
             if b.pad and self.k.batch.way != "threads":
                 raise self.fail(None, f"buffer {b.name} has padded rows (`pad`); accepted: only in a kernel that batches heads "
                                       "by threads")

@@ -1,8 +1,12 @@
 """Addresses of tensors: an instance's tile of each tensor, its sizes, and the conditions of its loads and stores."""
 from __future__ import annotations
 
-from ...ir.types import Dim, Tensor
-from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, is_of_a_part, stride_unit, strides, touched
+from ...ir.types import BYTES, Dim, Tensor
+from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, is_of_a_part, stride_unit, strides, touched, walk
+
+
+#: The index of a chunk's first token, which every chunk has.
+FIRST = "0"
 
 
 class Addresses:
@@ -15,6 +19,7 @@ class Addresses:
         self.p, self.k, self.layout = p, k, layout
         self.uses: dict[str, None] = {}
         self.part = "part"  # the variable with the part slot of current loads
+        self.one_token = any(o.attr("one_token") for o in walk(k.body))
         self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
 
@@ -44,13 +49,13 @@ class Addresses:
         """The element of `t` at `index` of this instance's tile, or of the next part's tile if `ahead`."""
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.blocked_dim else x for d, x in zip(t.dims, index, strict=True)]
         if t.index == "token":
-            cut[0] = f"{self.use('row')} + {cut[0]}"
+            cut[0] = self.use("row") + (f" + {cut[0]}" if cut[0] != FIRST else "")
         return self.at(t, cut, ahead)
 
     def inside(self, t: Tensor, index: tuple[str, ...]) -> list[str]:
         """The conditions under which the element at `index` of this instance's tile exists in memory: its row is in the
         sequence, and it is not in the padding."""
-        rows = [f"{index[0]} < {self.use('rows')}"] if t.index == "token" else []
+        rows = [f"{index[0]} < {self.use('rows')}"] if t.index == "token" and index[0] != FIRST else []
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.blocked_dim else x for d, x in zip(t.dims, index, strict=True)]
         return rows + [f"{x} < {d}" for x, d, padded in zip(cut, t.dims, self.p.padded(t), strict=True) if padded]
 
@@ -71,7 +76,11 @@ class Addresses:
         elif t.index == "slot":
             where = [self.use("slot"), head, *cut]
         elif t.at:
-            where = [f"{t.at}_n * {t.over or t.name}_stride + " + self.flat([head, *cut], t)]
+            stride = f"{t.over or t.name}_stride"
+            if self.one_token:  # slots are aligned to 16 bytes; threads move so many, if the compiler can see it
+                unit = 16 // BYTES[t.dtype]
+                stride = f"(T.truncdiv({stride}, {unit}) * {unit})"
+            where = [f"{t.at}_n * {stride} + " + self.flat([head, *cut], t)]
         elif t.index == "checkpoint":
             where = [self.use("checkpoint"), head, *cut]
         elif t.index == "part":

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ..base import SUMMED, EmitError, Op
 from . import expressions  # noqa: F401  which has the rest of the table
+from .addresses import FIRST
 from .kernel import KernelWriter, rule
 from .tiles import Value, element
 
@@ -30,7 +31,12 @@ def matmul(w: KernelWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
 
 @rule("row_sum", statement=True)
 def row_sum(w: KernelWriter, o: Op, x: Value) -> None:
-    w.line(f"t.row_sum({_storage(w, o, x)}, {w.name(o.buffer)})")
+    w.line(f"t.{'row' if x.dims[1:] else 'vector'}_sum({_storage(w, o, x)}, {w.name(o.buffer)})")
+
+
+@rule("column_sum", statement=True)
+def column_sum(w: KernelWriter, o: Op, x: Value) -> None:
+    w.line(f"t.column_sum({_storage(w, o, x)}, {w.name(o.buffer)})")
 
 
 def grouped(names: Sequence[str]) -> str:
@@ -109,6 +115,11 @@ def load(w: KernelWriter, o: Op, *operands: Value) -> None:
         w.w.indent -= 1
 
 
+def in_memory(o: Op, index: tuple[str, ...]) -> tuple[str, ...]:
+    """The indices in its tensor of what a load or store moves, for indices of the value."""
+    return (FIRST, *index) if o.attr("one_token") else index[::-1] if o.attr("transposed") else index
+
+
 def _copy(w: KernelWriter, o: Op) -> None:
     w.about(o)
     w.line(f"t.start_copy({w.tile(w.p.tensor(o.attr('tensor')))}, {w.name(o.buffer)})")
@@ -126,7 +137,7 @@ def fill(w: KernelWriter, o: Op, *operands: Value) -> None:
         w.line(f"if {' and '.join(when)}:")
         w.w.indent += 1
     index = w.loop(to.dims)
-    there = index[::-1] if o.attr("transposed") else index
+    there = in_memory(o, index)
     text = w.address(t, there, o.attr("parts_ahead", 0))
     for x in [*([] if operands[1:] else when), *w.inside(t, there)][::-1]:
         text = f"T.if_then_else({x}, {text}, 0)"
@@ -154,7 +165,7 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
         w.line(f"if {condition}:")
         w.w.indent += 1
     index = w.loop(x.dims)
-    there = index[::-1] if o.attr("transposed") else index
+    there = in_memory(o, index)
     inside = w.inside(t, there)
     if inside:
         w.line(f"if {' and '.join(inside)}:")

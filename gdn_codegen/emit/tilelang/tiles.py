@@ -64,10 +64,10 @@ class Tiles(Addresses):
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         """A value in a buffer, which is indexed by the value's dims."""
-        name = self.name(buffer)
+        name, one = self.name(buffer), "[0]" if self.buffers[buffer].space == "sum" else ""
 
         def at(*index: str) -> Text:
-            return Text(f"{name}[{', '.join(index)}]" if index else name)
+            return Text(f"{name}[{', '.join(index)}]" if index else name + one)
         return Value(o_dims, self.buffers[buffer].dtype, at, buffer)
 
     def loop(self, dims: tuple[Dim, ...]) -> tuple[str, ...]:
@@ -101,12 +101,14 @@ class Tiles(Addresses):
 
     def allocation(self, x: Buffer) -> str:
         """The line that allocates a buffer, with its memory space and layout."""
+        if x.space == "sum":
+            return f"{self.name(x.name)} = T.alloc_local((1,), {self.dtype(x.dtype)})"
         if not x.shape:
             return f"{self.name(x.name)} = T.alloc_var({self.dtype(x.dtype)})"
         dims = [self.dim(d) for d in x.dims]
         shape = f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
-        if x.layout == "rows":
-            return f"{self.name(x.name)} = t.rows({shape}, {self.dtype(x.dtype)}, {self.k.threads})"
+        if x.layout not in ("", "swizzled"):
+            return f"{self.name(x.name)} = t.{x.layout}({shape}, {self.dtype(x.dtype)}, {self.k.threads})"
         return f"{self.name(x.name)} = t.{'staged' if x.layout == 'swizzled' else x.space}({shape}, {self.dtype(x.dtype)})"
 
 

@@ -59,6 +59,8 @@ def _small(k: Kernel, threads: int) -> bool:
 
 def _threads(k: Kernel) -> int:
     """The threads of a block with one agent."""
+    if any(o.attr("one_token") for o in walk(k.body)):
+        return WARP
     shapes = {b.name: b.shape for b in k.buffers}
     products = [shapes[o.buffer] for o in walk(k.body) if o.kind == "matmul"]
     large = _fragments(k) > MOST_OF_A_FRAGMENT * GROUP and all(shape[-1] > 16 for shape in products)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Device
-from ...ir.core import Kernel, Op, Program, Stmt, map_ops, types, walk
+from ...ir.core import Buffer, Kernel, Op, Program, Stmt, map_ops, types, walk
 from ...ir.ops import ORDER
 from ...ir.types import GROUP
 from ..stage import takes
@@ -39,6 +39,8 @@ def _heads(k: Kernel, device: Device) -> Kernel:
 def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
     """The kernel with a layout for each buffer that emitted code addresses directly, that agents exchange, or whose rows are
     summed."""
+    if any(o.attr("one_token") for o in walk(k.body)):
+        return _of_tokens(k)
     home = {o.out: o.buffer for o in walk(k.body)}
     fixed = {b for o in walk(k.body) if over(o, device) for b in (o.buffer, home[o.args[0]])}
     crossing = _crossing(k, home, device) if k.agents else set()
@@ -52,6 +54,18 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
 
     buffers = tuple(replace(b, layout=layout(b.name, b.space)) for b in k.buffers)
     return replace(k, buffers=buffers, body=_ordered(p, k) if crossing else k.body)
+
+
+def _of_tokens(k: Kernel) -> Kernel:
+    """A kernel over single tokens: threads share rows of the state, and hold the entries of vectors that meet these rows."""
+    lies = next((b.dims for b in k.buffers if len(b.dims) == 2), ())
+
+    def layout(b: Buffer) -> str:
+        if len(b.dims) == 2:
+            return "state_rows" if b.dims == lies else ""
+        return {lies[:1]: "along_rows", lies[1:]: "along_columns"}.get(b.dims, "")
+
+    return replace(k, buffers=tuple(replace(b, layout=layout(b)) for b in k.buffers))
 
 
 def _crossing(k: Kernel, home: dict[str, str], device: Device) -> set[str]:

@@ -35,6 +35,7 @@ class StoredValues:
         self.defs = {o.out: o for o in self.ops if o.out}
         self.readers = readers(k.body)
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
+        self.one_token = any(o.attr("one_token") for o in self.ops)  # whether a chunk has one token, so that there are no products
         self.begins = {lp.warm_up for lp in loops(k.body)}
         self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
 
@@ -68,7 +69,9 @@ class StoredValues:
         """The memory space of a value, which the device chooses by the kind of value."""
         o, d, t = self.defs.get(value), self.device, self.type[value]
         if t.rank == 0:
-            return d.number
+            return d.summed if o is not None and o.kind == "row_sum" else d.number
+        if self.one_token:
+            return d.tile
         if t.rank == 1:
             return d.vector
         if o is not None and o.kind == "move":

@@ -65,6 +65,8 @@ class _Arrive:
     def copied(self, o: Op) -> bool:
         """Whether the load is an asynchronous copy: of a tile that is given, not padded and not transposed, or of float32
         numbers of tokens."""
+        if o.attr("one_token"):
+            return False  # it goes to registers
         t = self.tensors[o.attr("tensor")]
         whole = not t.optional and not any(self.p.padded(t))
         if len(t.dims) == 1:

@@ -87,6 +87,43 @@ def row_sum_cuda(src, dst):
 
 
 @T.macro
+def column_sum_cuda(src, dst):
+    """The sum of each column, by a thread block."""
+    total = T.alloc_fragment((src.shape[1],), dst.dtype)
+    T.reduce_sum(src, total, dim=0)
+    for i in T.Parallel(src.shape[1]):
+        dst[i] = total[i]
+
+
+@T.macro
+def vector_sum_cuda(src, dst):
+    """The sum of a vector, by a thread block."""
+    x = T.alloc_fragment(src.shape, dst.dtype)
+    total = T.alloc_fragment((1,), dst.dtype)
+    for i in T.Parallel(src.shape[0]):
+        x[i] = src[i]
+    T.reduce_sum(x, total, dim=0)
+    dst[0] = total[0]
+
+
+@T.macro
+def column_sum_cpu(src, dst):
+    """The sum of each column."""
+    for j in T.serial(src.shape[1]):
+        dst[j] = 0.0
+        for i in T.serial(src.shape[0]):
+            dst[j] = dst[j] + src[i, j]
+
+
+@T.macro
+def vector_sum_cpu(src, dst):
+    """The sum of a vector."""
+    dst[0] = 0.0
+    for i in T.serial(src.shape[0]):
+        dst[0] = dst[0] + src[i]
+
+
+@T.macro
 def row_sum_cpu(src, dst):
     """The sum of each row."""
     for i in T.serial(src.shape[0]):
