@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import algorithms, options, targets
+from . import algorithms, cli_parser, options, targets
 from .options import ASKED
 from .runtime.build import Build, lowered, render
 from .runtime.progress import under_way
@@ -277,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     file that cannot be used; the message then goes to stderr.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    a = options.parser().parse_args(words)
+    a = cli_parser.parser().parse_args(words)
     a.words = words
     try:
         options.check_numbers(a)

@@ -131,7 +131,6 @@ LONG = {
     ("ir/builder.py", ""): "a method or function for each op that a page may write",
     ("ir/interpret.py", ""): "the meaning of each op that moves data, one method a kind",
     ("ir/ops.py", ""): "the op table, with the type rules of its rows",
-    ("options.py", ""): "the options of all commands",
     ("tools/bench_gpu.py", ""): "each time is measured by a function of its own, beside the rows that show it",
     ("passes/pipelines.py", ""): "the order of all passes, a line for each",
 }

@@ -5,6 +5,7 @@ import pytest
 
 from gdn_codegen import options
 from gdn_codegen.cli import main
+from gdn_codegen.cli_parser import parser
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.schedule import SCHEDULES
@@ -104,8 +105,8 @@ def test_a_warning_of_spills_names_the_schedule_that_the_op_takes(gpu, want, mon
     said = check(Build("triton"), tmp_path, (gpu,))[-1]
     assert said == (f"warning: o_S on {gpu} (as it is) spills 632 bytes per lane: {want} is what the op takes there", True)
     words = want.split()
-    taken = options.builds(options.parser().parse_args(["build", "--target", "triton", *words]))[0]
-    assert options.builds(options.parser().parse_args(["build", "--target", "triton", "--arch", gpu])) == [taken]
+    taken = options.builds(parser().parse_args(["build", "--target", "triton", *words]))[0]
+    assert options.builds(parser().parse_args(["build", "--target", "triton", "--arch", gpu])) == [taken]
     assert check(taken, tmp_path, (gpu,))[-1][0].endswith("bytes per lane, and is what the op takes there all the same")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import gdn_codegen
-from gdn_codegen import cli
+from gdn_codegen import algorithms, cli
 from gdn_codegen.tools import bench_errors, bench_pto, report, tune
 from gdn_codegen.tools.shapes import SHAPES
 
@@ -80,6 +80,14 @@ def test_options_that_mean_nothing(words, said, capsys):
 @pytest.mark.parametrize("words", [["--accept", "strided"], ["--accept", "k=unit,strided"]], ids="".join)
 def test_promises_that_the_tensors_of_errors_keep(words, capsys):
     assert cli.main([*ERRORS, *SMALL, "--heads", "1", "--tokens", "20", *words]) == 0
+
+
+def test_help_names_each_form_of_the_packages_pages(monkeypatch, capsys):
+    monkeypatch.setitem(algorithms.FORMS, "beta", ("sigmoid", "half_sigmoid"))
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        cli.main(["build", "--help"])
+    assert "q=l2norm, k=l2norm|unit, g=linear|raw, beta=sigmoid|half_sigmoid, g=float16" in capsys.readouterr().out
 
 
 # --- places ----------------------------------------------------------------------------------------------------------

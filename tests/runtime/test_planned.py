@@ -5,6 +5,7 @@ from choices import a_call
 
 from gdn_codegen import options
 from gdn_codegen.cli import main
+from gdn_codegen.cli_parser import parser
 from gdn_codegen.runtime.build import DEFAULT_SCHEDULE, Build
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.runtime.call.tables import Extent
@@ -13,7 +14,7 @@ HOPPER = {"sm_90": "sm_90a", "gfx942": "", "sm_90a": "sm_90a"}
 
 
 def built(*words):
-    (b,) = options.builds(options.parser().parse_args(["build", *words]))
+    (b,) = options.builds(parser().parse_args(["build", *words]))
     return b
 
 

@@ -6,7 +6,7 @@ from importlib import metadata
 import pytest
 from choices import a_call
 
-from gdn_codegen import options, targets
+from gdn_codegen import cli_parser, targets
 from gdn_codegen.cli import main
 from gdn_codegen.ir.ops import op
 from gdn_codegen.ir.types import Tile
@@ -55,7 +55,7 @@ def test_a_registered_target_brings_its_model_and_its_candidates(monkeypatch):
     call = a_call(Extent(1, 1, 1, 512), device="meta", target="mine")
     assert choose_build.choice(call).build == Build("mine", 32, schedule="replay", arch="sm_42a")
     assert ("chosen by model", "for my GPU") in choose_build.choice(call).why
-    assert tunable() == ["tilelang", "triton", "mine"] and options.parser().parse_args(["tune", "--target", "mine"])
+    assert tunable() == ["tilelang", "triton", "mine"] and cli_parser.parser().parse_args(["tune", "--target", "mine"])
     assert [(b.target, b.chunk, b.plan.name, b.plan.v_block) for b in candidates(Build("mine"), "")] == [
         ("mine", 16, "staged", 0), ("mine", 16, "staged", 64)]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
+from ... import algorithms
 from ...host.arguments import (
     _ANY_FLOAT,
     _check_chunks,
@@ -29,9 +30,9 @@ from .aliasing import shared
 from .arguments import FINAL, IN_KERNELS, INITIAL, INPUTS, OUT, Options, Tensors
 from .request import DTYPES, Request
 
-#: The forms of g and beta, with the contract's names of them.
-GATES = {"log": "", "linear": "linear", "raw": "raw"}
-BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
+#: The words for forms of g and beta, with the contract's names of them. The first word is for what the page reads.
+GATES = {"log": "", **{form: form for form in algorithms.FORMS["g"]}}
+BETAS = {"given": "", **{form: form for form in algorithms.FORMS["beta"]}}
 #: How the error for a buffer that shares memory ends.
 _APART = {"initial_state": ", because the final state overwrites it", "final_state": ", or inplace_final_state=True", "out": ""}
 
