@@ -75,6 +75,7 @@ OWN_PART = "own_part"
 #: Attribute of any op: the op is one of this number of consecutive ops that one statement runs in parallel.
 BESIDE = "beside"
 #: Attribute of any op: how the entries of the tile are assigned to threads. "sums": as in the result of a warp group's product.
+#: "copy": as the compiler chooses for a copy from one buffer to another.
 ORDER = "order"
 #: The attributes that any op may have.
 ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
