@@ -84,7 +84,7 @@ class Cores(Device):
     narrow: dtypes in which a product can be written to the home space directly.
     pipes: agent -> op -> pipe. "*" is for all other ops.
     unordered: pipes whose ops overlap unless a barrier separates them.
-    issuer: the pipe that issues the ops of all other pipes, and waits for its own.
+    issuer: the pipe that issues the ops of all other pipes, and waits for its own, which read entries of vectors.
     events: the number of ids for each pair of pipes. flags: the number of ids between agents. flag_limit: the limit of their
     counters.
     rates: (agent, pipe) -> bytes or multiply-adds in a cycle, for the order of ops.

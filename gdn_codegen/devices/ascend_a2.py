@@ -13,7 +13,7 @@ ASCEND_A2 = Cores(
     home={"vector": "UB", "cube": "L1"},
     feeds=("L0A", "L0B"),
     narrow=("float16", "bfloat16"),
-    pipes={"vector": {"load": "MTE2", "store": "MTE3", "last": "S", "*": "V"},
+    pipes={"vector": {"load": "MTE2", "store": "MTE3", "*": "V"},
            "cube": {"load": "MTE2", "valid": "MTE2", "move": "MTE1", "matmul": "M", "cast": "FIX", "store": "FIX"}},
     unordered=("V",),
     issuer="S",

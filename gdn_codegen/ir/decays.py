@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .core import Op, Program
+from .ops import OPS
 
 #: Ops whose result has the sign of the first operand.
-KEEP = ("cumsum", "last", "col", "row", "lower", "strictly_lower", "valid", "div")
+KEEP = ("cumsum", "col", "row", "lower", "strictly_lower", "valid", "div")
 
 
 def log_decays(p: Program) -> set[str]:
@@ -64,5 +65,5 @@ def _reached(defs: dict[str, Op], value: str) -> Iterator[tuple[Op, int, bool]]:
             numbers = [a for a in o.args if a in defs and defs[a].kind in ("const", "scalar")]
             minus = any(defs[a].attr("value", 1) < 0 for a in numbers)
             todo += [(a, -sign if minus else sign, summed) for a in o.args if numbers and a not in numbers]
-        elif o.kind in KEEP:
+        elif o.kind in KEEP or OPS[o.kind].entry:
             todo.append((o.args[0], sign, summed or o.kind == "cumsum"))

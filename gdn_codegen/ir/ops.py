@@ -46,6 +46,9 @@ class OpDef:
     against (ir/texts.py). Operands may have leading dims. None if no page may use the op.
     sums: the axes over which the op sums. An operand has to be zero on their padding. None if it sums nothing.
     view: who needs no storage for the result, as each reader makes it of the operands: the "threads" of a block, "cores".
+    number: whether the result is a number that does not depend on operands, agents and iterations.
+    entry: whether the result is an entry of the operand, a vector, or a row of it, a tile. Cores and warp groups read the entry
+    from the operand's storage when the op runs. It needs no storage of its own.
     """
 
     name: str
@@ -60,6 +63,8 @@ class OpDef:
     text: TextRule | None = None
     sums: Sums | None = None
     view: tuple[str, ...] = ()
+    number: bool = False
+    entry: bool = False
 
 
 OPS: dict[str, OpDef] = {}
@@ -70,6 +75,7 @@ OWN_PART = "own_part"
 #: Attribute of any op: the op is one of this number of consecutive ops that one statement runs in parallel.
 BESIDE = "beside"
 #: Attribute of any op: how the entries of the tile are assigned to threads. "sums": as in the result of a warp group's product.
+#: "copy": as the compiler chooses for a copy from one buffer to another.
 ORDER = "order"
 #: The attributes that any op may have.
 ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
@@ -78,12 +84,13 @@ ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
        effect: str = "pure", elementwise: bool = False, attrs: tuple[str, ...] = (), zero: ZeroRule = zeros.nowhere,
        decompose: Callable[[Op, Body], str] | None = None, text: TextRule | None = None, sums: Sums | None = None,
-       view: tuple[str, ...] = ()) -> None:
+       view: tuple[str, ...] = (), number: bool = False, entry: bool = False) -> None:
     """Add an op to the table. Other packages may call it, too. The arguments are the fields of OpDef. ValueError if the name is
     taken."""
     if name in OPS:
         raise ValueError(f"name: got {name!r}, an op that is in the table; accepted: a name that is not")
-    OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text, sums, view)
+    OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text, sums, view, number,
+                      entry)
 
 
 def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
@@ -365,10 +372,10 @@ ALL_AGENTS = ("threads", "cores")
 _CALLS = {"softplus": texts.softplus, "neg": lambda o, x: f"-{x[0]}"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
-op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",), text=texts.const, view=ALL_AGENTS)
+op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",), text=texts.const, view=ALL_AGENTS, number=True)
 op("scalar", "a number from the caller: the parameter `param`, or the entry of `tensor`, of dtype `dtype`, for the value "
    "head", _scalar,
-   attrs=("param", "tensor", "dtype", "head"), view=ALL_AGENTS)
+   attrs=("param", "tensor", "dtype", "head"), view=ALL_AGENTS, number=True)
 op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "value", "dtype"), zero=zeros.full,
    view=("threads",))
 for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
@@ -402,7 +409,7 @@ op("from_quarters", "a tile made of its four quarters: upper left, upper right, 
    _of_four, attrs=("dims",))
 op("last", "the last row of a tile, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
-   zero=zeros.columns, text=texts.last, view=("cores",))
+   zero=zeros.columns, text=texts.last, view=("cores",), entry=True)
 op("row_sum", "sum over the columns of each row, or over the entries of a vector", _row_sum, lambda attrs, x: x.sum(-1),
    zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, -1),))
 op("column_sum", "sum over the rows of each column", _column_sum, lambda attrs, x: x.sum(0), zero=zeros.column_sums,

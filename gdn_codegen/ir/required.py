@@ -29,7 +29,7 @@ def _agents(p: Program) -> Iterator[Missing]:
 def _own_values(p: Program) -> Iterator[Missing]:
     """Each op reads values of its own agent. Numbers of the call belong to all agents."""
     for k in p.kernels:
-        home = {o.out: o.agent for o in walk(k.body) if o.out and o.kind not in ("const", "scalar")}
+        home = {o.out: o.agent for o in walk(k.body) if o.out and not OPS[o.kind].number}
         for lp in loops(k.body):
             home.update({x: home[c.next] for c in lp.carried if c.next in home for x in (c.name, c.result)})
         for o in walk(k.body):

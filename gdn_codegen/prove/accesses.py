@@ -2,7 +2,7 @@
 
 passes/sync/accesses.py computes the same for the passes. The two are separate code, so that the checkers find a mistake in one.
 
-- An instruction is an op that has a buffer, a store, or an op that reads a number from a buffer (`last`). The device's table
+- An instruction is an op that has a buffer, a store, or an op that reads an entry of a buffer (`OpDef.entry`). The device's table
   gives its pipe. Other ops are expressions: an instruction with such an operand reads the buffers that the expression reads.
 - An instruction reads the buffers of its operands and writes its own buffer. If there is a buffer NAME_scratch for its value
   NAME, the instruction writes that, too.
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..devices import Cores
 from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops, walk
+from ..ir.ops import OPS
 from ..ir.rings import rings
 from ..ir.types import BYTES
 
@@ -63,11 +64,13 @@ class Tiles(NamedTuple):
 
 def is_instruction(o: Op) -> bool:
     """Whether `o` is an instruction, which a pipe runs."""
-    return bool(o.buffer) or o.kind in ("store", "last")
+    return bool(o.buffer) or o.kind == "store" or OPS[o.kind].entry
 
 
 def pipe(device: Cores, o: Op) -> tuple[str, str]:
     """The agent and the pipe that run an instruction."""
+    if OPS[o.kind].entry:
+        return o.agent, device.issuer
     pipes = device.pipes[o.agent]
     return o.agent, pipes[o.kind] if o.kind in pipes else pipes["*"]
 
@@ -103,11 +106,11 @@ class Memory:
         return out
 
     def parts(self, a: str) -> Iterator[str]:
-        """The values in buffers that a read of `a` reads. There are none for a number that `last` has read from a buffer
-        before."""
+        """The values in buffers that a read of `a` reads. There are none for an entry that an op has read from a
+        buffer before."""
         if a in self.home:
             yield a
-        elif a in self.made and self.made[a].kind != "last":
+        elif a in self.made and not OPS[self.made[a].kind].entry:
             for x in self.made[a].args:
                 yield from self.parts(x)
 

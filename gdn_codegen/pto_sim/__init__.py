@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ..runtime import cache, cxx
+from ..runtime import cache
+from ..targets import machine
 
 INPUT, OUTPUT, WORKSPACE, BOTH = 0, 1, 2, 3
 MESSAGE_BYTES = 4096
@@ -53,7 +54,7 @@ def driver_text(source_name: str, names: Sequence[str]) -> str:
 
 def compiler() -> str:
     """The C++ compiler: `$CXX`, or the first one on PATH. PtoSimError if there is none."""
-    found = cxx.compiler()
+    found = machine.cxx()
     if not found:
         raise PtoSimError("pto_sim [compiler] no C++ compiler: install g++ 12 or later, or set CXX")
     return found

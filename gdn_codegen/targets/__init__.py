@@ -78,7 +78,8 @@ class Toolchain:
     call.
     check_archs: the architectures that --arch accepts for `--check`, if one text runs on all of them.
     ahead: how `build --compile` works, None if it is not supported.
-    cached: the target's files in the package's cache: (folder, regular expression for their names).
+    cached: the target's files in the package's cache: (folder, regular expression for their names). Unfinished files need no
+    mention.
     """
 
     package: str = ""

@@ -2,11 +2,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-
-from ..runtime import cxx
 
 #: Tools that targets need besides their packages, to compile for a GPU or the simulator -> what to install.
 TOOLS = {"nvcc": "a CUDA toolkit with nvcc on PATH", "c++": "g++ 12 or newer, or CXX"}
@@ -49,9 +48,14 @@ def first_line(*command: str) -> str:
     return lines[-1] if command[0] == "nvcc" and lines else (lines[0] if lines else path)
 
 
+def cxx() -> str | None:
+    """The command of the C++ compiler: `$CXX`, or the first of g++ and clang++ on the path. None if there is none."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
 def compiler() -> bool:
     """Whether there is a C++ compiler. Kernels for the CPU need one."""
-    return shutil.which(cxx.compiler() or "") is not None
+    return shutil.which(cxx() or "") is not None
 
 
 def lacks_compiler() -> str:

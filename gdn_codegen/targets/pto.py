@@ -11,7 +11,6 @@ from ..devices.ascend_a2 import ASCEND_A2
 from ..emit import pto
 from ..emit.base import KernelText
 from ..passes.pipelines import CORES
-from ..runtime import cache, cxx
 from . import Line, Lowering, Target, Toolchain, machine, register
 from .machine import Finding
 
@@ -37,7 +36,7 @@ def _lacks(device: str) -> str:
 
 
 def _findings() -> list[Finding]:
-    gxx, bisheng = machine.first_line(cxx.compiler() or "g++", "--version"), shutil.which("bisheng") or ""
+    gxx, bisheng = machine.first_line(machine.cxx() or "g++", "--version"), shutil.which("bisheng") or ""
     npu, (found, why) = machine.version("torch_npu"), headers()
     return [Finding("pto", "CPU tensors", bool(gxx),
                     f"the bundled simulator, {gxx}" if gxx else f"needs {machine.TOOLS['c++']}"),
@@ -65,6 +64,6 @@ TARGET = register(Target(
     "pto", Lowering(CORES, ASCEND_A2, unused=("stages", "warm_up", "longest_first", "warps", "agents", "descriptors")), pto.emit,
     "pto/module.py.j2", ("cpu", "npu"), facts=_facts, preference=2, head_counts=True,
     toolchain=Toolchain(
-        lacks=_lacks, compiler=lambda device: (cxx.compiler() or "") if device == "cpu" else "bisheng", findings=_findings,
+        lacks=_lacks, compiler=lambda device: (machine.cxx() or "") if device == "cpu" else "bisheng", findings=_findings,
         check_needs=lambda: "" if machine.compiler() else machine.TOOLS["c++"], check=_check,
-        cached=("pto", rf"[0-9a-f]{{24}}_(?:cpu|npu)\.so.*|pto_sim-[0-9a-f]{{16}}\.o.*|{cache.LEFT}|tmp[a-z0-9_]{{8}}"))))
+        cached=("pto", r"[0-9a-f]{24}_(?:cpu|npu)\.so.*|pto_sim-[0-9a-f]{16}\.o.*|tmp[a-z0-9_]{8}"))))

@@ -12,11 +12,11 @@ from .. import targets
 from ..runtime import cache
 
 #: By kind: its folder of the cache, and how what the package puts there is called. 16 or 24 hex digits name content. Targets have
-#: further kinds (Toolchain.cached).
+#: further kinds (Toolchain.cached). Any folder may also have what a killed process left.
 KINDS: dict[str, tuple[str, str]] = {
-    "modules": ("modules/*", rf"\w+_[0-9a-f]{{16}}\..*|__pycache__|{cache.LEFT}"),
-    "native_launcher": ("native_launcher", rf"native_launcher_[0-9a-f]{{16}}\.so.*|{cache.LEFT}"),
-    "choices": ("choices/*", rf"\w+_gdn_codegen-.*\.jsonl?(?:\.lock)?|{cache.LEFT}")}
+    "modules": ("modules/*", r"\w+_[0-9a-f]{16}\..*|__pycache__"),
+    "native_launcher": ("native_launcher", r"native_launcher_[0-9a-f]{16}\.so.*"),
+    "choices": ("choices/*", r"\w+_gdn_codegen-.*\.jsonl?(?:\.lock)?")}
 #: Measurements of this machine, which `clear` takes by name alone.
 KEPT = "choices"
 
@@ -47,7 +47,8 @@ def entries(kinds: Iterable[str] | None = None) -> Iterator[Entry]:
             continue
         for folder in sorted(cache.folder().glob(folders)):
             if folder.is_dir() and not folder.is_symlink():
-                yield from (Entry(kind, x) for x in sorted(folder.iterdir()) if re.fullmatch(name, x.name) and not x.is_symlink())
+                yield from (Entry(kind, x) for x in sorted(folder.iterdir())
+                            if re.fullmatch(f"{name}|{cache.LEFT}", x.name) and not x.is_symlink())
 
 
 def told(size: float) -> str:

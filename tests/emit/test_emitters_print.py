@@ -8,7 +8,7 @@ import pytest
 
 from gdn_codegen.emit.base import EmitError
 from gdn_codegen.ir.core import map_ops
-from gdn_codegen.ir.ops import BESIDE
+from gdn_codegen.ir.ops import BESIDE, ORDER
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.verify import VerifyError, verify
@@ -116,6 +116,14 @@ def test_side_by_side_is_printed_as_it_comes():
     tiles = r"t\.whole_inverses\(\s*\(([^)]*)\)"
     assert [len(x.split(", ")) for x in re.findall(tiles, before)] == [4]
     assert [len(x.rstrip(",").split(", ")) for x in re.findall(tiles, after)] == [1] * 4
+
+
+def test_copies_are_printed_as_they_come():
+    def looped(k):
+        return replace(k, body=map_ops(k.body, lambda o: [o.with_attrs(**{ORDER: None})]))
+    before, after = ("".join(t.body for t in texts) for texts in changed(Build("tilelang", schedule="staged"), looped))
+    assert "t.copy(A, A_f16)" in before and "A_f16[i, j] = A[i, j]" not in before
+    assert "t.copy(A, A_f16)" not in after and "A_f16[i, j] = A[i, j]" in after
 
 
 @pytest.mark.parametrize("target", ["triton", "tilelang"])

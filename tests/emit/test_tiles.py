@@ -10,9 +10,9 @@ from reference import module
 from test_tilelang_barriers import cuda
 
 import gdn_codegen
-from gdn_codegen.runtime import cxx
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.schedule import Schedule, varied
+from gdn_codegen.targets import machine
 
 tilelang = pytest.importorskip("tilelang")
 
@@ -25,7 +25,7 @@ def walk():
 @pytest.fixture(scope="module")
 def address(walk, tmp_path_factory):
     """tile_address<transposed>(tile at 0, thread), compiled for the CPU."""
-    if not cxx.compiler():
+    if not machine.cxx():
         pytest.skip("needs a C++ compiler")
     text = walk.HELPERS[walk.HELPERS.index("template <bool transposed>"):]
     text = text[:text.index("static __device__ __forceinline__ void load_transposed")]
@@ -38,7 +38,7 @@ extern "C" unsigned address(bool transposed, int thread) {{
   return transposed ? tile_address<true>(nullptr, thread) : tile_address<false>(nullptr, thread);
 }}
 """)
-    subprocess.run([cxx.compiler(), "-std=c++17", "-shared", "-fPIC", folder / "a.cc", "-o", folder / "a.so"], check=True)
+    subprocess.run([machine.cxx(), "-std=c++17", "-shared", "-fPIC", folder / "a.cc", "-o", folder / "a.so"], check=True)
     return ctypes.CDLL(str(folder / "a.so")).address
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ...ir.core import Buffer, Loop, loops, types
+from ...ir.ops import OPS
 from ...ir.rings import rings
 from ...ir.types import BYTES
 from ..base import EVERY, Kernel, Op, Program, Stmt, numbers, strides, touched, walk
@@ -60,7 +61,7 @@ def moves_all_heads(k: Kernel) -> bool:
 
 def agents(k: Kernel) -> set[str]:
     """The agents that run ops of the kernel."""
-    return {o.agent for o in walk(k.body) if o.kind not in ("const", "scalar")}
+    return {o.agent for o in walk(k.body) if not OPS[o.kind].number}
 
 
 class Values:
@@ -198,6 +199,6 @@ class Values:
             if isinstance(s, Loop):
                 out += [c.name for c in s.carried if self.buffer(c.name).agent == self.agent]
                 out += self.declarations(s.body)
-            elif s.out and s.agent == self.agent and s.kind not in ("const", "scalar", "last", "row"):
+            elif s.out and s.agent == self.agent:
                 out.append(s.out)
         return out

@@ -4,7 +4,7 @@ The same text works for CUDA and for the CPU: `t` has the device functions for e
 """
 from __future__ import annotations
 
-from ...ir.ops import BESIDE
+from ...ir.ops import BESIDE, ORDER
 from ..base import EVERY, EmitError, KernelText, Loop, Op, Rules, Stmt, Writer
 from .head import Head
 from .tiles import Value
@@ -51,7 +51,7 @@ class KernelWriter(Head):
             if s.buffer:
                 self.w.at(s)
                 to = self.stored(s.type.dims, s.buffer)
-                if s.kind == "cast" and args[0].buffer and len(to.dims) == 2 and self.order == "parallel":
+                if s.attr(ORDER) == "copy":
                     self.line(f"t.copy({self.name(args[0].buffer)}, {self.name(s.buffer)})")
                 else:
                     self.fill(to, x)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from ...devices import Cores
 from ...ir.builder import Body
 from ...ir.core import Kernel, Loop, Program, Stmt, Tile, loops, types, walk
+from ...ir.ops import OPS
 from ...ir.types import Tensor
 from ..common import dead_code, with_tensors
 from ..stage import takes
@@ -34,7 +35,7 @@ class _Kernel:
         """Finds the agent of each value (`home`), and for each value the agents that read it through a workspace (`wanted`)."""
         self.p, self.k, self.device, self.made = p, k, device, made
         self.type = types(k.body)
-        self.home = {o.out: o.agent for o in walk(k.body) if o.out and o.kind not in ("const", "scalar")}
+        self.home = {o.out: o.agent for o in walk(k.body) if o.out and not OPS[o.kind].number}
         self.home |= {o.out: device.agents[0] for o in walk(k.body) if o.kind == "from_quarters"}
         for lp in loops(k.body):
             for c in lp.carried:

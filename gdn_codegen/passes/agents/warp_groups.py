@@ -86,7 +86,7 @@ class _Assign:
         """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot
         run."""
         agent, task = self.agent[o], self.tasks.of[o]
-        if o.kind not in ("load", "store", "matmul", "last", INVERSE) and not OPS[o.kind].elementwise:
+        if o.kind not in ("load", "store", "matmul", INVERSE) and not OPS[o.kind].elementwise and not OPS[o.kind].entry:
             raise self.error(f"{o.kind} ({o.out}, {o.line}) has no rule for warp groups; "
                              "let an earlier kernel compute it")
         if task == "store":

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...ir.builder import Body
 from ...ir.core import Line, Op, Program, walk
+from ...ir.ops import OPS
 from ...ir.types import Dim, Tensor
 from ...schedule.schedule import ScheduleError
 from ..common import rebuild_kernel, with_tensors
@@ -33,7 +34,7 @@ def vectorise(p: Program) -> Program:
     kernels = []
     for k in p.kernels:
         rules = _Rules(p.sizes["C"], made)
-        k = rebuild_kernel(p, k, rules.sink_last)
+        k = rebuild_kernel(p, k, rules.sink_entry)
         rules.defs = {o.out: o for o in walk(k.body)}
         kernels.append(rebuild_kernel(p, k, rules))
     return with_tensors(replace(p, kernels=tuple(kernels)), *made.values())
@@ -47,23 +48,26 @@ class _Rules:
     """
     def __init__(self, chunk: int, made: dict[str, Tensor]) -> None:
         self.chunk, self.made = chunk, made
-        self.lasts: dict[str, str] = {}  # last(x) -> x
+        self.entries: dict[str, Op] = {}  # an entry of a vector -> the op that reads it
         self.defs: dict[str, Op] = {}
 
-    def sink_last(self, o: Op, b: Body) -> str | None:
-        """f(last(x)) becomes last(f(x)) for an elementwise f of one operand. f of another number is computed on a vector of
-        that number."""
-        if o.kind == "last" and b.types[o.args[0]].rank == 1:
-            self.lasts[o.out] = o.args[0]
-        elif o.kind in ("exp", "log", "rsqrt", "sigmoid", "neg") and o.args[0] in self.lasts:
-            f = b.op(o.kind, self.lasts[o.args[0]], line=o.line, **dict(o.attrs))
-            self.lasts[o.out] = f
-            return b.op("last", f, name=o.out, line=o.line)
+    def sink_entry(self, o: Op, b: Body) -> str | None:
+        """f(last(x)) becomes last(f(x)) for an elementwise f of one operand, also for other ops that read an entry. f of another
+        number is computed on a vector of that number."""
+        if OPS[o.kind].entry and b.types[o.args[0]].rank == 1:
+            self.entries[o.out] = o
+        elif o.kind in ("exp", "log", "rsqrt", "sigmoid", "neg") and o.args[0] in self.entries:
+            read = self.entries[o.args[0]]
+            return self.entry(o, read, b.op(o.kind, *read.args, line=o.line, **dict(o.attrs)), b)
         elif o.kind in ("exp", "log", "rsqrt", "sigmoid") and not b.types[o.args[0]].rank:  # computed on a vector of the number
-            f = b.op(o.kind, b.op("expand", o.args[0], dims=("C",), line=o.line), line=o.line, **dict(o.attrs))
-            self.lasts[o.out] = f
-            return b.op("last", f, name=o.out, line=o.line)
+            wide = b.op("expand", o.args[0], dims=("C",), line=o.line)
+            return self.entry(o, Op("last", ""), b.op(o.kind, wide, line=o.line, **dict(o.attrs)), b)
         return None
+
+    def entry(self, o: Op, read: Op, x: str, b: Body) -> str:
+        """Compute `o` as the entry of `x` that `read` reads of its operand."""
+        self.entries[o.out] = replace(read, args=(x,))
+        return b.op(read.kind, x, name=o.out, line=o.line, **dict(read.attrs))
 
     def mask(self, b: Body, kind: str, kept: float, other: float, dims: tuple[Dim, ...], line: Line) -> str:
         """Load a constant mask tile. kept: its entries where `kind` keeps the operand. other: all other entries."""

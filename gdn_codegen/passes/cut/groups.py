@@ -5,6 +5,7 @@ A group computes all ops on which its values depend, down to inputs and to value
 from __future__ import annotations
 
 from ...ir.core import Op, Program
+from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
 
 
@@ -32,7 +33,7 @@ class KernelGroups:
                      and p.tensor(o.attr("tensor")).index == "checkpoint"]
         self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store" and o not in self.kept}
         names = [n for group in s.kernels for n in group]
-        known = [n for n, o in self.defs.items() if o.kind not in ("const", "scalar")]
+        known = [n for n, o in self.defs.items() if not OPS[o.kind].number]
         unknown = [n for n in names if n not in known and n not in self.states]
         if unknown:
             have = [n for n in known if self.defs[n].kind != "load"]

@@ -16,6 +16,7 @@ from typing import Any
 from ...devices import Cores, Device
 from ...ir.builder import Body
 from ...ir.core import Kernel, Loop, Program, Stmt, walk
+from ...ir.ops import OPS
 from ...ir.types import Tensor
 from ..common import dead_code
 from ..stage import takes
@@ -86,7 +87,7 @@ class _Least:
             return next((self.of(x) for x, y in (o.args, o.args[::-1]) if self.positive(y)), "")
         if o.kind == "load" and len(self.b.tensors[o.attr("tensor")].dims) == 1:
             return self.b.copy(o)
-        if o.kind not in ("valid", "cumsum", "last"):
+        if o.kind not in ("valid", "cumsum") and not OPS[o.kind].entry:
             return ""
         x = self.of(o.args[0])
         return x and self.b.op(o.kind, x, line=o.line, name=self.b.fresh(f"{name}_least"), **dict(o.attrs))

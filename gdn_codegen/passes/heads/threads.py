@@ -16,7 +16,7 @@ from ...schedule.schedule import Schedule
 from ..stage import takes
 from .number import heads
 
-KINDS = ("const", "scalar", "full", "valid", "cumsum", "last")
+KINDS = ("const", "scalar", "full", "valid", "cumsum")
 
 
 @takes("assigned")
@@ -34,6 +34,6 @@ def _narrow(p: Program, k: Kernel) -> bool:
             t = p.tensor(o.attr("tensor"))
             lies = t.index == "token" and len(t.dims) == 1 if o.kind == "load" else t.index == "slot" and len(t.dims) <= 1
             return lies and t.heads == "HV" and not t.optional
-        return o.type is not None and o.type.rank <= 1 and (OPS[o.kind].elementwise or o.kind in KINDS)
+        return o.type is not None and o.type.rank <= 1 and (OPS[o.kind].elementwise or OPS[o.kind].entry or o.kind in KINDS)
 
     return k.grid == "chunks" and k.batch.heads == 1 and not k.blocked_dim and all(isinstance(o, Op) and fits(o) for o in k.body)

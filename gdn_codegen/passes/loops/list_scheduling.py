@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, Stmt
+from ...ir.ops import OPS
+from ..storage.core_values import pipe
 from .dependences import Dependences
 from .live_values import LiveValues
 from .op_costs import OpCosts
@@ -51,7 +53,7 @@ class _List:
         outside = {a for a in (*read, *made) if costs.reads.get(a, 0) > read[a]} | set(next_of)
         self.live = LiveValues(ops, d, [costs.need(o, d) for o in ops], earlier, {*map(d.storage, outside), *earlier},
                                costs.device.spaces)
-        self.pipe, self.cost = [costs.pipe(o) for o in ops], [costs.cycles(o) for o in ops]
+        self.pipe, self.cost = [pipe(costs.device, o) for o in ops], [costs.cycles(o) for o in ops]
         self.way = d.ways(self.cost)
         self.free: dict[tuple[str, str], float] = {}  # when each pipe is free
         self.issue = dict.fromkeys(costs.device.agents, 0.0)  # when each agent can issue an op
@@ -92,7 +94,7 @@ class _List:
         """Issue op n, and update the times of its pipe and of its agent's issuer, and the live values."""
         o, cost = self.ops[n], self.cost[n]
         at = max([self.issue[o.agent], *(self.done[m] for m in self.d.after[n])])
-        if any(self.ops[m].agent != o.agent for m in self.d.after[n]) or (o.kind == "last" and cost):
+        if any(self.ops[m].agent != o.agent for m in self.d.after[n]) or (OPS[o.kind].entry and cost):
             at = self.issue[o.agent] = max(at, self.waits(n))  # the issuer is blocked
         if cost:
             at = max(at, self.free.get(self.pipe[n], 0.0))

@@ -5,8 +5,9 @@ from math import prod
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, types, walk
+from ...ir.ops import OPS
 from ...ir.types import BYTES
-from ..storage.core_values import is_view
+from ..storage.core_values import is_view, pipe
 from ..uses import readers
 from .dependences import Dependences
 from .live_values import Room
@@ -24,11 +25,6 @@ class OpCosts:
         self.rounded = {o.out for o in walk(k.body) if o.kind == "cast" and o.agent != device.agents[0]
                         and all(r.kind == "store" for r, _ in read_by.get(o.out, ()))}
 
-    def pipe(self, o: Op) -> tuple[str, str]:
-        """The agent and the pipe that run `o`."""
-        table = self.device.pipes[o.agent]
-        return o.agent, table.get(o.kind, table.get("*", ""))
-
     def elements(self, a: str, agent: str) -> int:
         """The elements of `a` on one core of `agent`."""
         shape = self.type[a].shape(self.sizes)
@@ -36,15 +32,15 @@ class OpCosts:
 
     def cycles(self, o: Op) -> float:
         """The cycles for which `o` occupies its pipe. 0 for an op without an instruction."""
-        if (is_view(o) and o.kind != "last") or o.kind == "valid" or o.out in self.rounded:
+        if (is_view(o) and not OPS[o.kind].entry) or o.kind == "valid" or o.out in self.rounded:
             return 0
-        pipe = self.pipe(o)
+        on = pipe(self.device, o)
         if o.kind == "matmul":
             work = self.elements(o.out, o.agent) * self.type[o.args[0]].shape(self.sizes)[0 if o.attr("ta") else 1]
-            return work / self.device.rates[pipe]
+            return work / self.device.rates[on]
         value = o.out or o.args[0]
         width = max([BYTES[self.type[x].dtype] for x in (*o.args, value)])
-        return 4 + self.elements(value, o.agent) * width / self.device.rates.get(pipe, 1024)
+        return 4 + self.elements(value, o.agent) * width / self.device.rates.get(on, 1024)
 
     def need(self, o: Op, d: Dependences) -> Room:
         """The space in which `o` needs a new buffer, and the buffer's bytes. "" and 0 if it needs none."""

@@ -32,7 +32,7 @@ class PrefetchedOps:
                 self.writers.setdefault(o.attr("tensor"), []).append(n)
         carried, self.next = {c.name for c in loop.carried}, {c.next for c in loop.carried}
         #: Constants and numbers of the call are the same in every iteration.
-        self.constant = {n for n, o in enumerate(self.ops) if o.kind in ("const", "scalar")}
+        self.constant = {n for n, o in enumerate(self.ops) if OPS[o.kind].number}
         self.before = [self._before(o) for o in self.ops]
         self.prefetched = {n for n, o in enumerate(self.ops) if self._wanted(o, what) and carried.isdisjoint(o.args)}
         self._drop_late()
@@ -41,7 +41,7 @@ class PrefetchedOps:
 
     def _wanted(self, o: Op, what: str) -> bool:
         """Whether `what` asks for `o`, before dependencies are considered."""
-        if o.kind in ("const", "scalar") or o.out in self.next:
+        if OPS[o.kind].number or o.out in self.next:
             return False
         if what == "all":
             return o.kind != "store" or self.index[o.attr("tensor")] == "block"

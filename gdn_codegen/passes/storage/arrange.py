@@ -12,7 +12,7 @@ from functools import partial
 from math import prod
 
 from ...devices import Cores
-from ...ir.core import Kernel, Op, Program, walk
+from ...ir.core import Kernel, Program, walk
 from ...ir.types import BYTES, Tensor
 from ...schedule.schedule import Schedule
 from ..common import with_tensors
@@ -22,7 +22,7 @@ from ..loops.hoist import candidates, hoist
 from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
 from ..stage import takes
-from .core_values import is_view
+from .core_values import is_view, pipe
 from .pack import lacking
 
 ROOM = 0.8  # with cached masks, values may fill this fraction of the space; in a full space ops wait for each other
@@ -41,19 +41,15 @@ def arrange(p: Program, s: Schedule, device: Cores) -> Program:
 
 def _returns(k: Kernel, device: Cores) -> bool:
     """Whether the path to some value leaves a pipe and returns to it. The pipe idles meanwhile, so a second head can use it."""
-    def pipe(o: Op) -> str:
-        table = device.pipes[o.agent]
-        return f"{o.agent}.{table.get(o.kind, table.get('*', ''))}"
-
-    left: dict[str, set[str]] = {}  # value or channel -> pipes that the paths to it have left
-    made: dict[str, str] = {}
+    left: dict[str, set[tuple[str, str]]] = {}  # value or channel -> pipes that the paths to it have left
+    made: dict[str, tuple[str, str]] = {}
     for o in walk(k.body):
         if is_view(o):
             if o.args and o.args[0] in made:
                 left[o.out], made[o.out] = left[o.args[0]], made[o.args[0]]
             continue
         sources = [*o.args, *([o.attr("tensor")] if o.kind == "load" else [])]
-        mine = pipe(o)
+        mine = pipe(device, o)
         seen = {x for a in sources for x in left.get(a, set()) | {made.get(a, mine)}} - {mine}
         back = any(mine in left.get(a, set()) and made.get(a) != mine for a in sources)
         if back:

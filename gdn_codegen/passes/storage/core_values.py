@@ -17,6 +17,12 @@ def is_view(o: Op) -> bool:
     return "cores" in OPS[o.kind].view
 
 
+def pipe(device: Cores, o: Op) -> tuple[str, str]:
+    """The agent and the pipe that run `o`."""
+    table = device.pipes[o.agent]
+    return o.agent, device.issuer if OPS[o.kind].entry else table.get(o.kind, table.get("*", ""))
+
+
 def by_columns(k: Kernel) -> set[str]:
     """The tiles of which each core of an agent holds its own columns, not rows."""
     out: set[str] = set()
@@ -27,7 +33,7 @@ def by_columns(k: Kernel) -> set[str]:
 
 
 class CoreValues:
-    """The values of a kernel on one core. `hold` is called for each op in program order.
+    """The values of a kernel on one core. `hold` is called for each op with a result, in program order.
 
     spread: vectors with one number in each row of `Cores.align` bytes. divided: vectors of which each core has a part.
     """
@@ -65,13 +71,17 @@ class CoreValues:
         return self.source(o.args[0]) if o is not None and o.kind in ("col", "row", "segment") else name
 
     def hold(self, o: Op) -> None:
-        """Note whether the value of `o` is spread or divided. Raises ScheduleError if it needs a vector that is divided."""
+        """Note whether the value of `o` is spread or divided. Raises ScheduleError if it needs entries that not
+        every core has."""
         divided = [a for a in o.args if self.source(a) in self.divided]
         if self.type[o.out].rank == 1:
             if o.attr("tensor") in self._token if o.kind == "load" else o.kind == "valid" and o.args[0] in self.spread:
                 self.spread.add(o.out)
             if isinstance(self.type[o.out].dims[0], str) and (o.kind == "row_sum" or divided):
                 self.divided.add(o.out)
+        if OPS[o.kind].entry and (divided or self.type[o.args[0]].rank != 1):
+            raise self.error(f"{o.out} is an entry of {o.args[0]}, of which each core has some rows; accepted: an entry of a "
+                             "vector that each core has as a whole, such as one that an earlier kernel computes")
         if o.kind == "expand" and any(self.type[a].dims[0] == 1 for a in divided):
             raise self.error(f"{o.out} needs all entries of {o.args[0]}, and each core has only those of its rows; let an "
                              f"earlier kernel compute {o.args[0]}")

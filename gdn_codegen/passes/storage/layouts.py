@@ -4,6 +4,7 @@
   directly: rows of 128 bytes, swizzled. Such a buffer has the layout "swizzled".
 - Where threads move tiles, their registers are in the order of a product's sum. Loops over tiles of that shape have the order
   "sums".
+- A cast of a tile from one buffer to another is a copy: it has the order "copy", unless its order is "sums".
 - A fragment has the layout "rows" if its rows are summed and their length is no power of two. TileLang infers no layout for it.
 - In a block that runs several heads, all values are in shared memory, one row per head. Rows have PAD unused elements at their
   end. They keep the heads of a token in different banks, and align rows to four elements, which are moved at once.
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Device
-from ...ir.core import Buffer, Kernel, Op, Program, Stmt, map_ops, types, walk
+from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, types, walk
 from ...ir.ops import ORDER
 from ...ir.types import GROUP
 from ..stage import takes
@@ -53,7 +54,7 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
         return "rows" if name in summed and space == device.tile and shape[name][1] & (shape[name][1] - 1) else ""
 
     buffers = tuple(replace(b, layout=layout(b.name, b.space)) for b in k.buffers)
-    return replace(k, buffers=buffers, body=_ordered(p, k) if crossing else k.body)
+    return replace(k, buffers=buffers, body=_copied(_ordered(p, k) if crossing else k.body))
 
 
 def _of_tokens(k: Kernel) -> Kernel:
@@ -65,13 +66,23 @@ def _of_tokens(k: Kernel) -> Kernel:
             return "state_rows" if b.dims == lies else ""
         return {lies[:1]: "along_rows", lies[1:]: "along_columns"}.get(b.dims, "")
 
-    return replace(k, buffers=tuple(replace(b, layout=layout(b)) for b in k.buffers))
+    return replace(k, buffers=tuple(replace(b, layout=layout(b)) for b in k.buffers), body=_copied(k.body))
 
 
 def _crossing(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
     """The tiles in shared memory that threads copy to or from fragments."""
     tiles = {b.name for b in k.buffers if b.space == device.operand and len(b.shape) == 2}
     return {b for o in walk(k.body) if o.kind in ("move", "transpose") for b in (o.buffer, home.get(o.args[0])) if b in tiles}
+
+
+def _copied(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The body with order "copy" on casts of tiles from buffer to buffer. Carried values have buffers, too."""
+    stored = {o.out for o in walk(body) if o.buffer} | {x for lp in loops(body) for c in lp.carried for x in (c.name, c.result)}
+
+    def copies(o: Op) -> bool:
+        return o.kind == "cast" and bool(o.buffer) and o.args[0] in stored and o.type is not None and o.type.rank == 2
+
+    return map_ops(body, lambda o: [o.with_attrs(**{ORDER: o.attr(ORDER, "copy")}) if copies(o) else o])
 
 
 def _ordered(p: Program, k: Kernel) -> tuple[Stmt, ...]:

@@ -112,9 +112,10 @@ class _Kernel:
     def op(self, o: Op) -> None:
         """Give the value of an op a place, and give the op scratch space if it needs some."""
         v = self.values
+        if o.out:
+            v.hold(o)
         if not o.out or v.view(o):
             return
-        v.hold(o)
         shape, space = v.shape(o), v.space(o)
         if o.kind == "valid" or (o.kind == "matmul" and len(o.args) == 3):
             place = self.home[o.args[-1]]

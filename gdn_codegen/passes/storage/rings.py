@@ -92,7 +92,7 @@ class _Kernel:
 
     def stored(self, o: Op) -> bool:
         """Whether the value of `o` has a fragment."""
-        if not o.out or is_view(o) or o.kind == "last":
+        if not o.out or is_view(o):
             return False
         if o.kind in ("matmul", "move", "transpose"):
             return True

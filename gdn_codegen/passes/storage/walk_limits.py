@@ -9,6 +9,7 @@ from math import prod
 
 from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, types, walk
+from ...ir.ops import OPS
 from ...ir.types import BYTES, GROUP
 from ...schedule.schedule import Schedule, ScheduleError
 
@@ -57,8 +58,8 @@ class _Limits:
         for o in walk(self.loop.body):
             if o.kind in ("load", "store"):
                 self.copied(o)
-            elif o.kind == "last" and not (o.args[0] in self.home and self.home[o.args[0]].space == self.device.operand):
-                raise self.error(f"{o.out} is the last entry of {o.args[0]}, which is not in shared memory; let an earlier "
+            elif OPS[o.kind].entry and not (o.args[0] in self.home and self.home[o.args[0]].space == self.device.operand):
+                raise self.error(f"{o.out} is an entry of {o.args[0]}, which is not in shared memory; let an earlier "
                                  f"kernel compute {o.args[0]}")
             elif o.kind in ("move", "transpose") and self.type[o.out].rank == 2:
                 self.carried_by_warps(o)

@@ -10,6 +10,7 @@ from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ...ir.ops import OPS
 from ...ir.rings import rings
 from ...ir.types import BYTES
+from ..storage.core_values import pipe
 
 Pipe = tuple[str, str]
 Path = tuple[int, ...]  # the place of a statement: its index in each body around it, outermost first
@@ -18,10 +19,9 @@ Counts = dict[str, int]  # index of a loop -> its current iteration, or after it
 
 def pipe_of(device: Cores, o: Op) -> Pipe | None:
     """The pipe that runs `o`. None if `o` is no instruction."""
-    if OPS[o.kind].effect == "sync" or (o.out and not o.buffer and o.kind != "last"):
+    if OPS[o.kind].effect == "sync" or (o.out and not o.buffer and not OPS[o.kind].entry):
         return None
-    table = device.pipes[o.agent]
-    return o.agent, table.get(o.kind, table.get("*", ""))
+    return pipe(device, o)
 
 
 class Access(NamedTuple):
@@ -71,7 +71,7 @@ def accesses(p: Program, k: Kernel, device: Cores) -> dict[Path, list[Access]]:
         if name in where:
             return name
         o = defs.get(name)
-        if o is None or o.kind in ("const", "scalar", "last"):
+        if o is None or OPS[o.kind].number or OPS[o.kind].entry:
             return None
         return source(o.args[0])
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ...host.plan import Plan
 from ...host.tensors import _new
-from .. import cache, cxx
+from ...targets import machine
+from .. import cache
 
 SOURCE = Path(__file__).with_name("native_launcher.cc")
 #: The origin of a kernel's tensor, as in native_launcher.cc: dense memory at an argument's address, a workspace, or a constant.
@@ -35,7 +36,7 @@ def file_name() -> str:
 def compile_to(path: Path, source: Path = SOURCE) -> None:
     """Compile a source that exports functions of TVM's FFI; RuntimeError with what the compiler said, or where there is none."""
     from tvm_ffi import libinfo
-    compiler = cxx.compiler()
+    compiler = machine.cxx()
     if not compiler:
         raise RuntimeError(f"{source.name}: no C++ compiler; install g++, or set CXX")
     done = subprocess.run([compiler, "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{libinfo.find_include_path()}",
