@@ -213,8 +213,9 @@ class Program:
         return self.map_kernels(lambda k: replace(k, body=map_loops(k.body, lambda s: [loop])))
 
     def map_kernels(self, each: Callable[[Kernel], Kernel]) -> Program:
-        """The program with `each` applied to every kernel."""
-        return replace(self, kernels=tuple(map(each, self.kernels)))
+        """The program with `each` applied to every kernel. A kernel that stays equal stays the same object."""
+        done = [(k, each(k)) for k in self.kernels]
+        return replace(self, kernels=tuple(k if new == k else new for k, new in done))
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name. KeyError, which lists the tensors, if there is none."""

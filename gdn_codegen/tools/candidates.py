@@ -12,15 +12,15 @@ from ..schedule import varied
 #: For decoding steps, by target: chunks, with the columns of the state that an instance holds, and warps. TileLang has one warp
 #: with chunks of 16 tokens, and four with chunks of 32 (`block_threads`), which hold a state four times as large.
 STEPS: dict[str, tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]] = {
-    "triton": ((16, (16, 32, 64, 128), (1, 2, 4, 8)),),
-    "tilelang": ((16, (16, 32), (0,)), (32, (32, 64, 128), (0,)), (64, (64, 128), (0,)))}
+    "triton": ((1, (8, 16, 32), (1, 2)), (16, (16, 32, 64, 128), (1, 2, 4, 8))),
+    "tilelang": ((1, (8, 16, 32), (0,)), (16, (16, 32), (0,)), (32, (32, 64, 128), (0,)), (64, (64, 128), (0,)))}
 #: Entries of the state that a warp may hold: more spill hundreds of bytes per thread (sm_90a, both targets), and are not timed.
 A_WARP = 128 * 32
 
 
 def steps(about: Build) -> list[Build]:
     """The builds to try for decoding steps, target by target: states in memory's order and transposed, with the columns and warps
-    that can hold them. A step is one chunk, so there is nothing to prefetch, and stages are one or two."""
+    that can hold them. A step has few chunks, so there is nothing to prefetch, and stages are one or two."""
     found = []
     for target, ways in STEPS.items():
         for chunk, columns, warps in ways:

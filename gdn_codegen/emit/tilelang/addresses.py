@@ -4,7 +4,6 @@ from __future__ import annotations
 from ...ir.types import BYTES, Dim, Tensor
 from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, is_of_a_part, stride_unit, strides, touched, walk
 
-
 #: The index of a chunk's first token, which every chunk has.
 FIRST = "0"
 

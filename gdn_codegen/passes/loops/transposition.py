@@ -19,7 +19,6 @@ from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, rebuild, walks
 from ..stage import takes
 
-
 #: The sum of a tile -> the same sum of its transpose.
 _SUMS = {"row_sum": "column_sum", "column_sum": "row_sum"}
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from ...devices import Device
 from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, types, walk
 from ...ir.ops import ORDER
-from ...ir.types import GROUP
+from ...ir.types import GROUP, Dim
 from ..stage import takes
 from .stored_values import over
 
@@ -59,12 +59,13 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
 
 def _of_tokens(k: Kernel) -> Kernel:
     """A kernel over single tokens: threads share rows of the state, and hold the entries of vectors that meet these rows."""
-    lies = next((b.dims for b in k.buffers if len(b.dims) == 2), ())
+    lies: tuple[Dim, ...] = next((b.dims for b in k.buffers if len(b.dims) == 2), ())
+    along: dict[tuple[Dim, ...], str] = {lies[:1]: "along_rows", lies[1:]: "along_columns"}
 
     def layout(b: Buffer) -> str:
         if len(b.dims) == 2:
             return "state_rows" if b.dims == lies else ""
-        return {lies[:1]: "along_rows", lies[1:]: "along_columns"}.get(b.dims, "")
+        return along.get(b.dims, "")
 
     return replace(k, buffers=tuple(replace(b, layout=layout(b)) for b in k.buffers), body=_copied(k.body))
 

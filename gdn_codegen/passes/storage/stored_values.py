@@ -35,7 +35,7 @@ class StoredValues:
         self.defs = {o.out: o for o in self.ops if o.out}
         self.readers = readers(k.body)
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
-        self.one_token = any(o.attr("one_token") for o in self.ops)  # whether a chunk has one token, so that there are no products
+        self.one_token = any(o.attr("one_token") for o in self.ops)  # whether chunks are single tokens
         self.begins = {lp.warm_up for lp in loops(k.body)}
         self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
 
