@@ -85,7 +85,8 @@ def chunk_gated_delta_rule(
       checkpoint_chunks: n > 0 adds a third result, the states every n chunks.
     Output and choice of the kernel.
       out: a buffer for o, with v's shape and dtype.
-      target: "auto" takes one that runs on q's device. chunk_size (16, 32, 64, 128) and schedule: None lets the package choose.
+      target: "auto" takes one that runs on q's device. chunk_size (1, 16, 32, 64, 128) and schedule: None lets the package
+        choose.
       chunk_indices, chunk_offsets: FLA's tables of chunks. The kernels do not use them. They are compared with cu_seqlens where
       values may be read: for CPU tensors, or with GDN_CODEGEN_CHECK=1.
       Other keywords are names that other libraries use (docs/contract.md). Unknown ones are refused.

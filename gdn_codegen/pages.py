@@ -14,7 +14,7 @@
     o, S = op(q, k, v, output_final_state=True)
     pages.verify(linear_attention, target="triton", head_dim_k=64, head_dim_v=64)
 
-Options are those of `runtime.build.Build`: target ("triton", "tilelang", "pto"), chunk (16, 32, 64, 128), layout ("bthd",
+Options are those of `runtime.build.Build`: target ("triton", "tilelang", "pto"), chunk (1, 16, 32, 64, 128), layout ("bthd",
 "bhtd"), schedule (a name, or a `schedule.Schedule`), dtype ("float16", "bfloat16", "float32"), head_dim_k and head_dim_v (16, and
 multiples of 4 from 32 to 256), heads (H, HV compiled in), arch, contract (what callers pass). ValueError names a wrong option.
 """

@@ -103,9 +103,21 @@ def row(target, ms, extent=MANY, model_ms=0.4, contract=POOL, chunk=16, source=t
 
 def test_without_rows_the_model_prefers_triton_where_it_is_installed(gpu):
     _, there = gpu
-    assert ask() == ABOUT and ask(target="tilelang").target == "tilelang"
+    assert ask().target == "triton" and ask(target="tilelang").target == "tilelang"
+    assert ask(Extent(16, 32, 256, 5 * 256)) == ABOUT
     there.remove("triton")
     assert ask().target == "tilelang"
+
+
+@pytest.mark.parametrize("target, warps", [("triton", 1), ("tilelang", 0)])
+@pytest.mark.parametrize("sequences, tokens, K, columns", [(256, 256, 128, 16), (256, 1024, 128, 16), (1, 1, 128, 8), (256, 256, 256, 8)])
+def test_few_tokens_are_chunks_of_one_token_of_a_state_as_it_lies(gpu, target, warps, sequences, tokens, K, columns):
+    x = Extent(16, 32, sequences, tokens)
+    for contract in (POOL, Contract()):
+        b = ask(x, target=target, K=K, contract=contract)
+        fields = {"v_block": columns, "state_layout": contract.state_layout, "warps": warps}
+        assert (b.chunk, b.plan) == (1, varied("fused", **fields)) and choose.fits(b)
+    assert ask(Extent(16, 32, sequences, tokens * 5), target=target, K=K).chunk == (16 if tokens * 5 > 4 * sequences else 1)
 
 
 def test_the_faster_of_both_targets_rows_serves_a_step(gpu):
@@ -163,9 +175,10 @@ def test_columns_are_split_until_walks_fill_the_gpu_and_registers_hold_them(targ
 
 
 def test_tilelang_on_a_gpu_holds_a_state_as_it_lies(gpu):
-    assert ask(target="tilelang").plan == varied("fused", v_block=32, state_layout="vk")
-    assert ask(target="tilelang", contract=Contract()).plan == varied("fused", v_block=32)
-    assert ask(target="triton").plan == varied("fused")
+    x = Extent(16, 32, 256, 5 * 256)
+    assert ask(x, target="tilelang").plan == varied("fused", v_block=32, state_layout="vk")
+    assert ask(x, target="tilelang", contract=Contract()).plan == varied("fused", v_block=32)
+    assert ask(x, target="triton").plan == varied("fused")
 
 
 @pytest.mark.slow

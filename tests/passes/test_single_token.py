@@ -1,0 +1,110 @@
+"""Chunks of one token: what becomes of a page's ops, which builds there are, and their results. After each pass the interpreter
+compares the program with the one before (tests/conftest.py)."""
+from math import inf
+
+import pytest
+import torch
+from reference import DELTA, PLAIN, TOLERANCE, expected, problem, rms_error
+
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, log, lower, row_sum, strictly_lower, unit_lower_inverse
+from gdn_codegen.ir.core import walk
+from gdn_codegen.runtime.build import Build, lowered, render
+from gdn_codegen.runtime.load import function
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import ScheduleError, varied
+from gdn_codegen.schedule.contract import Contract
+
+TARGETS = ("triton", "tilelang")
+SERVED = "beta=sigmoid,g=raw,k=l2norm,q=l2norm,state=vk/bfloat16/pool/in_place"
+
+
+@algorithm(q="C K", k="C K", v="C V", a="C K", b="C K", w="C K", S=carried("K V"), Z=carried("K"))
+def odd(q, k, v, a, b, w, S, Z):
+    """Ops that our own pages do not have: tiles [C, K] beside a row [1, K], an accumulated pair of states, a product of [C, C]."""
+    total = cumsum(row_sum(w * w))
+    near = exp(lower(total[None, :] - total[:, None], fill=-inf))
+    B = strictly_lower((a @ b.T) * near)
+    y = unit_lower_inverse(B) @ (v + (a * last(w)) @ S) + B @ v
+    o = lower(q @ k.T) @ y + (q * Z[None, :]) @ S + log(1 + total * total)[:, None] * v
+    S = exp(-last(total)) * S + k.T @ y
+    Z = Z + row_sum(k.T @ w)
+    return o, S, Z
+
+
+def build(target, algorithm="gated_delta_rule", dtype="bfloat16", K=32, V=32, accept="", **fields):
+    return Build(target, 1, algorithm=algorithm, schedule=varied("fused", **fields), dtype=dtype, head_dim_k=K, head_dim_v=V,
+                 contract=Contract.parse(accept))
+
+
+@pytest.mark.parametrize("accept", ["", SERVED, "state=vk/checkpoints,g=linear"])
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_value_has_an_axis_of_tokens_and_nothing_is_a_product(target, layout, accept):
+    p = lowered(build(target, accept=accept, state_layout=layout, v_block=16))
+    ops = [o for k in p.kernels for o in walk(k.body)]
+    assert not [o for o in ops if o.type is not None and "C" in o.type.dims]
+    assert not {"matmul", "unit_lower_inverse", "diag_inverse", "cumsum", "lower", "strictly_lower", "eye"} & {o.kind for o in ops}
+    assert len([o for o in ops if o.kind == "exp" and o.args[0] == "G"]) == 1  # D and the decay to the chunk's end are 1
+    render(build(target, accept=accept, state_layout=layout, v_block=16))
+
+
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+def test_a_page_of_other_ops_means_the_same(layout):
+    for target in TARGETS:
+        lowered(build(target, odd, state_layout=layout))
+
+
+@pytest.mark.parametrize("target, name, what", [("triton", "staged", "6 kernels"), ("tilelang", "replay", "2 kernels"),
+                                                ("pto", "fused", "the device")])
+def test_what_has_no_such_form_is_refused(target, name, what):
+    with pytest.raises(ScheduleError, match=f"schedule {name}: a chunk of one token with .*{what}.*; accepted: one kernel"):
+        lowered(Build(target, 1, schedule=name))
+
+
+def rows(x, n):
+    return x[n][None]
+
+
+def compare(target, algorithm="gated_delta_rule", dtype="bfloat16", K=32, V=32, lengths=(1, 0, 5, 2), layout="kv", **more):
+    b = build(target, algorithm, dtype, K, V, "state=vk" if layout == "vk" else "", state_layout=layout, **more)
+    x = problem(lengths, 1, 2, K, V, getattr(torch, dtype), gate="mixed", same_keys=True, seed=7)
+    delta = DELTA if algorithm == "gated_delta_rule" else PLAIN
+    names = ("q", "k", "v", "g", "beta") if delta else ("q", "k", "v", "g")
+    state = x["S"].mT.contiguous() if layout == "vk" else x["S"]
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    o, S = function(b)(*(rows(x, n) for n in names), scale=x["scale"], initial_state=state, output_final_state=True,
+                       cu_seqlens=cu)
+    want_o, want = expected(x, delta)
+    got = S.mT if layout == "vk" else S
+    assert rms_error(o[0], want_o) < TOLERANCE[dtype] and rms_error(got, want) < 1e-5, (target, algorithm, dtype, layout)
+
+
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+@pytest.mark.parametrize("algorithm", ["gated_delta_rule", "simple_gla"])
+@pytest.mark.parametrize("target", [t for t in TARGETS if runs(t, "cpu")])
+def test_any_lengths_agree_with_the_recurrence(target, algorithm, layout):
+    """Empty sequences, equal keys, gates from 0 to -50, and a state from which nothing was rounded."""
+    compare(target, algorithm, layout=layout, v_block=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("K, V, dtype", [(36, 32, "float32"), (32, 100, "float32"), (96, 64, "float16"), (16, 16, "bfloat16")])
+@pytest.mark.parametrize("target", [t for t in TARGETS if runs(t, "cpu")])
+def test_padded_heads_and_other_dtypes(target, K, V, dtype):
+    for layout in ("kv", "vk"):
+        compare(target, dtype=dtype, K=K, V=V, layout=layout)
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if runs(t, "cpu")])
+def test_there_is_a_checkpoint_after_each_token(target):
+    b = build(target, dtype="float16", accept="state=checkpoints", v_block=16)
+    x = problem([3, 2], 1, 2, 32, 32, seed=5)
+    one = lambda n: x[n][None]
+    *_, states = function(b)(*map(one, ("q", "k", "v", "g", "beta")), scale=x["scale"], initial_state=x["S"],
+                             output_final_state=True, cu_seqlens=torch.tensor([0, 3, 5]), checkpoint_chunks=1)
+    at = 0
+    for n, length in enumerate((3, 2)):
+        for t in range(length):
+            part = {**x, **{m: x[m][at:at + t + 1] for m in ("q", "k", "v", "g", "beta")}, "lengths": [t + 1], "S": x["S"][n:n + 1]}
+            assert rms_error(states[at + t], expected(part)[1][0]) < 1e-5, (n, t)
+        at += length
