@@ -241,11 +241,13 @@ class Program:
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
     """Every op of a body in program order, including ops in loops."""
+    out: list[Op] = []  # generators in generators would pass each op on once for each loop around it
     for s in body:
-        if isinstance(s, Loop):
-            yield from walk(s.body)
+        if isinstance(s, Op):
+            out.append(s)
         else:
-            yield s
+            out += walk(s.body)
+    return iter(out)
 
 
 def map_ops(body: tuple[Stmt, ...], each: Callable[[Op], Iterable[Stmt]]) -> tuple[Stmt, ...]:
