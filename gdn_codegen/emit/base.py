@@ -209,6 +209,11 @@ def in_pairs(k: Kernel) -> bool:
     return any(o.kind == "claim_part" for o in walk(k.body))
 
 
+def by_token(k: Kernel) -> bool:
+    """Whether the chunks of a kernel are single tokens."""
+    return any(o.attr("one_token") for o in walk(k.body))
+
+
 def described(k: Kernel) -> bool:
     """Whether a kernel uses tensor descriptors of rows."""
     return any(o.attr("described") for o in walk(k.body))
@@ -275,6 +280,7 @@ __all__ = [
     "Text",
     "Writer",
     "blocks",
+    "by_token",
     "described",
     "heads_tag",
     "in_buffers",

@@ -95,12 +95,17 @@ class Loop:
 Stmt = Union[Op, Loop]
 
 
+#: The accepted values of Buffer.layout, each with the rank of such a buffer.
+LAYOUTS = {"swizzled": 2, "rows": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1}
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Storage that the pass `place` allocates for values: `slots` copies of `shape` elements in `space`, at byte `offset`.
 
     dims: the dims whose sizes `shape` lists. layout: "swizzled" (rows of 128 bytes, in the order that the module's helper
-    functions use), "rows" (a fragment in which neighbouring threads hold equal parts of a row), or "" if the compiler chooses.
+    functions use), "rows" (a fragment in which neighbouring threads hold equal parts of a row), "state_rows" (the same, of four
+    threads), "along_rows" and "along_columns" (a vector beside such rows), or "" if the compiler chooses.
     pad: unused elements after each row, in a buffer with one row for each value head. own: for a barrier, whether it counts
     only the iterations of the walk's own part, without the warm-up.
     """

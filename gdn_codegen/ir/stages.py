@@ -29,8 +29,7 @@ STAGES = {
 #: WAY", "loop INDEX", or "index INDEX" of a tensor. An attribute that the table does not list is legal wherever its op is.
 LEGAL = {
     "traced..checked": """
-        const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum column_sum
-        valid full
+        const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
         Program.dims Program.extents Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over
         grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index head""",
     "traced": "Program.scales",
@@ -38,9 +37,9 @@ LEGAL = {
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": "neg sigmoid cumsum lower strictly_lower Tensor.cleared",
-    "cut..checked": """
-        Kernel.blocked_dim Kernel.dims Kernel.comments load.one_token store.one_token grid chunks; index slot""",
+    "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks; index slot",
     "cut..assigned placed..checked": """
+        column_sum load.one_token store.one_token
         eye diagonal warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",

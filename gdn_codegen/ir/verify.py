@@ -8,15 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain, zip_longest
 
-from .core import Kernel, Loop, Op, Program, Stmt, loops, types, walk
+from .core import LAYOUTS, Kernel, Loop, Op, Program, Stmt, loops, types, walk
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
 from .required import missing
 from .stages import illegal
 from .types import Tensor, Tile
-
-#: The accepted values of Buffer.layout, each with the rank of such a buffer.
-LAYOUTS = {"swizzled": 2, "rows": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1}
 
 
 class VerifyError(ValueError):
@@ -263,10 +260,9 @@ class _Kernel:
         last = o.kind == "load" and o.attr("last", False)
         if last and len(t.dims) != 1:
             raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
-        one = o.attr("one_token", False)
-        if one and (t.index != "token" or self.p.sizes["C"] != 1):
+        if o.attr("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
-        moved = t.moved(heads, o.attr("transposed", False), last, one)
+        moved = t.moved(heads, o.attr("transposed", False), last, o.attr("one_token", False))
         if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")
         if t.index == "part" and self.k.grid != "parts":

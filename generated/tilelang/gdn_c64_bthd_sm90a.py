@@ -1805,7 +1805,7 @@ class Check:
     # --- the problem --------------------------------------------------------------------------------------------------
     def lengths(self, packed: bool) -> Any:
         """Tokens of each sequence. If packed, a pool skips the third."""
-        chunk = self.tables.chunk
+        chunk = max(self.tables.chunk, self.STEP)
         if not packed:
             return [chunk + 3] * 2
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
@@ -1817,7 +1817,7 @@ class Check:
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
-        repeated = total - lengths[-1] + tables.chunk - self.STEP // 2  # a token near the first chunk's end
+        repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
         for name, of, dims, dtype in tables.inputs:
             normal = torch.randn(total, count[of], *dims, generator=gen, **on_cpu)
             page = normal / normal.norm(dim=-1, keepdim=True) if dims and of == "H" else normal
@@ -1828,7 +1828,7 @@ class Check:
                 else:
                     page[repeated] = self.ALIKE
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
-            x[repeated:repeated + tables.chunk] = x[repeated:repeated + 1].clone()
+            x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
         for name, _, dtype in tables.head_inputs:
             x = self.draws[name](None, torch.randn(heads[1], generator=gen, **on_cpu), forgets)
@@ -1861,14 +1861,15 @@ class Check:
         after: Any = [{} for _ in initial]
         for n, length in enumerate(lengths):
             states = [s[n] for s in initial]
-            for t in range(0, length, self.STEP):
-                rows = slice(start + t, start + min(t + self.STEP, length))
+            step = min(self.STEP, tables.chunk)  # so that there is a state after each chunk
+            for t in range(0, length, step):
+                rows = slice(start + t, start + min(t + step, length))
                 results = self.page([y[:, rows] for y in inputs], states, numbers)
                 states = results[count:]
                 for kept, y in zip(outs, results[:count], strict=True):
                     kept.append(y.transpose(0, 1))
-                whole = (t + self.STEP) // tables.chunk
-                if t + self.STEP <= length and (t + self.STEP) % tables.chunk == 0:
+                whole = (t + step) // tables.chunk
+                if t + step <= length and (t + step) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
             for kept, s in zip(finals, states, strict=True):

@@ -34,7 +34,7 @@ CASES = {
     "cumsum": [((C,), {}), ((C,), {"least": -0.5})],
     "segment": [((C,), {"start": 4, "size": 4})], "join": [(((4,), (4,)), {"dim": "C"})],
     "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "from_quarters": [(((4, 4),) * 4, {"dims": CC})],
-    "row_sum": [((CK,), {})], "diagonal": [((CC,), {})], "transpose": [((CK,), {})],
+    "row_sum": [((CK,), {}), ((C,), {})], "column_sum": [((CK,), {})], "diagonal": [((CC,), {})], "transpose": [((CK,), {})],
     "lower": MASKS, "strictly_lower": MASKS, "pairs": [(x, {**a, "size": 2}) for x, a in MASKS],
     "eye": [((), {"dims": CC}), ((), {"dims": ("K", "K"), "within": "K"})],
     "unit_lower_inverse": [((CC,), {})],

@@ -92,16 +92,16 @@ def test_a_sum_over_padding_that_is_not_zero_is_refused(name, kind):
 @pytest.mark.parametrize("page_of, refused", [(lambda v: exp(v), True), (lambda v: v, False)])
 def test_a_sum_of_an_op_from_outside_is_checked_like_others(page_of, refused):
     """Over tokens, which no op of the table but cumsum sums."""
-    op("column_sum", "sums of columns", lambda attrs, x: Tile(x.dims[1:], x.dtype), lambda attrs, x: x.sum(0),
+    op("sum_of_columns", "sums of columns", lambda attrs, x: Tile(x.dims[1:], x.dtype), lambda attrs, x: x.sum(0),
        zero=lambda attrs, types, zero: frozenset(n - 1 for n in zero[0] if n), sums=lambda attrs: ((0, 0),))
     try:
         @algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
         def of_columns(q, k, v, S):
             o = q @ S
-            S = S + apply("column_sum", page_of(v))[None, :]
+            S = S + apply("sum_of_columns", page_of(v))[None, :]
             return o, S
 
         found = sums_over_padding(of_columns.trace())
-        assert [(o.kind, d) for _, o, d in found] == ([("column_sum", "C")] if refused else [])
+        assert [(o.kind, d) for _, o, d in found] == ([("sum_of_columns", "C")] if refused else [])
     finally:
-        del OPS["column_sum"]
+        del OPS["sum_of_columns"]

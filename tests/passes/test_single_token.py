@@ -55,10 +55,12 @@ def test_a_page_of_other_ops_means_the_same(layout):
 
 
 @pytest.mark.parametrize("target, name, what", [("triton", "staged", "6 kernels"), ("tilelang", "replay", "2 kernels"),
-                                                ("pto", "fused", "the device")])
+                                                ("pto", "fused", "the device"),
+                                                ("tilelang/sm_90a", "fused", "the device sm_90a")])
 def test_what_has_no_such_form_is_refused(target, name, what):
+    target, _, arch = target.partition("/")
     with pytest.raises(ScheduleError, match=f"schedule {name}: a chunk of one token with .*{what}.*; accepted: one kernel"):
-        lowered(Build(target, 1, schedule=name))
+        lowered(Build(target, 1, schedule=name, arch=arch))
 
 
 def rows(x, n):

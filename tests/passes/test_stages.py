@@ -67,6 +67,7 @@ BUILDS = [
     ("triton", "", GDN, varied("walk", partition="decay", longest_first=True), {**LARGE, "K": 96}, FULL),
     ("triton", "", GDN, varied("walk", descriptors=True), LARGE, "k=unit,state=pool/in_place"),
     ("triton", "", every_op, varied("fused", v_block=32), LARGE, "strided"),
+    ("triton", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, ""),
     ("tilelang", "", every_op, varied("fused"), LARGE, ""),
     ("tilelang", "", GDN, varied("replay", value_heads=2), LARGE, FULL),
     ("tilelang", "", GDN, varied("fused", partition="decay"), LARGE, ""),

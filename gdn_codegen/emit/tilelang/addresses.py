@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from ...ir.types import BYTES, Dim, Tensor
-from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, is_of_a_part, stride_unit, strides, touched, walk
+from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, by_token, is_of_a_part, stride_unit, strides, touched
 
 #: The index of a chunk's first token, which every chunk has.
 FIRST = "0"
@@ -18,7 +18,7 @@ class Addresses:
         self.p, self.k, self.layout = p, k, layout
         self.uses: dict[str, None] = {}
         self.part = "part"  # the variable with the part slot of current loads
-        self.one_token = any(o.attr("one_token") for o in walk(k.body))
+        self.one_token = by_token(k)
         self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
 

@@ -11,38 +11,28 @@ Example, a line of the page before and after:
 """
 from __future__ import annotations
 
-from typing import Any
-
-from ...devices import Cores, Device
+from ...devices import Cores, Device, Groups
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, types, walk
-from ...ir.ops import OPS
-from ...ir.types import Dim, Tile
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import rebuild_kernels
 from ..stage import takes
+from .token_values import TokenValue
 
 
 @takes("cut")
 def single_token(p: Program, s: Schedule, device: Device) -> Program:
     """`p` without the axis of tokens if a chunk has one token, else `p` itself.
 
-    Raises ScheduleError for a schedule of several kernels, and for a device whose cores share no memory.
+    Raises ScheduleError for a schedule of several kernels, and for a device whose kernels have several agents.
     """
     if p.sizes["C"] != 1:
         return p
-    if isinstance(device, Cores) or len(p.kernels) > 1:
+    if isinstance(device, (Cores, Groups)) or len(p.kernels) > 1:
         why = f"{len(p.kernels)} kernels" if len(p.kernels) > 1 else f"the device {device.name}"
         raise ScheduleError(f"schedule {s.name}: a chunk of one token with {why}; accepted: one kernel, such as 'fused' has, for "
                             "TileLang or Triton")
     return rebuild_kernels(p, _SingleToken)
-
-
-def _without_tokens(t: Tile) -> tuple[Dim, ...]:
-    """The dims of a tile without its axes of tokens. A column [C, 1] and a row [1, C] become numbers."""
-    if "C" not in t.dims:
-        return t.dims
-    return tuple(d for d in t.dims if d not in ("C", 1))
 
 
 class _SingleToken:
@@ -53,6 +43,7 @@ class _SingleToken:
         self.defs = {o.out: o for o in walk(k.body) if o.out}
 
     def __call__(self, o: Op, b: Body) -> str | None:
+        """The value of `o` without the axis of tokens. None to keep the op."""
         if o.kind in ("load", "store"):
             t = b.tensors[o.attr("tensor")]
             if t.index != "token":
@@ -62,121 +53,5 @@ class _SingleToken:
         assert o.type is not None
         if not any("C" in t.dims for t in (*before, o.type)):
             return b.equal(o.kind, *o.args, **dict(o.attrs)) or None  # operands may have become the same
-        new = _Rewrite(o, before, b)
+        new = TokenValue(o, before, b)
         return getattr(new, o.kind, new.elementwise)()
-
-
-class _Rewrite:
-    """The value of one op without the axis of tokens. before: the types of its operands with that axis."""
-
-    def __init__(self, o: Op, before: list[Tile], b: Body) -> None:
-        assert o.type is not None
-        self.o, self.before, self.b, self.dims = o, before, b, _without_tokens(o.type)
-
-    def put(self, kind: str, *args: str, name: str = "", **attrs: Any) -> str:
-        """A further op on the same line, or an equal one that exists."""
-        return self.b.equal(kind, *args, **attrs) or self.b.op(kind, *args, name=name, line=self.o.line, **attrs)
-
-    def constant(self, value: float) -> str:
-        return self.put("const", value=value)
-
-    def is_constant(self, a: str, value: float) -> bool:
-        """Whether `a` is this number."""
-        return a == self.b.equal("const", value=value)
-
-    # --- ops whose operand becomes the result, or a constant ---
-    def operand(self) -> str:
-        """The operand, which has become the result."""
-        return self.o.args[0]
-
-    col = row = lower = diagonal = operand
-
-    def strictly_lower(self) -> str:
-        return self.constant(float(self.o.attr("fill", 0.0)))
-
-    pairs = strictly_lower
-
-    def eye(self) -> str:
-        return self.constant(1.0)
-
-    unit_lower_inverse = eye
-
-    def valid(self) -> str | None:
-        """The operand: a chunk of one token has no rows past the end."""
-        return None if self.o.attr("given") else self.o.args[0]
-
-    def last(self) -> str:
-        x = self.o.args[0]
-        return x if not self.dims else self.put("row", x, name=self.o.out)
-
-    def full(self) -> str:
-        value = self.o.attr("value")
-        return self.put("full", dims=self.dims, value=value, name=self.o.out) if self.dims else self.constant(float(value))
-
-    def expand(self) -> str:
-        x = self.flat(self.o.args[0])
-        return self.put("expand", x, dims=self.dims, name=self.o.out) if self.dims else x
-
-    # --- sums ---
-    def cumsum(self) -> str:
-        least = self.o.attr("least")
-        return self.o.args[0] if least is None else self.put("maximum", self.o.args[0], self.constant(least), name=self.o.out)
-
-    def row_sum(self) -> str:
-        """The sum of a vector [K], once a row of a tile [C, K]. The sum over the one token is the operand."""
-        return self.o.args[0] if self.before[0].dims[1] == "C" else self.put("row_sum", self.o.args[0], name=self.o.out)
-
-    def row_norm(self) -> str | None:
-        """x / sqrt(sum(x * x) + eps) for a vector; a row norm along tokens keeps its op."""
-        (x,) = self.o.args
-        total = self.put("row_sum", self.put("mul", x, x))
-        inv = self.put("rsqrt", self.put("add", total, self.constant(float(self.o.attr("eps", 1e-6)))))
-        return self.put("mul", x, inv, name=self.o.out)
-
-    def matmul(self) -> str:
-        """A product as elementwise products and a sum: over the contracted dim, if that is not the axis of tokens."""
-        (a, x), acc = self.o.args[:2], self.o.args[2:]
-        left, right = self.before[:2]
-        m, inner = left.dims[::-1] if self.o.attr("ta") else left.dims
-        n = right.dims[0 if self.o.attr("tb") else 1]
-        name = "" if acc else self.o.out
-        if inner == "C":
-            out = self.outer(a, x, name)
-        elif m == n == "C":
-            out = self.put("row_sum", self.put("mul", a, x), name=name)
-        else:
-            vector, tile, lies = (a, x, self.o.attr("tb")) if m == "C" else (x, a, not self.o.attr("ta"))
-            kind, view = ("row_sum", "row") if lies else ("column_sum", "col")
-            out = self.put(kind, self.put("mul", self.put(view, vector), tile), name=name)
-        return self.put("add", acc[0], out, name=self.o.out) if acc else out
-
-    def outer(self, a: str, x: str, name: str) -> str:
-        """The product of two values of one token: of a column and a row if both are vectors."""
-        for one, other in ((a, x), (x, a)):
-            if self.is_constant(one, 1.0):
-                return other
-        if all(self.b.types[y].rank for y in (a, x)):
-            a, x = self.put("col", a), self.put("row", x)
-        return self.put("mul", a, x, name=name)
-
-    # --- elementwise ops ---
-    def flat(self, a: str) -> str:
-        """`a` as a vector, if it is a row or a column and the result is a vector."""
-        t = self.b.types[a]
-        if t.rank != 2 or len(self.dims) != 1:
-            return a
-        return self.put("column_sum" if t.dims[0] == 1 else "row_sum", a)
-
-    def elementwise(self) -> str:
-        """The op on operands without the axis of tokens. Values that do not depend on the inputs become constants."""
-        assert OPS[self.o.kind].elementwise, self.o.kind
-        args = tuple(self.flat(a) for a in self.o.args)
-        if self.o.kind == "sub" and args[0] == args[1]:
-            return self.constant(0.0)
-        if self.o.kind == "exp" and self.is_constant(args[0], 0.0):
-            return self.constant(1.0)
-        if self.o.kind == "mul":
-            for a, x in (args, args[::-1]):
-                if self.is_constant(a, 1.0):
-                    return x
-        return self.put(self.o.kind, *args, name=self.o.out, **dict(self.o.attrs))
