@@ -64,7 +64,10 @@ class Body:
     def copy(self, o: Op, names: dict[str, str] | None = None) -> str:
         """Append `o` with its operands renamed. The name of its value stays."""
         o = o.renamed(names or {})
-        return self.op(o.kind, *o.args, name=o.out, line=o.line, agent=o.agent, buffer=o.buffer, **dict(o.attrs))
+        out = self.op(o.kind, *o.args, name=o.out, line=o.line, agent=o.agent, buffer=o.buffer, **dict(o.attrs))
+        if self.stmts[-1] == o:
+            self.stmts[-1] = o  # the same object, which `verify` and others compare in no time
+        return out
 
     def finish(self) -> tuple[Stmt, ...]:
         """The statements so far."""

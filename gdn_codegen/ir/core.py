@@ -213,8 +213,9 @@ class Program:
         return self.map_kernels(lambda k: replace(k, body=map_loops(k.body, lambda s: [loop])))
 
     def map_kernels(self, each: Callable[[Kernel], Kernel]) -> Program:
-        """The program with `each` applied to every kernel."""
-        return replace(self, kernels=tuple(map(each, self.kernels)))
+        """The program with `each` applied to every kernel. A kernel that stays equal stays the same object."""
+        done = [(k, each(k)) for k in self.kernels]
+        return replace(self, kernels=tuple(k if new == k else new for k, new in done))
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name. KeyError, which lists the tensors, if there is none."""
@@ -240,11 +241,13 @@ class Program:
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
     """Every op of a body in program order, including ops in loops."""
+    out: list[Op] = []  # generators in generators would pass each op on once for each loop around it
     for s in body:
-        if isinstance(s, Loop):
-            yield from walk(s.body)
+        if isinstance(s, Op):
+            out.append(s)
         else:
-            yield s
+            out += walk(s.body)
+    return iter(out)
 
 
 def map_ops(body: tuple[Stmt, ...], each: Callable[[Op], Iterable[Stmt]]) -> tuple[Stmt, ...]:

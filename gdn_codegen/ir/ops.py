@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from . import decompositions, texts, zeros
@@ -98,11 +99,17 @@ def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
     mismatch."""
     if kind not in OPS:
         raise TypeRuleError(f"op {kind!r} is unknown; the table ir/ops.py has {', '.join(OPS)}")
-    extra = [n for n in attrs if n not in OPS[kind].attrs and n not in ANY_OP]
+    extra = [n for n in attrs if n not in OPS[kind].attrs and n not in ANY_OP] if attrs else ()
     if extra:
         raise TypeRuleError(f"{kind}: attribute {', '.join(sorted(extra))} is unknown; it takes "
                             f"{', '.join(OPS[kind].attrs) or 'none'}")
-    return OPS[kind].infer(attrs, *args)
+    return _typed(OPS[kind].infer, tuple(attrs.items()), args)
+
+
+@lru_cache(maxsize=4096)
+def _typed(rule: Callable[..., Tile], attrs: tuple[tuple[str, Any], ...], args: tuple[Tile, ...]) -> Tile:
+    """The type that a rule gives. `verify` asks for the same few after each pass."""
+    return rule(dict(attrs), *args)
 
 
 # --- type rules ------------------------------------------------------------------------------------------------------

@@ -5,10 +5,14 @@ the padding of what kernels store to them, so a load from one is zero where ever
 """
 from __future__ import annotations
 
-from .core import Op, Program, Stmt, types
+from .core import Op, Program, Stmt, loops, types, walk
 from .ops import OPS
 from .types import Tensor, Tile
 from .zeros import ALL, NONE, Axes, transpose
+
+#: A value, as the number of its kernel and its name; or a tensor, as MEMORY and its name.
+Source = tuple[int, str]
+MEMORY = -1
 
 
 def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
@@ -16,27 +20,64 @@ def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
 
     Products over C are none of these, because a product may leave its padded rows undefined if nothing reads them.
     """
-    stored: dict[str, Axes] = {}
-    while True:  # a load may come before the store of its workspace, as in values computed ahead
+    type_of = [types(k.body) for k in p.kernels]
+    wanted, stored = _wanted(p, type_of), dict[str, Axes]()
+    while wanted:  # a load may come before the store of its workspace, as in values computed ahead
         loaded, found = dict[str, Axes](), []
-        for k in p.kernels:
-            walk = _Walk(p, types(k.body), stored, loaded)
-            walk.body(k.body)
-            found += [(k.name, o, d) for o, d in walk.found.values()]
+        for n, k in enumerate(p.kernels):
+            visit = _Walk(p, n, type_of[n], wanted, stored, loaded)
+            visit.body(k.body)
+            found += [(k.name, o, d) for o, d in visit.found.values()]
         if all(axes == stored.get(name, ALL) for name, axes in loaded.items()):
             return found
+    return []
+
+
+def _wanted(p: Program, type_of: list[dict[str, Tile]]) -> set[Source]:
+    """The results of sums over padded dims, and all that leads to them. Few values do. type_of: the types of each kernel's
+    values."""
+    sources: dict[Source, list[Source]] = {}
+    todo: list[Source] = []
+    for n, k in enumerate(p.kernels):
+        for o in walk(k.body):
+            made = (n, o.out) if o.kind != "store" else (MEMORY, o.attr("tensor"))
+            read = [(n, a) for a in o.args]
+            sources.setdefault(made, []).extend([*read, (MEMORY, o.attr("tensor"))] if o.kind == "load" else read)
+            if _padded_sum(p, o, type_of[n]):
+                todo.append(made)
+        for c in (c for lp in loops(k.body) for c in lp.carried):
+            for name in (c.name, c.result):
+                sources.setdefault((n, name), []).extend(((n, c.init), (n, c.next)))
+    wanted: set[Source] = set()
+    while todo:
+        x = todo.pop()
+        if x not in wanted:
+            wanted.add(x)
+            todo += sources.get(x, ())
+    return wanted
+
+
+def _padded_sum(p: Program, o: Op, type_of: dict[str, Tile]) -> str:
+    """The padded dim over which an op sums where an operand must be zero. "" if there is none."""
+    of = OPS[o.kind].sums
+    if of is None:
+        return ""
+    sides = of(dict(o.attrs))
+    d = type_of[o.args[sides[0][0]]].dims[sides[0][1]]
+    return str(d) if d in dict(p.extents) or (d == "C" and len(sides) == 1) else ""
 
 
 class _Walk:
-    """A visit to the ops of a kernel.
+    """A visit to those ops of a kernel that `wanted` has, and to the stores to tensors that it has. number: of the kernel.
 
     stored: workspace -> the axes along which all that was stored so far is zero on padding. They become fewer only. loaded: the
     same when the workspace was loaded first.
     """
 
-    def __init__(self, p: Program, type_of: dict[str, Tile], stored: dict[str, Axes], loaded: dict[str, Axes]) -> None:
-        self.p, self.type, self.stored, self.loaded = p, type_of, stored, loaded
-        self.tensors, self.extents = {t.name: t for t in p.tensors}, dict(p.extents)
+    def __init__(self, p: Program, number: int, type_of: dict[str, Tile], wanted: set[Source], stored: dict[str, Axes],
+                 loaded: dict[str, Axes]) -> None:
+        self.p, self.number, self.type, self.wanted, self.stored, self.loaded = p, number, type_of, wanted, stored, loaded
+        self.tensors = {t.name: t for t in p.tensors}
         self.zero: dict[str, Axes] = {}
         self.found: dict[str, tuple[Op, str]] = {}  # name of the op's value -> op, dim
 
@@ -46,29 +87,28 @@ class _Walk:
         """
         for s in body:
             if isinstance(s, Op):
-                if s.out:
+                if s.out and (self.number, s.out) in self.wanted:
                     self.zero[s.out] = self.op(s)
-                elif s.kind == "store":
+                elif s.kind == "store" and (MEMORY, s.attr("tensor")) in self.wanted:
                     self.store(s)
                 continue
-            now = {c.name: self.zero[c.init] for c in s.carried}
+            carried = [c for c in s.carried if {(self.number, c.name), (self.number, c.result)} & self.wanted]
+            now = {c.name: self.zero[c.init] for c in carried}
             while True:
                 self.zero |= now
                 self.body(s.body)
-                after = {c.name: now[c.name] & self.zero[c.next] for c in s.carried}
+                after = {c.name: now[c.name] & self.zero[c.next] for c in carried}
                 if after == now:
                     break
                 now = after
-            self.zero |= {c.result: now[c.name] for c in s.carried}
+            self.zero |= {c.result: now[c.name] for c in carried}
 
     def sums(self, o: Op, axes: tuple[tuple[int, int], ...]) -> None:
         """Record `o` if it sums along a padded axis on which no operand is known to be zero. axes: pairs (operand, axis)."""
-        sides = [(o.args[n], axis) for n, axis in axes]
-        d = self.type[sides[0][0]].dims[sides[0][1]]
         self.found.pop(o.out, None)
-        padded = d in self.extents or (d == "C" and len(sides) == 1)
-        if padded and not any(axis in self.zero[a] for a, axis in sides):
-            self.found[o.out] = o, str(d)
+        d = _padded_sum(self.p, o, self.type)
+        if d and not any(axis in self.zero[o.args[n]] for n, axis in axes):
+            self.found[o.out] = o, d
 
     def store(self, o: Op) -> None:
         """Note along which axes the workspace of a store is still zero on padding."""

@@ -96,7 +96,8 @@ _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad"
 
 
 def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
-    """The features that `p` has, with the kernel and op of each."""
+    """The features that `p` has, with the kernel and op of each. Of the ops of a kernel that have the same features, only the
+    first is given."""
     def annotations(node: object, fields: Mapping[str, object]) -> list[str]:
         return [f"{type(node).__name__}.{f}" for f, default in fields.items() if getattr(node, f) != default]
 
@@ -118,9 +119,12 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
                 yield "Loop.warm_up", k, None
             if any(c.slots > 1 for c in lp.carried):
                 yield "Carry.slots", k, None
+        seen: set[tuple[object, ...]] = set()  # what `_of_op` depends on, of the ops so far
         for o in walk(k.body):
-            for f in _of_op(o):
-                yield f, k, o
+            shape = o.kind, tuple([n for n, _ in o.attrs]), not o.agent, not o.buffer, o.type and o.type.dims and o.type.dtype
+            if shape not in seen:
+                seen.add(shape)
+                yield from ((f, k, o) for f in _of_op(o))
 
 
 def _of_op(o: Op) -> Iterator[str]:

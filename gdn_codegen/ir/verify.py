@@ -6,9 +6,9 @@ The types of ops, loads and stores must be right. Sums over padding must have an
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, zip_longest
 
-from .core import Kernel, Loop, Op, Program, Stmt, loops, types
+from .core import Kernel, Loop, Op, Program, Stmt, loops, types, walk
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
 from .required import missing
@@ -23,21 +23,26 @@ class VerifyError(ValueError):
     """The program is not well-formed."""
 
 
-def verify(p: Program) -> Program:
-    """Returns `p` if it is well-formed. Otherwise raises a VerifyError, which names the kernel and the op."""
+def verify(p: Program, verified: Program | None = None) -> Program:
+    """Returns `p` if it is well-formed. Otherwise raises a VerifyError, which names the kernel and the op.
+
+    verified: an earlier program that was verified. A kernel that both have is not checked again if what the check depends on is
+    the same: the tensors, the dims, and what earlier kernels store.
+    """
     verify_stage(p)
-    names = [t.name for t in p.tensors]
-    if len(set(names)) != len(names):
-        raise VerifyError(f"{p.name}: several tensors have the same name: {names}")
-    if len({k.name for k in p.kernels}) != len(p.kernels):
-        raise VerifyError(f"{p.name}: several kernels have the same name: {[k.name for k in p.kernels]}")
+    for what, names in (("tensors", [t.name for t in p.tensors]), ("kernels", [k.name for k in p.kernels])):
+        if len(set(names)) != len(names):
+            raise VerifyError(f"{p.name}: several {what} have the same name: {names}")
     for t in p.tensors:
         _lies(p, t)
-    stored: set[str] = set()
-    for k in p.kernels:
-        _Kernel(p, k, stored).run()
-    lost = [t.name for t in p.tensors if t.role == "output" and t.name not in stored]
-    if lost:
+    alike = verified is not None and (p.tensors, p.dims, p.extents) == (verified.tensors, verified.dims, verified.extents)
+    twins = verified.kernels if verified is not None and alike else ()
+    stored, by_twins = set[str](), set[str]()
+    for k, twin in zip_longest(p.kernels, twins[:len(p.kernels)]):
+        if (stored, k) != (by_twins, twin):
+            _Kernel(p, k, set(stored)).run()
+        stored, by_twins = stored | _stores(k), by_twins | (_stores(twin) if twin else set())
+    if lost := [t.name for t in p.tensors if t.role == "output" and t.name not in stored]:
         raise VerifyError(f"{p.name}: output {', '.join(lost)} is written by no kernel")
     for name, o, d in sums_over_padding(p):
         why = (f"{o.kind} runs over the padding, and {o.args[0]} is not zero there; use valid({o.args[0]})" if d == "C"
@@ -45,6 +50,11 @@ def verify(p: Program) -> Program:
                     "surely zero there")
         raise VerifyError(f"{p.name}, kernel {name}, {o.out} ({o.line}): {why}")
     return p
+
+
+def _stores(k: Kernel) -> set[str]:
+    """The names of the tensors to which a kernel stores."""
+    return {o.attr("tensor") for o in walk(k.body) if o.kind == "store"}
 
 
 def verify_stage(p: Program) -> None:

@@ -198,7 +198,7 @@ def run_passes(p: Program, passes: Passes, device: Device, schedule: Schedule, s
         elif replace(p, stage=before.stage) == before:
             verify_stage(p)
         else:
-            verify(p)
+            verify(p, before)
         for see in observers:
             see(name, before, p, c)
         if name == upto:

@@ -5,8 +5,10 @@ room.
 """
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
@@ -38,11 +40,11 @@ class Place:
 
 def _free(x: Place, others: list[Place], size: int, align: int, start: int) -> int | None:
     """The lowest offset from `start` on at which `x` overlaps none of `others` that are live at the same time. None if there is
-    none."""
+    none. others: in order of their offsets."""
     need = -(-x.bytes // align) * align
     at = start
-    for y in sorted((y for y in others if y.start <= x.end and x.start <= y.end), key=lambda y: y.offset):
-        if y.offset + y.bytes <= at:
+    for y in others:
+        if y.start > x.end or x.start > y.end or y.offset + y.bytes <= at:
             continue
         if at + need <= y.offset:
             break
@@ -99,7 +101,7 @@ def round_robin(places: list[Place], size: int, align: int) -> bool:
             return False
         x.offset = at
         cursor = (at + x.bytes) % size
-        done.append(x)
+        insort(done, x, key=attrgetter("offset"))
     return True
 
 
@@ -111,7 +113,7 @@ def lowest(places: list[Place], size: int, align: int) -> bool:
         if at is None:
             break
         x.offset = at
-        done.append(x)
+        insort(done, x, key=attrgetter("offset"))
     else:
         return True
     done = []
@@ -120,5 +122,5 @@ def lowest(places: list[Place], size: int, align: int) -> bool:
         if at is None:
             return False
         x.offset = at
-        done.append(x)
+        insort(done, x, key=attrgetter("offset"))
     return True

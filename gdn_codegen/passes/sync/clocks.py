@@ -8,13 +8,16 @@ ops of all its pipes. So all of them know what the issuing pipe knows.
 from __future__ import annotations
 
 from ...devices import Cores
+from .accesses import Pipe
 
 
 class Pipes:
-    """The pipes of a device by number. issuer: for each pipe, the issuing pipe of its agent."""
+    """The pipes of a device that run ops of a kernel, and the issuing pipes of all agents, by number. issuer: for each pipe, the
+    issuing pipe of its agent."""
 
-    def __init__(self, device: Cores) -> None:
-        self.names = [(a, n) for a in device.agents for n in dict.fromkeys([device.issuer, *device.pipes[a].values()])]
+    def __init__(self, device: Cores, used: set[Pipe]) -> None:
+        self.names = [(a, n) for a in device.agents for n in dict.fromkeys([device.issuer, *device.pipes[a].values()])
+                      if n == device.issuer or (a, n) in used]
         self.number = {p: i for i, p in enumerate(self.names)}
         self.unordered = {i for i, p in enumerate(self.names) if p[1] in device.unordered}
         self.issuer = [self.number[a, device.issuer] for a, _ in self.names]

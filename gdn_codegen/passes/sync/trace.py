@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...devices import Cores
-from ...ir.core import Kernel, Loop, Op, Stmt, loops
+from ...ir.core import Kernel, Loop, Op, Stmt, loops, walk
 from .accesses import Access, Counts, Path, pipe_of
 from .clocks import Pipes
 from .hazards import Memory, Use
@@ -46,7 +46,9 @@ class Trace:
     conflicts occur. loops: the index of each loop, by its place."""
 
     def __init__(self, k: Kernel, device: Cores, accesses: dict[Path, list[Access]]) -> None:
-        self.kernel, self.device, self.pipes = k, device, Pipes(device)
+        """Unroll the kernel. accesses: of each op, by its place."""
+        used = {pipe for o in walk(k.body) if (pipe := pipe_of(device, o)) is not None}
+        self.kernel, self.device, self.pipes = k, device, Pipes(device, used)
         self.loops: dict[Path, str] = {}
         self.steps: list[Step] = []
         self.first_steps = 0
