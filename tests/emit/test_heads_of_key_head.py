@@ -25,8 +25,8 @@ def build(name, heads, chunk=64, K=32, V=32, dtype="float16", **fields):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, heads, chunk, fields", [
-    ("walk", 4, 64, {}), ("walk", 2, 64, {"partition": "decay"}), ("replay", 2, 32, {}), ("staged", 2, 16, {}),
-    ("prepared", 2, 64, {"v_block": 16})])
+    ("walk", 4, 64, {}), ("walk", 2, 32, {"partition": "decay"}), ("replay", 2, 32, {}), ("staged", 2, 16, {}),
+    ("prepared", 2, 32, {"v_block": 16})])
 def test_numbers(name, heads, chunk, fields):
     b = build(name, heads, chunk, **fields)
     fn = function(b)

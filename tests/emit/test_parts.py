@@ -28,7 +28,7 @@ def build(target, schedule, partition, dtype="float16", v_block=0, longest_first
     return Build(target, 16, schedule=plan, dtype=dtype, head_dim_k=16, head_dim_v=32, **options)
 
 
-BUILDS = [build("triton", *x) for x in (("replay", "decay"), ("fused", "exact", "bfloat16"), ("fused", "decay", "bfloat16"),
+BUILDS = [build("triton", *x) for x in (("replay", "decay"), ("fused", "exact", "bfloat16"),
                                         ("staged", "decay", "float16", 16), ("prepared", "exact", "float32"),
                                         ("walk", "decay", "float16", 16, True), ("walk", "decay", "bfloat16"))]
 #: A kernel takes seconds to compile: one module each.
@@ -194,7 +194,8 @@ def test_command_rebuilds(tmp_path, capsys):
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 @pytest.mark.parametrize("how", ["exact", "decay"])
 def test_text_is_stable_ascii_and_short_lined(target, how):
-    for schedule in SCHEDULES:
+    """A schedule has one way on each target, the other way on the other target."""
+    for schedule in list(SCHEDULES)[(target == "triton") ^ (how == "exact")::2]:
         b = Build(target, schedule=replace(SCHEDULES[schedule], partition=how), dtype="bfloat16")
         text = render(b)
         assert text == render(b) and text.isascii()

@@ -166,7 +166,7 @@ def test_two_processes_build_a_copy_of_the_module_at_once(tmp_path):
 def test_compiles_for_hopper(tmp_path):
     b = Build("tilelang", 64, "bthd", schedule="replay", head_dim_k=64, head_dim_v=64)
     (tmp_path / f"{b.name}.py").write_text(render(b))
-    for found in check_tilelang.compiled(tmp_path / f"{b.name}.py", ["G_Tinv", "o_S"]):
+    for found in check_tilelang.compiled(tmp_path / f"{b.name}.py", ["o_S"]):
         assert not found.error and not found.spills and found.wgmma
         assert 0 < found.shared <= 227 * 1024 and 0 < found.registers < 256
 
@@ -174,7 +174,7 @@ def test_compiles_for_hopper(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("schedule, kernel, words, dtype", [
-    ("replay", "G_Tinv", r"None,", "float16"), ("replay", "G_Tinv", r"None,", "bfloat16"),
+    ("replay", "G_Tinv", r"None,", "float16"),
     (replace(SCHEDULES["walk"], name="named", kernels=(("G", "Tinv_scaled"), ("U", "S"), ("o",))), "G_Tinv_scaled",
      r"(?!None)\w+,", "float16"),
     (replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Tinv_below"), ("o", "S")), form="unit"), "G_Tinv_below",
@@ -186,7 +186,8 @@ def test_inverses_of_whole_tiles_compile(schedule, kernel, words, dtype, tmp_pat
     assert "unit_lower_inverse" in text and re.search(rf"t\.whole_inverses\(\(\w+,\), \({words}\)+$", text, re.M)
     (tmp_path / f"{b.name}.py").write_text(text)
     (found,) = check_tilelang.compiled(tmp_path / f"{b.name}.py", [kernel])
-    assert not found.error and not found.spills and 0 < found.registers < 256
+    assert not found.error and not found.spills and found.wgmma and 0 < found.registers < 256
+    assert 0 < found.shared <= 227 * 1024
 
 
 def test_only_modules_with_inverses_of_whole_tiles_carry_their_text():

@@ -50,6 +50,7 @@ def test_each_form_alone(contract, form):
     assert errors(p, contract) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["fused", "walk"])
 @pytest.mark.parametrize("partition", ["exact", "decay"])
 def test_parts(schedule, partition):

@@ -29,11 +29,16 @@ def run(p, x, exact=True):
                      {t.name: given[t.name] for t in p.role("input")}, {"scale": x["scale"]}, exact)
 
 
+def lowerings():
+    """Each form, or other inverse, with each schedule on one target, so that each target has each of them; the rest is long."""
+    for i, way in enumerate([*((form, "substitution") for form in FORMS), ("direct", "doubling")]):
+        for j, name in enumerate(SCHEDULES):
+            for n, target in enumerate(OWN):
+                yield pytest.param(*way, name, target, marks=pytest.mark.long if (i + j + n) % len(OWN) else ())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("target", OWN)
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("form, inverse", [*((form, "substitution") for form in FORMS),
-                                           ("direct", "doubling")])
+@pytest.mark.parametrize("form, inverse, name, target", list(lowerings()))
 def test_lowered_programs_are_the_recurrence(target, name, form, inverse):
     x = problem([33, 0, 5], 1, 2, 16, 32, torch.float16, gate="mixed")
     p = lower(find("gated_delta_rule").trace(), target, replace(in_form(named(name), form), inverse=inverse), SIZES, "float16")
@@ -51,6 +56,7 @@ def test_rounding_stays_within_bounds(name, dtype, tolerance):
     assert rms_error(got["o"], o) < tolerance and rms_error(got["final_state"], S) < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_what_forms_lose_by_rounding(dtype):
     """What the ones on the inverse's diagonal multiply is rounded, with beta in "split", and not in "unit"."""

@@ -101,12 +101,14 @@ RECURRENCES = {"renamed": of_renamed, "normalised": of_normalised, "channels": o
 
 
 def ways():
-    """Each page, target and schedule. What is left out differs from one that runs in nothing but names, or the dims of the second
-    state. Two of a page are fast."""
+    """Each page and schedule on Triton, the page of two other states with each on all targets, and the others with one each. What
+    is left out differs from one that runs in nothing but names, or the dims of the second state. Two of a page are fast."""
+    one = {(renamed, "tilelang", "fused_walk"), (renamed, "pto", "staged"), (channels, "tilelang", "walk"),
+           (channels, "pto", "walk")}
     for page in (renamed, normalised, channels):
         for target in OWN:
             for schedule in SCHEDULES:
-                if target == "triton" or page is normalised or schedule in ("staged", "walk", "fused_walk"):
+                if target == "triton" or page is normalised or (page, target, schedule) in one:
                     quick = target == "triton" and schedule in ("staged", "walk")
                     yield pytest.param(page, target, schedule, id=f"{page.name}-{target}-{schedule}",
                                        marks=() if quick else pytest.mark.slow)

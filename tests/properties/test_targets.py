@@ -28,12 +28,11 @@ BUILDS = {
     "c64-fused-f16": (64, "bthd", "fused", "float16", 128, 128),
     "c32-replay-bf16": (32, "bhtd", "replay", "bfloat16", 32, 64),
     "c16-prepared-f32": (16, "bthd", "prepared", "float32", 32, 16),
-    "c16-walk-f16": (16, "bthd", "walk", "float16", 32, 64),
     "c32-walk-f32": (32, "bhtd", "walk", "float32", 64, 32),
     "c64-staged-bf16": (64, "bhtd", "staged", "bfloat16", 64, 32),
     "c128-fused-f16": (128, "bthd", "fused", "float16", 64, 64),
 }
-EXAMPLES = int(os.environ.get("GDN_CODEGEN_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("GDN_CODEGEN_EXAMPLES", "4"))
 
 
 def build(target, name):
@@ -95,7 +94,7 @@ def test_random_builds(target):
     """TileLang compiles for seconds a kernel, so it draws fewer."""
     examples = {"triton": 2, "tilelang": 0.7, "pto": 2}[target] * EXAMPLES
 
-    @settings(max_examples=int(examples), deadline=None, derandomize=True, database=None,
+    @settings(max_examples=max(1, int(examples)), deadline=None, derandomize=True, database=None,
               phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
     @given(builds(target), problems(most=130))
     def run(b, p):
@@ -121,7 +120,7 @@ def contracts(draw):
 def test_random_forms_of_inputs(target):
     examples = {"triton": 1, "tilelang": 0.2, "pto": 0.34}[target] * EXAMPLES
 
-    @settings(max_examples=int(examples), deadline=None, derandomize=True, database=None,
+    @settings(max_examples=max(1, int(examples)), deadline=None, derandomize=True, database=None,
               phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
     @given(builds(target), contracts(), problems(most=90))
     def run(b, c, p):
