@@ -95,10 +95,6 @@ class Loop:
 Stmt = Union[Op, Loop]
 
 
-#: The accepted values of Buffer.layout, each with the rank of such a buffer.
-LAYOUTS = {"swizzled": 2, "rows": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1}
-
-
 @dataclass(frozen=True)
 class Buffer:
     """Storage that the pass `place` allocates for values: `slots` copies of `shape` elements in `space`, at byte `offset`.

@@ -15,6 +15,8 @@ Dim = str | int
 #: Bytes of an entry of each dtype that a tile may have.
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FLOATS = tuple(BYTES)
+#: The accepted values of Buffer.layout, each with the rank of such a buffer.
+LAYOUTS = {"swizzled": 2, "rows": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1}
 #: Threads of a warp, warps of a warp group, and threads of a warp group, for which registers are set.
 WARP, WARPS_OF_GROUP = 32, 4
 GROUP = WARP * WARPS_OF_GROUP

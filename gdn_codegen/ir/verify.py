@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain, zip_longest
 
-from .core import LAYOUTS, Kernel, Loop, Op, Program, Stmt, loops, types, walk
+from .core import Kernel, Loop, Op, Program, Stmt, loops, types, walk
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
 from .required import missing
 from .stages import illegal
-from .types import Tensor, Tile
+from .types import LAYOUTS, Tensor, Tile
 
 
 class VerifyError(ValueError):

@@ -61,7 +61,7 @@ def kernel_cpu(*grid, threads):
     return T.Kernel(*grid)
 
 
-def lane(j, columns):
+def lane_of_column(j, columns):
     """The lane that holds column j of a row, and the place of the column in it: each lane has 16 bytes of every 64 in 16 bit."""
     each = min(8, columns // LANES)
     return j // each % LANES, j // (each * LANES) * each + j % each
@@ -71,7 +71,7 @@ def state_rows_cuda(shape, dtype, threads):
     """A fragment [rows, columns] whose rows LANES neighbouring threads share, so that sums of rows cross few threads."""
     x, teams = T.alloc_fragment(shape, dtype), threads // LANES
     T.annotate_layout({x: tilelang.layout.Fragment(shape, lambda i, j: (
-        i % teams * LANES + lane(j, shape[1])[0], i // teams * (shape[1] // LANES) + lane(j, shape[1])[1]))})
+        i % teams * LANES + lane_of_column(j, shape[1])[0], i // teams * (shape[1] // LANES) + lane_of_column(j, shape[1])[1]))})
     return x
 
 
@@ -79,8 +79,8 @@ def along_columns_cuda(shape, dtype, threads):
     """A vector with an entry for each column of such a fragment. Each team of LANES threads has it."""
     x = T.alloc_fragment(shape, dtype)
     T.annotate_layout({x: tilelang.layout.Fragment(
-        shape, forward_thread_fn=lambda j, team: team * LANES + lane(j, shape[0])[0], replicate=threads // LANES,
-        forward_index_fn=lambda j: lane(j, shape[0])[1])})
+        shape, forward_thread_fn=lambda j, team: team * LANES + lane_of_column(j, shape[0])[0], replicate=threads // LANES,
+        forward_index_fn=lambda j: lane_of_column(j, shape[0])[1])})
     return x
 
 

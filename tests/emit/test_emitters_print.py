@@ -21,7 +21,7 @@ FILES = sorted(EMIT.rglob("*.py"))
 NAMES = lambda p: str(p.relative_to(EMIT))
 #: Functions that go through a kernel's ops: what a kernel is passed, where its values lie, which agents it has.
 SEARCHES = {
-    "base.py": {"touched", "numbers", "integers", "written", "in_pairs", "described", "in_buffers"},
+    "base.py": {"touched", "numbers", "integers", "written", "in_pairs", "by_token", "described", "in_buffers"},
     "pto/__init__.py": {"_launched"},
     "pto/values.py": {"__init__", "counted", "moves_all_heads", "agents"},
 }

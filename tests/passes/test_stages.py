@@ -67,7 +67,6 @@ BUILDS = [
     ("triton", "", GDN, varied("walk", partition="decay", longest_first=True), {**LARGE, "K": 96}, FULL),
     ("triton", "", GDN, varied("walk", descriptors=True), LARGE, "k=unit,state=pool/in_place"),
     ("triton", "", every_op, varied("fused", v_block=32), LARGE, "strided"),
-    ("triton", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, ""),
     ("tilelang", "", every_op, varied("fused"), LARGE, ""),
     ("tilelang", "", GDN, varied("replay", value_heads=2), LARGE, FULL),
     ("tilelang", "", GDN, varied("fused", partition="decay"), LARGE, ""),
@@ -77,6 +76,7 @@ BUILDS = [
     ("pto", "", GDN, varied("replay"), SMALL, FULL),
     ("pto", "", every_op, varied("fused", channel_slots=2), SMALL, ""),
     ("pto", "", running_sums, Schedule("sums", (("W",), ("o", "S"))), SMALL, ""),
+    ("triton", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, ""),
 ]
 NAMES = [f"{target}{arch}-{page.name}-{s.name}" for target, arch, page, s, *_ in BUILDS]
 

@@ -110,7 +110,8 @@ def test_without_rows_the_model_prefers_triton_where_it_is_installed(gpu):
 
 
 @pytest.mark.parametrize("target, warps", [("triton", 1), ("tilelang", 0)])
-@pytest.mark.parametrize("sequences, tokens, K, columns", [(256, 256, 128, 16), (256, 1024, 128, 16), (1, 1, 128, 8), (256, 256, 256, 8)])
+@pytest.mark.parametrize("sequences, tokens, K, columns", [(256, 256, 128, 16), (256, 1024, 128, 16), (1, 1, 128, 8),
+                                                           (256, 256, 256, 8)])
 def test_few_tokens_are_chunks_of_one_token_of_a_state_as_it_lies(gpu, target, warps, sequences, tokens, K, columns):
     x = Extent(16, 32, sequences, tokens)
     for contract in (POOL, Contract()):

@@ -29,6 +29,7 @@ class TokenValue:
         return self.b.equal(kind, *args, **attrs) or self.b.op(kind, *args, name=name, line=self.o.line, **attrs)
 
     def constant(self, value: float) -> str:
+        """A number."""
         return self.put("const", value=value)
 
     def is_constant(self, a: str, value: float) -> bool:
@@ -43,11 +44,13 @@ class TokenValue:
     col = row = lower = diagonal = operand
 
     def strictly_lower(self) -> str:
+        """What masked entries become: the only entry is on the diagonal."""
         return self.constant(float(self.o.attr("fill", 0.0)))
 
     pairs = strictly_lower
 
     def eye(self) -> str:
+        """1, also for the inverse of I + 0."""
         return self.constant(1.0)
 
     unit_lower_inverse = eye
@@ -57,19 +60,23 @@ class TokenValue:
         return None if self.o.attr("given") else self.o.args[0]
 
     def last(self) -> str:
+        """The operand: of a tile [C, K] as a row [1, K]."""
         x = self.o.args[0]
         return x if not self.dims else self.put("row", x, name=self.o.out)
 
     def full(self) -> str:
+        """A vector, or a number."""
         value = self.o.attr("value")
         return self.put("full", dims=self.dims, value=value, name=self.o.out) if self.dims else self.constant(float(value))
 
     def expand(self) -> str:
+        """A broadcast vector, or the operand."""
         x = self.flat(self.o.args[0])
         return self.put("expand", x, dims=self.dims, name=self.o.out) if self.dims else x
 
     # --- sums ---
     def cumsum(self) -> str:
+        """The one term, with its lower bound."""
         least = self.o.attr("least")
         return self.o.args[0] if least is None else self.put("maximum", self.o.args[0], self.constant(least), name=self.o.out)
 
