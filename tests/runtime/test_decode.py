@@ -101,12 +101,14 @@ def row(target, ms, extent=MANY, model_ms=0.4, contract=POOL, chunk=16, source=t
     return Row("NVIDIA H200", about, extent, ms, model_ms, source, "sm_90 x 132", DECODE)
 
 
-def test_without_rows_the_model_prefers_triton_where_it_is_installed(gpu):
+def test_without_rows_the_model_prefers_tilelang_for_few_tokens_and_triton_for_more(gpu):
     _, there = gpu
-    assert ask().target == "triton" and ask(target="tilelang").target == "tilelang"
+    assert ask().target == "tilelang" and ask(target="triton").target == "triton"
     assert ask(Extent(16, 32, 256, 5 * 256)) == ABOUT
-    there.remove("triton")
-    assert ask().target == "tilelang"
+    there.remove("tilelang")
+    assert ask().target == "triton"
+    there[:] = ["tilelang"]
+    assert ask(Extent(16, 32, 256, 5 * 256)).target == "tilelang"
 
 
 @pytest.mark.parametrize("target, warps", [("triton", 1), ("tilelang", 0)])
@@ -137,7 +139,7 @@ def test_rows_serve_steps_whose_states_lie_alike_whatever_their_gates(gpu):
     found = ask(contract=Contract.parse("state=vk/float16,k=unit"))
     assert found.target == "tilelang" and found.contract == Contract.parse("state=vk/float16") and found.plan.v_block == 32
     for other in ("state=vk", "state=bfloat16/pool"):
-        assert ask(contract=Contract.parse(other)).target == "triton", other
+        assert ask(contract=Contract.parse(other)).chunk == 1, other  # the model's
     rows.append(row("triton", 0.3, contract=Contract.parse("state=vk/float16")))
     assert ask(contract=Contract.parse("state=vk/float16")).target == "triton"  # of the same contract
 
@@ -156,7 +158,7 @@ def test_rows_of_prefill_are_none_of_decoding_nor_these_of_prefill(gpu):
 def test_rows_serve_their_class_of_shape_and_the_next(gpu, far, serves):
     rows, _ = gpu
     rows.append(row("tilelang", 0.1))
-    assert (ask(far).target == "tilelang") == serves
+    assert (ask(far).chunk == 16) == serves
 
 
 def test_a_row_that_does_not_fit_is_passed_over(gpu):

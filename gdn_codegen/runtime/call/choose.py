@@ -29,6 +29,9 @@ PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
     ("staged", {"v_block": 32}), ("staged", {"v_block": 16}))
 SPLIT = 128
+#: Columns of the state in an instance over single tokens, which has one warp: fewer for a few walks, so that more instances share
+#: the work, and for K above 128, so that registers hold them.
+TOKEN_COLUMNS, FEWER_TOKEN_COLUMNS = 16, 8
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,23 @@ def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[i
             yield replace(r.about, schedule=plan, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
 
 
+def by_token(b: Build, few: bool) -> Build:
+    """The build whose chunks are single tokens. An instance has one warp, and the state in the order that memory has.
+
+    few: whether there are so few walks that an instance holds fewer columns."""
+    columns = FEWER_TOKEN_COLUMNS if few or b.head_dim_k > 128 else TOKEN_COLUMNS
+    fields: dict[str, Any] = {"v_block": columns, "state_layout": b.contract.state_layout}
+    if "warps" not in b.of.lowering.unused:
+        fields["warps"] = 1
+    return replace(b, chunk=1, schedule=varied(DEFAULT_SCHEDULE, **fields))
+
+
 def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
              ) -> Iterator[tuple[Build, str]]:
     """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if walks fill at
     most half of the GPU, so that sequences are split; None without a GPU."""
+    if chunk == 1 and few is not None:
+        yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device")
                 for name, fields in PORTABLE[max(head_dims) > SPLIT:])
@@ -162,7 +178,7 @@ def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, .
     """Refuse a build that does not fit the GPU, before its kernels compile. The ValueError names the chunks that fit."""
     against = unfit(b)
     if against:
-        chunks = [n for n in CHUNKS if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few, shape_class, n))]
+        chunks = [n for n in CHUNKS[1:] if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few, shape_class, n))]
         raise ValueError(f"chunk_size: got {b.chunk}, with K = {b.head_dim_k}, V = {b.head_dim_v} in {b.dtype}; accepted: "
                          f"{', '.join(map(str, chunks)) or 'none for these K and V'} ({against})")
 

@@ -19,31 +19,36 @@ from ...targets import find
 from ..build import DEFAULT_SCHEDULE, Build
 from ..targets import choose, runs
 from . import tables
-from .choose import Choice, first, names, said, units
+from .choose import TOKEN_COLUMNS, Choice, by_token, first, names, said, units
 from .request import DECODE_CHUNK, DTYPES, Call
 from .tables import Extent
 
 #: The fewest columns of the state that an instance holds, where it may have as many registers as it wants.
 COLUMNS = 32
-#: By device: targets where the call leaves it open, the model's first choice first. Both take about as long
-#: (docs/performance.md), and Triton's compiler needs a tenth of the time.
+#: By device: targets where the call leaves it open, the model's first choice first. On an H200 256 sequences of one token, in
+#: chunks of 16, took Triton's kernel 423 us and TileLang's 2865 (heads 16/32, states in bfloat16).
 PREFERRED = {"cuda": ("triton", "tilelang")}
+#: The same for chunks of one token. TileLang's call takes half of the host's time of Triton's.
+PREFERRED_BY_TOKEN = {"cuda": ("tilelang", "triton")}
 #: The most tokens of a sequence that are chunks of one token each. On an H100 with 4 tokens they take 0.6 to 0.9 of the time of a
 #: chunk of 16 tokens, with 8 up to 1.2 (docs/performance.md).
 FEW = 4
-#: Columns of the state in an instance over single tokens, which has one warp: fewer for a few walks, so that more instances share
-#: the work, and for K above 128, so that registers hold them.
-TOKEN_COLUMNS, FEWER_TOKEN_COLUMNS = 16, 8
 #: Entries of the state in a TileLang instance on a GPU, which has one warp where chunks are of 16 tokens: with 128 x 32 it spills
 #: 112 bytes per thread, with 128 x 128 5.6 KB (nvcc, sm_90a).
 ENTRIES = 128 * 32
 
 
-def targets(target: str, device: torch.device) -> tuple[str, ...]:
-    """The targets that a call may use, the preferred one first."""
+def by_tokens(x: Extent) -> bool:
+    """Whether the tokens of a sequence are few enough to be chunks of their own."""
+    return x.tokens <= FEW * x.sequences
+
+
+def targets(target: str, device: torch.device, x: Extent) -> tuple[str, ...]:
+    """The targets that a call of this extent may use, the preferred one first."""
     if target != "auto":
         return (choose(device.type, target),)
-    here = tuple(t for t in PREFERRED.get(device.type, ()) if runs(t, device.type))
+    preferred = PREFERRED_BY_TOKEN if by_tokens(x) else PREFERRED
+    here = tuple(t for t in preferred.get(device.type, ()) if runs(t, device.type))
     return here or (choose(device.type),)
 
 
@@ -81,21 +86,13 @@ def plan(b: Build, n: int, on_gpu: bool) -> str | Schedule:
     return varied(DEFAULT_SCHEDULE, **fields) if fields else DEFAULT_SCHEDULE
 
 
-def by_token(b: Build, x: Extent, units: int) -> Build:
-    """The build whose chunks are single tokens. An instance has one warp, and the state in the order that memory has."""
-    small = x.walks * b.head_dim_v // TOKEN_COLUMNS <= 2 * units or b.head_dim_k > 128
-    fields: dict[str, Any] = {"v_block": FEWER_TOKEN_COLUMNS if small else TOKEN_COLUMNS, "state_layout": b.contract.state_layout}
-    if "warps" not in b.of.lowering.unused:
-        fields["warps"] = 1
-    return replace(b, chunk=1, schedule=varied(DEFAULT_SCHEDULE, **fields))
-
-
 def modelled(b: Build, x: Extent, units: int, wanted: Sequence[str]) -> Iterator[tuple[Build, str]]:
     """Builds in the order in which the model wants them."""
     for target in wanted:
         mine = replace(b, target=target, heads=(x.H, x.HV) if find(target).head_counts else None)
-        if units and x.tokens <= FEW * x.sequences:
-            yield by_token(mine, x, units), f"at most {FEW} tokens of a sequence on average"
+        if units and by_tokens(x):
+            few = x.walks * b.head_dim_v // TOKEN_COLUMNS <= 2 * units
+            yield by_token(mine, few), f"at most {FEW} tokens of a sequence on average"
         for n in columns(mine, x.walks, units):
             yield replace(mine, schedule=plan(mine, n, units > 0)), "one kernel for a step"
 
@@ -118,4 +115,4 @@ def kept_choice(call: Call, x: Extent, wanted: tuple[str, ...]) -> Choice | None
 
 def choice(call: Call) -> Choice | None:
     """The build for a decoding step that names no schedule; None if no schedule of one kernel fits."""
-    return kept_choice(call, call.extent, targets(call.request.target, call.device))
+    return kept_choice(call, call.extent, targets(call.request.target, call.device, call.extent))
