@@ -83,7 +83,7 @@ def compare(target, algorithm="gated_delta_rule", dtype="bfloat16", K=32, V=32, 
 
 
 @pytest.mark.parametrize("layout", ["kv", "vk"])
-@pytest.mark.parametrize("algorithm", ["gated_delta_rule", "simple_gla"])
+@pytest.mark.parametrize("algorithm", ["gated_delta_rule", pytest.param("simple_gla", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", [t for t in TARGETS if runs(t, "cpu")])
 def test_any_lengths_agree_with_the_recurrence(target, algorithm, layout):
     """Empty sequences, equal keys, gates from 0 to -50, and a state from which nothing was rounded."""

@@ -71,6 +71,7 @@ def test_steps_choose_from_what_tune_wrote(table, monkeypatch):
     tables.rows.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_models_choice_at_each_shape_is_timed_first_and_nothing_twice():
     todo = tune_decode.jobs(ABOUT, tune_decode.CONTRACTS[:1], SHAPES, 132)
     assert [(j.build.target, j.build.plan.v_block, j.shape.name) for j in todo[:2]] == [
