@@ -6,7 +6,19 @@ import pytest
 import torch
 from reference import DELTA, PLAIN, TOLERANCE, expected, problem, rms_error
 
-from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, log, lower, row_sum, strictly_lower, unit_lower_inverse
+from gdn_codegen.ir.builder import (
+    algorithm,
+    carried,
+    cumsum,
+    exp,
+    last,
+    log,
+    lower,
+    row_norm,
+    row_sum,
+    strictly_lower,
+    unit_lower_inverse,
+)
 from gdn_codegen.ir.core import walk
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.load import function
@@ -51,8 +63,52 @@ def test_no_value_has_an_axis_of_tokens_and_nothing_is_a_product(target, layout,
 
 @pytest.mark.parametrize("layout", ["kv", "vk"])
 def test_a_page_of_other_ops_means_the_same(layout):
-    for target in TARGETS:
-        lowered(build(target, odd, state_layout=layout))
+    render(build("triton", odd, state_layout=layout))
+    with pytest.raises(ScheduleError, match=r"tiles of .* and .*; accepted for TileLang: tiles of one shape"):
+        lowered(build("tilelang", odd, state_layout=layout))
+
+
+@algorithm(q="C K", k="C K", v="C V", a="C K", S=carried("K V"), Z=carried("K V"))
+def two_states(q, k, v, a, S, Z):
+    """Two states of one shape."""
+    total = cumsum(row_sum(a * a))
+    y = (q @ S) * exp(-total)[:, None] + lower(q @ k.T) @ v + a @ Z
+    S = exp(-last(total)) * S + k.T @ v
+    Z = Z + a.T @ v
+    return y, S, Z
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_two_states_of_one_shape(target):
+    for layout in ("kv", "vk"):
+        render(build(target, two_states, state_layout=layout))
+
+
+@algorithm(k="C K", v="C V", S=carried("K V"))
+def columns(k, v, S):
+    """Tiles [V, C]: rows of one entry where a chunk has one token."""
+    x = S.T @ k.T
+    o = lower((k @ k.T) * last(x)) @ v + row_sum(row_norm(x))[None, :] * v
+    S = S + k.T @ v
+    return o, S
+
+
+@algorithm(q="C K", v="C V", S=carried("K V"))
+def squared(q, v, S):
+    """A product of two states, which no token enters."""
+    return q @ S + v, S @ (S.T @ S)
+
+
+def test_rows_along_tokens_have_one_entry():
+    with pytest.raises(ScheduleError, match=r"the last entry of a vector .*; accepted for TileLang"):
+        lowered(build("tilelang", columns))
+    p = lowered(build("triton", columns))
+    assert [o for k in p.kernels for o in walk(k.body) if o.kind == "last"]
+
+
+def test_a_product_without_tokens_is_refused():
+    with pytest.raises(ScheduleError, match=r"a product without tokens \(.*line \d+\); accepted: chunks of 16"):
+        lowered(build("triton", squared))
 
 
 @pytest.mark.parametrize("target, name, what", [("triton", "staged", "6 kernels"), ("tilelang", "replay", "2 kernels"),

@@ -24,7 +24,8 @@ from .token_values import TokenValue
 def single_token(p: Program, s: Schedule, device: Device) -> Program:
     """`p` without the axis of tokens if a chunk has one token, else `p` itself.
 
-    Raises ScheduleError for a schedule of several kernels, and for a device whose kernels have several agents.
+    Raises ScheduleError for a schedule of several kernels, for a device whose kernels have several agents, and for a page with a
+    product in which no dim is that of tokens.
     """
     if p.sizes["C"] != 1:
         return p
@@ -32,7 +33,11 @@ def single_token(p: Program, s: Schedule, device: Device) -> Program:
         why = f"{len(p.kernels)} kernels" if len(p.kernels) > 1 else f"the device {device.name}"
         raise ScheduleError(f"schedule {s.name}: a chunk of one token with {why}; accepted: one kernel, such as 'fused' has, for "
                             "TileLang or Triton")
-    return rebuild_kernels(p, _SingleToken)
+    done = rebuild_kernels(p, _SingleToken)
+    for o in (o for k in done.kernels for o in walk(k.body) if o.kind == "matmul"):
+        raise ScheduleError(f"schedule {s.name}: a chunk of one token, and a product without tokens ({o.out}, {o.line}); "
+                            "accepted: chunks of 16 tokens or more")
+    return done
 
 
 class _SingleToken:

@@ -60,8 +60,10 @@ class TokenValue:
         return None if self.o.attr("given") else self.o.args[0]
 
     def last(self) -> str:
-        """The operand: of a tile [C, K] as a row [1, K]."""
+        """The operand: of a tile [C, K] as a row [1, K]. Of a tile [K, C] the last entry of the operand."""
         x = self.o.args[0]
+        if self.before[0].dims[0] != "C":
+            return self.put("last", x, name=self.o.out)
         return x if not self.dims else self.put("row", x, name=self.o.out)
 
     def full(self) -> str:
@@ -84,10 +86,12 @@ class TokenValue:
         """The sum of a vector [K], once a row of a tile [C, K]. The sum over the one token is the operand."""
         return self.o.args[0] if self.before[0].dims[1] == "C" else self.put("row_sum", self.o.args[0], name=self.o.out)
 
-    def row_norm(self) -> str | None:
-        """x / sqrt(sum(x * x) + eps) for a vector; a row norm along tokens keeps its op."""
+    def row_norm(self) -> str:
+        """x / sqrt(sum(x * x) + eps). The sum is over a vector [K], once a row of a tile [C, K]. A row of a tile [K, C] has one
+        entry."""
         (x,) = self.o.args
-        total = self.put("row_sum", self.put("mul", x, x))
+        square = self.put("mul", x, x)
+        total = square if self.before[0].dims[1] == "C" else self.put("row_sum", square)
         inv = self.put("rsqrt", self.put("add", total, self.constant(float(self.o.attr("eps", 1e-6)))))
         return self.put("mul", x, inv, name=self.o.out)
 
@@ -123,6 +127,9 @@ class TokenValue:
         t = self.b.types[a]
         if t.rank != 2 or len(self.dims) != 1:
             return a
+        for o in self.b.stmts:
+            if isinstance(o, Op) and o.out == a and o.kind in ("row", "col"):
+                return o.args[0]
         return self.put("column_sum" if t.dims[0] == 1 else "row_sum", a)
 
     def elementwise(self) -> str:

@@ -17,6 +17,7 @@ from ...devices import Device
 from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, types, walk
 from ...ir.ops import ORDER
 from ...ir.types import GROUP, Dim
+from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .stored_values import over
 
@@ -58,8 +59,17 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
 
 
 def _of_tokens(k: Kernel) -> Kernel:
-    """A kernel over single tokens: threads share rows of the state, and hold the entries of vectors that meet these rows."""
-    lies: tuple[Dim, ...] = next((b.dims for b in k.buffers if len(b.dims) == 2), ())
+    """A kernel over single tokens: threads share rows of the state, and hold the entries of vectors that meet these rows.
+
+    ScheduleError for tiles of several shapes, for which TileLang's compiler finds no layout.
+    """
+    shapes = list(dict.fromkeys(b.dims for b in k.buffers if len(b.dims) == 2))
+    ends = [o.out for o in walk(k.body) if o.kind == "last"]
+    if len(shapes) > 1 or any(len(set(dims)) < 2 or 1 in dims for dims in shapes) or ends:
+        what = f"the last entry of a vector ({ends[0]})" if ends else f"tiles of {' and '.join(map(str, shapes))}"
+        raise ScheduleError(f"kernel {k.name}: a chunk of one token with {what}; accepted for TileLang: tiles of one shape, "
+                            "whose dims differ. Triton takes others, and chunks of 16 tokens do")
+    lies: tuple[Dim, ...] = shapes[0] if shapes else ()
     along: dict[tuple[Dim, ...], str] = {lies[:1]: "along_rows", lies[1:]: "along_columns"}
 
     def layout(b: Buffer) -> str:
