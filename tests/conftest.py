@@ -68,7 +68,7 @@ def computed(p):
                      else replace(s, line=NO_LINE, agent="", buffer="")
                      for s in body if isinstance(s, Loop) or s.out or OPS[s.kind].effect != "sync")
     kernels = (replace(k, name="", body=of(k.body), buffers=(), agents=(), batch=k.batch if k.batch.in_body > 1 else Batch(),
-                       slices=1, threads=0, registers=0, blocks_per_sm=0) for k in p.kernels)
+                       slices=1, threads=0, registers=0, blocks_per_sm=0, lanes=0) for k in p.kernels)
     return replace(p, name="", stage="traced", kernels=tuple(kernels), source=(), launch="kernels", forgets="", scales=())
 
 

@@ -143,7 +143,7 @@ class Kernel:
     share the iterations of a loop "before" a part: of n, instance i processes chunks i, i + n, i + 2 n and so on.
 
     threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks on a multiprocessor at a
-    time. These are 0 if not set. comments: line -> what the kernel computes there, if passes have rewritten it."""
+    time. lanes: neighbouring threads that share a row of a tile, in a kernel over single tokens. These are 0 if not set. comments: line -> what the kernel computes there, if passes have rewritten it."""
 
     name: str
     grid: str
@@ -157,6 +157,7 @@ class Kernel:
     threads: int = 0
     registers: int = 0
     blocks_per_sm: int = 0
+    lanes: int = 0
     comments: tuple[tuple[Line, str], ...] = ()
 
     @property

@@ -121,8 +121,10 @@ class _Kernel:
         if k.threads % 32 or (k.threads and k.threads < mine):
             raise self.fail(None, f"has {k.threads} threads; accepted: a multiple of 32 that is at least {mine}, the sum "
                                   "over its agents")
-        if (k.registers or k.blocks_per_sm) and not k.threads:
-            raise self.fail(None, "has `registers` or `blocks_per_sm`, but no `threads`")
+        if (k.registers or k.blocks_per_sm or k.lanes) and not k.threads:
+            raise self.fail(None, "has `registers`, `blocks_per_sm` or `lanes`, but no `threads`")
+        if k.lanes and k.threads % k.lanes:
+            raise self.fail(None, f"has {k.lanes} lanes; accepted: a divisor of its {k.threads} threads")
 
     def layouts(self) -> None:
         """Check that dims of buffers match their shapes, that layouts are known and used for tiles, and that padding has a
