@@ -31,7 +31,7 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     if others:
         t, x = spelled(Tensors(*t), Options(*x), others, -1 if few else DECODE_CHUNK if decode else 0)
     if not torch.compiler.is_dynamo_compiling():
-        results = launch.last(t, x, scale, decode)
+        results: tuple[Any, ...] | None = launch.last(t, x, scale, decode)
         if results is not None:
             return results
     scale = None if scale is None else _check_number("scale", scale)

@@ -21,7 +21,10 @@ from gdn_codegen.runtime.call.native_launcher import ARGUMENT, FIXED, WORKSPACE,
 from gdn_codegen.runtime.load import import_path
 
 pytest.importorskip("tilelang")
-tvm_ffi = pytest.importorskip("tvm_ffi")
+pytest.importorskip("tvm_ffi")
+
+import tvm_ffi
+
 from gdn_codegen.host.tilelang import _as_data
 from gdn_codegen.targets import machine
 
@@ -34,8 +37,8 @@ def lent():
     source = Path(__file__).with_name("lent.cc")
     about = tvm_ffi.libinfo
     def compile_to(path):
-        subprocess.run([machine.cxx(), "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{about.find_include_path()}",
-                        f"-I{about.find_dlpack_include_path()}", str(source), "-o", str(path), about.find_libtvm_ffi()], check=True)
+        subprocess.run([machine.cxx(), "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{about.find_include_path()}", str(source),
+                        f"-I{about.find_dlpack_include_path()}", "-o", str(path), about.find_libtvm_ffi()], check=True)
     path = cache.made(cache.folder() / "tests" / f"lent_{cache.digest(source.read_bytes(), tvm_ffi.__version__)}.so", compile_to)
     return tvm_ffi.load_module(str(path)).lent
 

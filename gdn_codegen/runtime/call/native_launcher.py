@@ -51,8 +51,9 @@ class Asked(NamedTuple):
 
 def file_name() -> str:
     """The library's file name. It changes with the source, the versions of torch and Python, and the machine's architecture."""
-    about = SOURCE.read_bytes(), torch.__version__, sysconfig.get_config_var("SOABI"), platform.machine()
-    return f"native_launcher_{cache.digest(*about)}.so"
+    texts = SOURCE.read_bytes(), SOURCE.with_suffix(".h").read_bytes()
+    machines = torch.__version__, str(sysconfig.get_config_var("SOABI")), platform.machine()
+    return f"native_launcher_{cache.digest(*texts, *machines)}.so"
 
 
 def compile_to(path: Path, source: Path = SOURCE) -> None:
@@ -62,7 +63,7 @@ def compile_to(path: Path, source: Path = SOURCE) -> None:
         raise RuntimeError(f"{source.name}: no C++ compiler; install g++, or set CXX")
     home = Path(torch.__file__).parent
     libraries = [f"-L{home / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10", "-ldl"]
-    done = subprocess.run([compiler, "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{home / 'include'}",
+    done = subprocess.run([compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{home / 'include'}",
                            f"-I{sysconfig.get_path('include')}", str(source), "-o", str(path), *libraries],
                           capture_output=True, text=True)
     if done.returncode:
@@ -109,6 +110,16 @@ def _ffi() -> tuple[int, int, int]:
     return a, b, c
 
 
+@once
+def _drives(driver: str) -> bool:
+    """Whether CUDA's driver is here, for launches that call it."""
+    try:
+        ctypes.CDLL(driver)
+    except OSError:
+        return False
+    return True
+
+
 def row(compiled: tuple[Any, ...], slots: Sequence[int]) -> tuple[Any, ...]:
     """A launch for native_launcher.cc: its form, the kernel's address, the grid, its parameters, and what keeps the kernel.
 
@@ -132,13 +143,13 @@ def launcher(ahead: Path, asked: Asked, arguments: Sequence[Tensor | None], slot
     them. results: indices, -1 for None. ahead: the folder of kernels that were compiled ahead.
     """
     make, exchange = _library(ahead), getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    if make is None or exchange is None:
+    if make is None or exchange is None or (any(how == "cuda" for how, *_ in launches) and not _drives(DRIVER)):
         return None
     first = arguments[0]
     assert first is not None
     capturing = torch._C._cuda_isCurrentStreamCapturing if first.device.type == "cuda" else None
     run: Callable[..., Any] = make(dict(
-        asked._asdict(), number=asked.scale, initial=INITIAL if len(arguments) > FINAL else -1, final=FINAL, inputs=RAW_INPUTS + 1,
+        asked._asdict(), initial=INITIAL if len(arguments) > FINAL else -1, final=FINAL, inputs=RAW_INPUTS + 1,
         arguments=list(arguments), made=list(made), poison=poison, rows=rows, capturing=capturing, torch=exchange, ffi=_ffi(),
         driver=DRIVER, slots=list(slots), launches=list(launches), results=list(results)))
     return run
