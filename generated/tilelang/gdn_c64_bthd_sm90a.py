@@ -2036,9 +2036,11 @@ def _cpu_flags() -> list[str]:
 
 
 def _as_data(run: Any, fixed: Sequence[int], tensors: int, numbers: int) -> tuple[Any, ...]:
-    """A launch as data, for the native launcher: the function, no grid, its parameters, and what keeps it. Parameters: tensors and
-    cu_seqlens ("t", place), whole numbers ("i", number), numbers ("d", place)."""
-    return run, None, [*(("t", n) for n in range(tensors + 1)), *(("i", x) for x in fixed), *(("d", n) for n in range(numbers))], run
+    """A launch as data, for the native launcher: the function, no grid, its parameters, and what keeps it.
+
+    Parameters: tensors and cu_seqlens ("t", place), whole numbers ("i", number), numbers ("d", place)."""
+    given = [*(("t", n) for n in range(tensors + 1)), *(("i", x) for x in fixed), *(("d", n) for n in range(numbers))]
+    return run, None, given, run
 
 
 class TileLangLauncher:

@@ -1671,9 +1671,10 @@ _SHARED = 227 * 1024
 
 
 def _as_data(run: Any, instances: int, rest: Sequence[Any], tensors: int, numbers: int) -> tuple[Any, ...] | None:
-    """A launch as data, for the native launcher, which calls CUDA's driver: the kernel's handle, its grid, its parameters, and what
-    keeps it. Parameters: tensors and cu_seqlens ("t", place), numbers ("f" or "d", place), whole numbers ("i", number).
+    """A launch as data, for the native launcher, which calls CUDA's driver: the kernel's handle, its grid, its parameters, and
+    what keeps it.
 
+    Parameters: tensors and cu_seqlens ("t", place), numbers ("f" or "d", place), whole numbers ("i", number).
     None for kernels that need more: another driver, clusters, memory for tensor descriptors, a profiler's hooks.
     """
     about = run.metadata

@@ -28,7 +28,8 @@ import tvm_ffi
 from gdn_codegen.host.tilelang import _as_data
 from gdn_codegen.targets import machine
 
-pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
+pytestmark = [pytest.mark.slow,  # the first compiles the launcher
+              pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")]
 NONE = Path("nothing was compiled ahead")
 
 
@@ -123,7 +124,6 @@ FORMS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form, poison", [*((f, True) for f in FORMS), ("rows", False), ("packed, with states", False)])
 def test_it_gives_the_bits_that_python_gives(form, started):
     def run(seed):
@@ -156,7 +156,6 @@ def test_it_gives_the_bits_that_python_gives(form, started):
         assert again[1][1] is again[0]["initial_state"]
 
 
-@pytest.mark.slow
 def test_an_argument_given_twice_is_two(started):
     x = tensors()
     ask = dict(target="tilelang", chunk_size=16, schedule="walk")
@@ -170,7 +169,6 @@ def test_an_argument_given_twice_is_two(started):
 
 
 
-@pytest.mark.slow
 def test_what_is_not_the_same_call_is_not_taken_for_it(started):
     x = tensors()
     ask = dict(target="tilelang", chunk_size=16, schedule="walk")
@@ -205,7 +203,6 @@ def test_what_is_not_the_same_call_is_not_taken_for_it(started):
             call(dict(k=odd))
 
 
-@pytest.mark.slow
 def test_tables_of_chunks_are_looked_at_and_change_nothing(started):
     said = FORMS["packed, with states"](tensors())
     tables = dict(chunk_indices=torch.tensor([[0, 0], [1, 0], [1, 1]]), chunk_offsets=torch.tensor([0, 1, 3]))
@@ -240,7 +237,6 @@ def spied(*slots, launches=1, **more):
     return chain([torch.zeros(4, 6), None], slots, runs, **more), seen
 
 
-@pytest.mark.slow
 def test_kernels_get_dense_tensors_numbers_and_workspaces_of_their_own():
     x = torch.arange(24.0).view(4, 6)
     slots = [(ARGUMENT, 0, (4, 6)), (ARGUMENT, 0, (24,)), (FIXED, torch.full((3,), 5.0)),
@@ -253,7 +249,6 @@ def test_kernels_get_dense_tensors_numbers_and_workspaces_of_their_own():
         assert (seven, which, number) == (7, n % 2, (0.25, 0.5)[n // 2])
 
 
-@pytest.mark.slow
 def test_workspaces_lie_apart():
     places = []
     kernel = lent()(lambda *args: places.append([torch.from_dlpack(x) for x in args]))
@@ -386,7 +381,6 @@ def takes(run):
     return run((torch.zeros(4),), ASKED.options, None, False) == ()
 
 
-@pytest.mark.slow
 def test_beside_kernels_compiled_ahead_it_is_loaded_and_never_compiled(empty_cache, monkeypatch):
     ahead = empty_cache / "ahead"
     ahead.mkdir()
@@ -399,18 +393,24 @@ def test_beside_kernels_compiled_ahead_it_is_loaded_and_never_compiled(empty_cac
     assert takes(made_of(ahead))
 
 
-@pytest.mark.slow
-def test_without_a_compiler_calls_go_the_other_way(empty_cache, monkeypatch, started):
+@pytest.fixture
+def no_compiler(empty_cache, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
+
+
+def test_without_a_compiler_there_is_none(no_compiler):
     with pytest.warns(RuntimeWarning, match="slower way"):
         assert made_of(NONE) is None
-    for _ in range(2):
-        chunk_gated_delta_rule(**tensors(), target="tilelang", chunk_size=16, schedule="walk")
+
+
+def test_without_a_compiler_calls_go_the_other_way(no_compiler, started):
+    with pytest.warns(RuntimeWarning, match="slower way"):
+        for _ in range(2):
+            chunk_gated_delta_rule(**tensors(), target="tilelang", chunk_size=16, schedule="walk")
     assert {how for _, how in started} == {"python"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["k", "A_log"])
 def test_a_sign_beside_the_memory_and_an_option_that_only_equals_are_seen(name, started):
     x = dict(FORMS["raw gates"](tensors()), target="tilelang", schedule="walk", chunk_size=16)

@@ -85,6 +85,7 @@ def chain(*compiled):
     return lambda x, ends, scale=None: run((x, ends), ASKED.options, scale, True)
 
 
+@pytest.mark.slow
 def test_the_driver_gets_what_the_kernel_takes(driver):
     x, ends = torch.zeros(8), torch.zeros(2, dtype=torch.int32)
     driver.set(parameters=8)
@@ -97,6 +98,7 @@ def test_the_driver_gets_what_the_kernel_takes(driver):
     assert values[4] == 7 and values[5] == (1 << 64) - (1 << 40) and values[6:8] == [0, 0]
 
 
+@pytest.mark.slow
 def test_numbers_in_64_bits(driver):
     driver.set(parameters=6)
     run = chain(_as_data(kernel(dict(SIGNATURE, scale="fp64")), 9, REST, 2, 1))
@@ -126,6 +128,7 @@ def test_a_profilers_hooks_see_launches_from_python(monkeypatch):
     assert _as_data(kernel(), 9, REST, 2, 1)
 
 
+@pytest.mark.slow
 def test_without_a_context_or_a_driver_python_launches(driver, monkeypatch):
     x = torch.zeros(8), torch.zeros(2, dtype=torch.int32)
     run = chain(_as_data(kernel(), 9, REST, 2, 1))
