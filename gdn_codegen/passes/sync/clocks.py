@@ -52,7 +52,7 @@ class Clocks:
         self.pipes = pipes
         self.issued = [0] * len(pipes.names)
         self.known = [0] * len(pipes.names)
-        self._heard = list(self.known)  # for each pipe, the clock of its issuer from which it learned last
+        self.heard = list(self.known)  # for each pipe, the clock of its issuer from which it learned last
         self._join, self._issuer, self._unordered, self._one = pipes.join, pipes.issuer, pipes.unordered, pipes.one
 
     def learn(self, pipe: int, what: int) -> None:
@@ -62,19 +62,11 @@ class Clocks:
     def start(self, pipe: int) -> int:
         """The counts of ops that the next op of `pipe` may rely on."""
         known, said = self.known[pipe], self.known[self._issuer[pipe]]
-        if said != self._heard[pipe]:
-            self._heard[pipe] = said
+        if said != self.heard[pipe]:
+            self.heard[pipe] = said
             if said != known:
                 known = self.known[pipe] = self._join(known, said)
         return known
-
-    def run(self, pipe: int) -> int:
-        """Issue an op. Returns the counts of ops that are complete once it is. Its number on its pipe is the pipe's own count."""
-        self.issued[pipe] += 1
-        if pipe in self._unordered:
-            return self.snapshot(pipe)
-        done = self.known[pipe] = self.start(pipe) + self._one[pipe]
-        return done
 
     def wait(self, pipe: int, what: int) -> int:
         """Issue a wait, which learns `what`. Returns its number on its pipe."""

@@ -22,32 +22,34 @@ Iteration = tuple[int, ...]  # the iteration of each loop around a statement, ou
 class Step(NamedTuple):
     """An instruction, or the begin or the end of a loop. kind: "op", "begin" or "end".
 
-    current: the iteration of the innermost loop around the statement. pipe: the number of the pipe that runs the op. conflicts:
+    at: the number of its place. current: the iteration of the innermost loop around the statement. pipe: the number of the pipe that runs the op. conflicts:
     the latest use of each pipe that must come before the op, latest first. earlier: their steps. own: if the op's own pipe is
     unordered, the steps of all such ops of it. times: at the end of a loop, the number of its iterations.
     """
 
     kind: str
     path: Path
-    iteration: Iteration
+    at: int
     current: int
-    op: Op | None = None
     pipe: int = -1
-    conflicts: tuple[Use, ...] = ()
     earlier: tuple[int, ...] = ()
+    iteration: Iteration = ()
+    op: Op | None = None
+    conflicts: tuple[Use, ...] = ()
     own: tuple[int, ...] = ()
     times: int = 0
 
 
 class Trace:
     """The steps of a kernel. first_steps: how many of them the first two iterations of outer loops have, where nearly all
-    conflicts occur. loops: the index of each loop, by its place."""
+    conflicts occur. loops: the index of each loop, by its place. number: a number for each place."""
 
     def __init__(self, k: Kernel, device: Cores, accesses: dict[Path, list[Access]]) -> None:
         """Unroll the kernel. accesses: of each op, by its place."""
         used = {pipe for o in walk(k.body) if (pipe := pipe_of(device, o)) is not None}
         self.kernel, self.device, self.pipes = k, device, Pipes(device, used)
         self.loops: dict[Path, str] = {}
+        self.number: dict[Path, int] = {}
         self.steps: list[Step] = []
         self.first_steps = 0
         self._accesses, self._memory = accesses, Memory(self.pipes.unordered)
@@ -64,6 +66,7 @@ class Trace:
 
     def _body(self, body: tuple[Stmt, ...], path: Path, iteration: Iteration) -> None:
         """Add the steps of a body in one iteration of the loops around it."""
+        current = iteration[-1] if iteration else 0
         for i, s in enumerate(body):
             at = (*path, i)
             if isinstance(s, Loop):
@@ -74,7 +77,8 @@ class Trace:
                 continue
             conflicts, own = self._memory.access(self._used(at), len(self.steps), n)
             earlier = tuple([u.step for u in conflicts])
-            self.steps.append(Step("op", at, iteration, iteration[-1] if iteration else 0, s, n, conflicts, earlier, own))
+            self.steps.append(Step("op", at, self.number.setdefault(at, len(self.number)), current, n, earlier, iteration, s,
+                                   conflicts, own))
 
     def _number(self, at: Path, o: Op) -> int:
         """The number of the pipe that runs the op at a place. -1 if it is no instruction."""
@@ -98,12 +102,12 @@ class Trace:
         self.loops[at] = s.index
         n = self._met[s.index] = self._met.get(s.index, -1) + 1
         times = self._trips[s.index][n % len(self._trips[s.index])]
-        current = iteration[-1] if iteration else 0
-        self.steps.append(Step("begin", at, iteration, current))
+        current, number = iteration[-1] if iteration else 0, self.number.setdefault(at, len(self.number))
+        self.steps.append(Step("begin", at, number, current, iteration=iteration))
         for t in range(times):
             self._counts[s.index] = t
             self._body(s.body, at, (*iteration, t))
             if not iteration and t < 2:
                 self.first_steps = len(self.steps)
         self._counts[s.index] = times
-        self.steps.append(Step("end", at, iteration, current, times=times))
+        self.steps.append(Step("end", at, number, current, iteration=iteration, times=times))

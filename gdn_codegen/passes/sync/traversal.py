@@ -27,37 +27,49 @@ class Traversal:
         self.numbers: list[int] = []  # for each step so far, the clock with one entry, the number of its op on its pipe
         self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
         self.needed: set[Path] = set()
+        self.before = {trace.number[path]: pairs for path, pairs in waits.before.items()}
+        self.after = {trace.number[path]: pairs for path, pairs in waits.after.items()}
+        self.drains = bool(waits.drains)
         self.of: dict[Pair, Executed] = defaultdict(Executed)
 
     def run(self, end: int | None = None) -> bool:
         """Traverse the steps up to number `end`. True if all their accesses are ordered without an addition."""
-        before, after, drains = self.waits.before, self.waits.after, bool(self.waits.drains)
-        start, run, covers = self.clocks.start, self.clocks.run, self.trace.pipes.covers
-        done, numbers, one = self.done, self.numbers, self.trace.pipes.one
-        for s in self.trace.steps[:end]:  # most of the time of lowering goes by here
-            kind, path, _, current, _, pipe, _, earlier, _, _ = s
-            if path in before and kind != "end":
-                for x in before[path]:
+        clocks, one, free = self.clocks, self.trace.pipes.one, self.trace.pipes.free
+        known, heard, issued, issuer = clocks.known, clocks.heard, clocks.issued, self.trace.pipes.issuer
+        ordered = [n not in self.trace.pipes.unordered for n in range(len(one))]
+        before, after, done, numbers = self.before, self.after, self.done, self.numbers
+        for s in self.trace.steps[:end]:  # most of the time of lowering goes by here: nothing is called that need not be
+            kind, path, at, current, pipe, earlier = s[:6]
+            if at in before and kind != "end":
+                for x in before[at]:
                     self.wait(x, current)
             if kind == "op":
                 if path in self.waits.pipe_barriers:
                     self.barrier(path)
                 if pipe in self.barriers:
                     self.note(s)
-                if not covers(start(pipe), sum([numbers[n] for n in earlier])):
+                if known[issuer[pipe]] != heard[pipe]:
+                    clocks.start(pipe)
+                if (known[pipe] | free) - sum([numbers[n] for n in earlier]) & free != free:
                     self.order(s)
                     if not self.adds:
                         break
-                done.append(run(pipe))
-                numbers.append(self.clocks.issued[pipe] * one[pipe])
+                    clocks.start(pipe)
+                issued[pipe] += 1
+                if ordered[pipe]:
+                    known[pipe] += one[pipe]
+                    done.append(known[pipe])
+                else:
+                    done.append(clocks.snapshot(pipe))
+                numbers.append(issued[pipe] * one[pipe])
             else:
                 self.begin(path) if kind == "begin" else self.end(s)
                 done.append(0)
                 numbers.append(0)
-            if drains and kind != "begin":
+            if self.drains and kind != "begin":
                 self.drain(("after", path))
-            if path in after and kind != "begin":
-                for x in after[path]:
+            if at in after and kind != "begin":
+                for x in after[at]:
                     self.signal(x, ("after", path), current + x.distance)
         return self.whole
 
@@ -121,6 +133,8 @@ class Traversal:
             return
         x = pair(self.trace, use, s)
         self.waits.add(x)
+        self.before[self.trace.number[x.wait]] = self.waits.before[x.wait]
+        self.after[self.trace.number[x.signal]] = self.waits.after[x.signal]
         # In this traversal the pair had no signal in earlier iterations, so apply now what it would say. The next one has all.
         self.clocks.learn(x.dst, self.done[self.last_within(x.signal, x.src)])
 
