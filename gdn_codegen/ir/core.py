@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Union
 
 from .types import ONE_HEAD, Batch, Dim, Tensor, Tile
@@ -90,6 +91,11 @@ class Loop:
     carried: tuple[Carry, ...]
     body: tuple[Stmt, ...]
     warm_up: str = ""
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Every op of the body in program order, including ops in loops. Kept, since passes and checks ask for it often."""
+        return tuple(walk(self.body))
 
 
 Stmt = Union[Op, Loop]
@@ -247,7 +253,7 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
         if isinstance(s, Op):
             out.append(s)
         else:
-            out += walk(s.body)
+            out += s.ops
     return iter(out)
 
 

@@ -79,8 +79,10 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
             done = list_scheduling(whole, done, device) if s.order == "list" else done
             return done, lacking(whole, done, s, roomy if kept else device)
 
-        lacks = lacking(whole, hoist(wide, set(masks)), s, roomy) if masks else 0
         for what in ahead:
+            lacks: float = 0
+            if sum(sizes) * 4 > roomy.spaces[home]:  # less than that nearly always fits
+                lacks = lacking(whole, prefetch(whole, hoist(wide, set(masks)), what, device), s, roomy)
             found = _most(partial(variant, what), sizes, lacks)
             if found is not None:
                 return found, made
@@ -92,7 +94,8 @@ def _most(variant: Callable[[int], tuple[Kernel, float]], sizes: list[int], lack
     does. Therefore few variants are tried.
 
     variant: a number of masks -> the variant with them, and how many bytes it lacks. sizes: the bytes of each mask. lacks: how
-    many bytes about the variant with all masks lacks. The one without so many bytes of masks is the first guess.
+    many bytes the variant with all masks lacks before its ops are ordered, which is about what it lacks. The one without so many
+    bytes of masks is the first guess.
     """
     def guess(most: int, least: int) -> int:
         """How many masks fit, at most `most`, if those lack `lacks` bytes. At least `least`."""

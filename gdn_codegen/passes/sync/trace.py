@@ -22,9 +22,10 @@ Iteration = tuple[int, ...]  # the iteration of each loop around a statement, ou
 class Step(NamedTuple):
     """An instruction, or the begin or the end of a loop. kind: "op", "begin" or "end".
 
-    at: the number of its place. current: the iteration of the innermost loop around the statement. pipe: the number of the pipe that runs the op. conflicts:
-    the latest use of each pipe that must come before the op, latest first. earlier: their steps. own: if the op's own pipe is
-    unordered, the steps of all such ops of it. times: at the end of a loop, the number of its iterations.
+    at: the number of its place. current: the iteration of the innermost loop around the statement. pipe: the number of the pipe
+    that runs the op. conflicts: the latest use of each pipe that must come before the op, latest first. earlier: their steps.
+    own: if the op's own pipe is unordered, the steps of all such ops of it. times: at the end of a loop, the number of its
+    iterations.
     """
 
     kind: str

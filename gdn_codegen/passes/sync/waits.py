@@ -36,9 +36,9 @@ class Pair:
     ids: tuple[int, ...] = ()
 
 
-#: A signal or a wait of a pair in a traversal: (time, number, clock or count, place). The number is that of the signal, counted from
-#: the loop's first one, including those that prime the loop. Of a signal: the clock of what is complete before it, and its place.
-#: Of a wait: its own number on the waiting pipe, and no place. A plain tuple, since traversals make thousands.
+#: A signal or a wait of a pair in a traversal: (time, number, clock or count, place). The number is that of the signal, counted
+#: from the loop's first one, including those that prime the loop. Of a signal: the clock of what is complete before it, and its
+#: place. Of a wait: its own number on the waiting pipe, and no place. A plain tuple, since traversals make thousands.
 Event = tuple[int, int, int, "Place | None"]
 
 
