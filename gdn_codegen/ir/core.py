@@ -94,7 +94,7 @@ class Loop:
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
-        """Every op of the body in program order, including ops in loops. Kept, since passes and checks ask for it often."""
+        """The ops of the body, as `walk` gives them. Kept, since passes and checks ask for them often."""
         return tuple(walk(self.body))
 
 
@@ -248,13 +248,7 @@ class Program:
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
     """Every op of a body in program order, including ops in loops."""
-    out: list[Op] = []  # generators in generators would pass each op on once for each loop around it
-    for s in body:
-        if isinstance(s, Op):
-            out.append(s)
-        else:
-            out += s.ops
-    return iter(out)
+    return iter([o for s in body for o in ((s,) if isinstance(s, Op) else s.ops)])
 
 
 def map_ops(body: tuple[Stmt, ...], each: Callable[[Op], Iterable[Stmt]]) -> tuple[Stmt, ...]:

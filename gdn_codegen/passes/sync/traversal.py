@@ -21,6 +21,7 @@ class Traversal:
     """
 
     def __init__(self, trace: Trace, waits: Waits, adds: bool = True) -> None:
+        """Nothing has been executed yet. before, after: the pairs of `waits` by the number of a place."""
         self.trace, self.waits, self.adds = trace, waits, adds
         self.clocks, self.time, self.whole = Clocks(trace.pipes), 0, True
         self.done: list[int] = []  # for each step so far, what is complete after its op
