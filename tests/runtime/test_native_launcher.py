@@ -247,6 +247,7 @@ def test_workspaces_lie_apart():
     assert all((a - spans[0][0]) % 256 == 0 for a, _ in spans) and all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [
     torch.zeros(4, 7), torch.zeros(24), torch.zeros(4, 6, dtype=torch.float64), torch.zeros(6, 4).T, torch.zeros(8, 6)[::2],
     torch.zeros(25)[1:].view(4, 6), torch.zeros(4, 6, dtype=torch.int32), None, "x", 3], ids=lambda x: f"{type(x).__name__}")
@@ -259,6 +260,7 @@ def test_arguments_of_another_kind_start_nothing(other):
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_what_a_kernel_raises_is_raised():
     def fails(*args):
         raise ValueError("the kernel says so")
@@ -303,10 +305,19 @@ def test_where_torch_gives_the_ffi_no_memory_there_is_none(empty_cache, monkeypa
     assert launcher(NONE, *arguments()) is None
 
 
-@pytest.mark.slow
-def test_without_a_compiler_calls_go_the_other_way(empty_cache, monkeypatch, started):
+@pytest.fixture
+def no_compiler(empty_cache, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
+
+
+def test_without_a_compiler_there_is_none(no_compiler):
+    with pytest.warns(RuntimeWarning, match="slower way"):
+        assert launcher(NONE, *arguments()) is None
+
+
+@pytest.mark.slow
+def test_without_a_compiler_calls_go_the_other_way(no_compiler, started):
     with pytest.warns(RuntimeWarning, match="slower way"):
         assert launcher(NONE, *arguments()) is None
     for _ in range(2):
