@@ -29,9 +29,9 @@ PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
     ("staged", {"v_block": 32}), ("staged", {"v_block": 16}))
 SPLIT = 128
-#: Columns of the state in an instance over single tokens, which has one warp, by the order of the state in memory: for many walks,
-#: and for a few, so that more instances share the work. For K above 128 the second serves both, so that registers hold them. In
-#: the order kv an instance reads pieces of so many columns, which should not be short.
+#: Columns of the state in an instance over single tokens, which has one warp, by the order of the state in memory: for many
+#: walks, and for a few, so that more instances share the work. For K above 128 the second serves both, so that registers hold
+#: them. In the order kv an instance reads pieces of so many columns, which should not be short.
 TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
 
