@@ -289,6 +289,12 @@ def _effect(attrs: Attrs, *args: Tile) -> Tile:
     return Tile(())
 
 
+def _resumed(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("resume", 2, args)
+    _need(args[0] == args[1], lambda: f"resume takes two states of one type; got {args[0]} and {args[1]}")
+    return args[0]
+
+
 def _loaded(attrs: Attrs, *args: Tile) -> Tile:
     raise TypeRuleError("load has no type rule: its type is that of the tensor that it names")
 
@@ -456,6 +462,10 @@ op("load", "a tile from global memory. An asynchronous copy arrives at the barri
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
    "`one_token`: as for load", _effect,
    effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token"))
+op("resume", "the state from which a chunk of a tree starts: the tile of `tensor` that this walk stored after the chunk that "
+   "`parents` names. The first operand, the state after the chunk before, if that is the parent or if the parent's tile was not "
+   "stored. The second operand, the initial state, if the parent is negative. The tile in memory may have another dtype",
+   _resumed, effect="read", attrs=("tensor", "parents", "transposed"), zero=zeros.all_operands)
 op("warm_up_length", "the warm-up length of a part, in chunks: the least n for which the sum of `tensor` over the n chunks "
    "before the part is at most -`bound`, or all chunks back to the sequence's first. -1 if n is more than `most` times the "
    "chunks of a part. Without `tensor`: -1, and 0 in the first part. `parts_ahead`: for the part this number of parts later; "

@@ -33,7 +33,7 @@ class Request:
 
     gate, beta_form: the contract's names of the forms of g and beta, "" for the page's own. l2norm, unit_keys: whether kernels
     divide rows of q and k by their norms, and whether rows of k have norm 1. in_place: whether the final state overwrites the
-    initial one. checkpoint_chunks: chunks from one checkpoint to the next, 0 for none. target: "auto" leaves it open.
+    initial one. by_token: the contract's words for states by token, joined by /. checkpoint_chunks: chunks from one checkpoint to the next, 0 for none. target: "auto" leaves it open.
     chunk_size, schedule: None leaves it open. decode: whether the call is a decoding step.
     """
 
@@ -45,6 +45,7 @@ class Request:
     state_v_first: bool = False
     state_dtype: str = "float32"
     in_place: bool = False
+    by_token: str = ""
     checkpoint_chunks: int = 0
     target: str = "auto"
     chunk_size: int | None = None
@@ -55,8 +56,8 @@ class Request:
 
     @property
     def chunk(self) -> int | None:
-        """Tokens of a chunk, if the call gives them or checkpoints need them; else None."""
-        return DECODE_CHUNK if self.decode else self.chunk_size or (DEFAULT_CHUNK if self.checkpoint_chunks else None)
+        """Tokens of a chunk, if the call gives them or its states need them; else None."""
+        return 1 if self.by_token else DECODE_CHUNK if self.decode else self.chunk_size or (DEFAULT_CHUNK if self.checkpoint_chunks else None)
 
     @property
     def axes(self) -> tuple[int, int]:
@@ -93,7 +94,8 @@ def _contract(x: Request, given: tuple[tuple[str, torch.dtype], ...], pool: bool
     inputs = {"g": x.gate, "beta": x.beta_form, "q": q, "k": q or ("unit" if x.unit_keys else "")}
     dtypes = {n: DTYPES[d] for n, d in given if d in DTYPES and d != torch.float32}
     return Contract(tuple(sorted((n, form) for n, form in inputs.items() if form)), tuple(sorted(dtypes.items())),
-                    "vk" if x.state_v_first else "kv", x.state_dtype, pool, x.in_place, x.checkpoint_chunks > 0, strided)
+                    "vk" if x.state_v_first else "kv", x.state_dtype, pool, x.in_place, x.checkpoint_chunks > 0, strided=strided,
+                    **dict.fromkeys(filter(None, x.by_token.split("/")), True))
 
 
 def _strided(t: Tensors) -> bool:
