@@ -12,7 +12,7 @@ from .runtime.call.arguments import Options, Tensors
 from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.foreign_keywords import spelled
 from .runtime.call.launch import check_values, eager
-from .runtime.call.normalise import settled, shape_of
+from .runtime.call.normalise import is_batch_invariant, settled, shape_of
 from .runtime.call.request import DECODE_CHUNK
 from .runtime.torch_library import compiled
 from .schedule import Schedule
@@ -57,7 +57,7 @@ def chunk_gated_delta_rule(
         state_indices: Tensor | None = None, inplace_final_state: bool | None = None, checkpoint_chunks: int = 0,
         chunk_indices: Tensor | None = None, chunk_offsets: Tensor | None = None, unit_keys: bool = False,
         target: str = "auto", chunk_size: int | None = None, schedule: str | Schedule | None = None,
-        **kwargs: Any) -> tuple[Any, ...]:
+        batch_invariant: bool | None = None, **kwargs: Any) -> tuple[Any, ...]:
     """Gated DeltaNet prefill (arXiv:2412.06464). Returns (o, final state or None). Forward only.
 
     Inputs.
@@ -87,6 +87,9 @@ def chunk_gated_delta_rule(
       out: a buffer for o, with v's shape and dtype.
       target: "auto" takes one that runs on q's device. chunk_size (1, 16, 32, 64, 128) and schedule: None lets the package
         choose.
+      batch_invariant: the bits of a sequence's result do not depend on the rest of the batch, nor on where a prompt is cut, if
+        it is cut at multiples of the chunk (64 tokens, or chunk_size). States are float32. None asks
+        GDN_CODEGEN_BATCH_INVARIANT=1. docs/contract.md says what it costs.
       chunk_indices, chunk_offsets: FLA's tables of chunks. The kernels do not use them. They are compared with cu_seqlens where
       values may be read: for CPU tensors, or with GDN_CODEGEN_CHECK=1.
       Other keywords are names that other libraries use (docs/contract.md). Unknown ones are refused.
@@ -96,7 +99,7 @@ def chunk_gated_delta_rule(
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, None, None, None, cu_seqlens, final_state, out, None,
          chunk_indices, chunk_offsets)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
-         state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks, unit_keys)
+         state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks, unit_keys, batch_invariant)
     return _call(t, x, scale, kwargs)
 
 
@@ -110,14 +113,16 @@ def recurrent_gated_delta_rule(
         state_indices: Tensor | None = None, inplace_final_state: bool | None = None,
         num_accepted_tokens: Tensor | None = None, retrieve_parent_token: Tensor | None = None,
         intermediate_states_buffer: Tensor | None = None, intermediate_state_indices: Tensor | None = None,
-        target: str = "auto", schedule: str | Schedule | None = None, **kwargs: Any) -> tuple[Any, ...]:
+        target: str = "auto", schedule: str | Schedule | None = None, batch_invariant: bool | None = None,
+        **kwargs: Any) -> tuple[Any, ...]:
     """Gated DeltaNet decoding: 1 to 16 new tokens per sequence. Returns (o, final state or None). Forward only.
 
     The arguments are those of `chunk_gated_delta_rule`, without unit_keys, checkpoint_chunks, chunk_size and FLA's tables of
-    chunks. One kernel computes all tokens, as chunks of one token or as one chunk of 16.
+    chunks. One kernel computes all tokens, as one chunk of 16 or as chunks of one token. With batch_invariant=True chunks have
+    one token, so that any cut leaves the bits as they are.
 
     Verification of draft tokens keeps a state for each token (W is at least the most tokens of a sequence):
-      state_indices: [N, W], slots of the pool. The state after token t of sequence n is written to slot [n, t], unless that is -1.
+      state_indices: [N, W], slots of the pool. The state after token t of sequence n is written to slot [n, t]; -1 stores none.
       num_accepted_tokens: [N]. Sequence n starts from slot [n, num_accepted_tokens[n] - 1], not from slot [n, 0].
       intermediate_states_buffer: [rows, W, HV, K, V], or [rows, W, HV, V, K] with state_v_first=True, in the dtype of the other
       states. Instead of slots: the state after token t is written to [row, t]. intermediate_state_indices: [N], the row of each
@@ -131,7 +136,7 @@ def recurrent_gated_delta_rule(
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, num_accepted_tokens, retrieve_parent_token,
          intermediate_state_indices, cu_seqlens, final_state, out, intermediate_states_buffer, None, None)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
-         state_dtype, inplace_final_state, target, schedule, None, 0, False)
+         state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant)
     return _call(t, x, scale, kwargs, decode=True, few=True)
 
 
@@ -144,8 +149,8 @@ def fused_recurrent_gated_delta_rule(
     """Gated DeltaNet with the argument order of FLA 0.5.1's function of this name. Returns (o, final state or None).
 
     Takes any number of tokens: up to 16 per sequence it is `recurrent_gated_delta_rule`, above that `chunk_gated_delta_rule`,
-    whose other keywords it takes, too. g=None means no decay, beta=None means 1. A_log and dt_bias are ignored unless
-    use_gate_in_kernel=True, as in FLA.
+    whose other keywords it takes, too. With batch_invariant=True it walks over single tokens, however many there are. g=None
+    means no decay, beta=None means 1. A_log and dt_bias are ignored unless use_gate_in_kernel=True, as in FLA.
 
     Raises ValueError that names the bad argument; gk and gv (gates per key or value channel) must be None.
     """
@@ -169,7 +174,8 @@ def fused_recurrent_gated_delta_rule(
     t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
     x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
     tokens = 2 if x.head_first is True or x.layout in ("bhtd", "bnsd") else 1
-    decode = v.ndim == 4 and v.shape[0] * v.shape[tokens] <= DECODE_CHUNK * sequences
+    few = v.ndim == 4 and v.shape[0] * v.shape[tokens] <= DECODE_CHUNK * sequences
+    decode = few or is_batch_invariant(x.batch_invariant)  # how many tokens there are on average depends on the batch
     return _call(t, x, scale, others, decode=decode)
 
 

@@ -201,8 +201,8 @@ def _check_rows(name: str, x: Any, tile: tuple[int, ...], tokens: int, device: t
 
 
 def _check_slots(name: str, seen: Sequence[int], slots: int, written: bool) -> None:
-    """Check the values of a tensor with the slot or row of each sequence. written: True if states are written there. Sequences run
-    side by side, so two of them would race for one slot. They may share a slot that is only read."""
+    """Check the values of a tensor with the slot or row of each sequence. written: True if states are written there. Sequences
+    run side by side, so two of them would race for one slot. They may share a slot that is only read."""
     what = _WHAT[name]
     if any(not -1 <= i < slots for i in seen):
         _fail(name, seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
@@ -223,26 +223,31 @@ def _check_accepted(accepted: Sequence[int], slots: Sequence[Sequence[int]]) -> 
 
 def _check_slots_by_token(slots: Sequence[Sequence[int]], first: Sequence[int], lengths: Sequence[int], pool: int, written: bool
                           ) -> None:
-    """Check the values of state_indices [N, tokens]. first: for each sequence, the column of its initial state. No other sequence
-    may write a slot that a sequence reads or writes."""
+    """Check the values of state_indices [N, tokens]. first: the slot of each sequence's initial state. written: True if states are
+    written to the slots. Then no other token may write a slot, and no other sequence may start from it."""
     owner: dict[int, tuple[int, int]] = {}
     for n, (own, at, length) in enumerate(zip(slots, first, lengths, strict=True)):
         if length > len(own):
             _fail("state_indices", f"{len(own)} slots for the {length} tokens of sequence {n}", "a slot for each token")
-        for t in sorted({at, *range(length)}) if own else ():
-            if not -1 <= own[t] < pool:
-                _fail("state_indices", f"slot {own[t]} for sequence {n}, token {t}", f"slots from 0 to {pool - 1}, or -1")
-            if written and own[at] >= 0 <= own[t] and owner.setdefault(own[t], (n, t)) != (n, t):
-                _fail("state_indices", f"slot {own[t]} for tokens {owner[own[t]]} and {(n, t)}",
+        for i in (at, *own[:length]):
+            if not -1 <= i < pool:
+                _fail("state_indices", f"slot {i} for sequence {n}", f"slots from 0 to {pool - 1}, or -1")
+        for t, i in enumerate(own[:length] if written else ()):
+            if i >= 0 and owner.setdefault(i, (n, t)) != (n, t):
+                _fail("state_indices", f"slot {i} for token {owner[i][1]} of sequence {owner[i][0]} and token {t} of {n}",
                       "a different slot for each token of each sequence, or -1 to store no state")
+    for n, at in enumerate(first):
+        if at in owner and owner[at][0] != n:
+            _fail("state_indices", f"slot {at}, from which sequence {n} starts, for a token of sequence {owner[at][0]}",
+                  "a different slot for each token of each sequence")
 
 
 def _check_parents(parents: Sequence[Sequence[int]], lengths: Sequence[int], kept: Sequence[Sequence[bool]]) -> None:
-    """Check the values of retrieve_parent_token. kept: for each token of each sequence, whether its state is stored. The parent of
-    a first token is not read."""
+    """Check the values of retrieve_parent_token. kept: for each token of each sequence, whether its state is stored. The parent
+    of a first token is not read."""
     for n, (own, length, there) in enumerate(zip(parents, lengths, kept, strict=True)):
         if length > len(own):
-            _fail("retrieve_parent_token", f"{len(own)} parents for the {length} tokens of sequence {n}", "a parent for each token")
+            _fail("retrieve_parent_token", f"{len(own)} parents for {length} tokens of sequence {n}", "a parent for each token")
         for t in range(1, length):
             if own[t] >= t or (0 <= own[t] < t - 1 and not there[own[t]]):
                 _fail("retrieve_parent_token", f"{own[t]} for token {t} of sequence {n}",

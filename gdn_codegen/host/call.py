@@ -86,18 +86,21 @@ def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: An
     t = p.tables
     found = {name: x.tolist() for name, x in zip(t.numbers, indices, strict=True) if x is not None}
     lengths = [p.tokens] * p.sequences if cu_seqlens is None else cu_seqlens.diff().tolist()
-    slots, rows = found.get("state_indices"), found.get("intermediate_state_indices", list(range(p.sequences)))
+    slots, rows = found.get("state_indices", []), found.get("intermediate_state_indices", list(range(p.sequences)))
     kept = [[True] * p.tokens] * p.sequences
     if "state_indices" in t.by_token:
         accepted = found.get("num_accepted_tokens", [1] * p.sequences)
         _check_accepted(accepted, slots)
-        _check_slots_by_token(slots, [n - 1 for n in accepted], lengths, min(p.pool_slots), t.slots)
+        first = [own[n - 1] for own, n in zip(slots, accepted, strict=True)]
+        lengths = [0 if at < 0 else n for at, n in zip(first, lengths, strict=True)]  # a skipped sequence has no tokens
+        _check_slots_by_token(slots, first, lengths, min(p.pool_slots), t.slots)
         kept = [[x >= 0 for x in own] for own in slots] if t.slots else kept
     elif t.pool:
         _check_slots("state_indices", slots, min(p.pool_slots), t.in_place or any(x is not None for x in buffers[:len(t.final)]))
+        lengths = [0 if at < 0 else n for at, n in zip(slots, lengths, strict=True)]
     if t.rows:
         if max(lengths, default=0) > p.row_tokens:
-            _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} tokens", f"a state for each of the {max(lengths)} tokens of a sequence")
+            _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} states", f"{max(lengths)} or more, as a sequence has tokens")
         _check_slots("intermediate_state_indices", rows, p.stored_rows, True)
         kept = [[row >= 0] * p.tokens for row in rows]
     if "retrieve_parent_token" in found:
@@ -105,8 +108,8 @@ def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: An
 
 
 def _integers(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
-    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots. Outside a pool
-    they have one tile for each sequence; so have rows without indices."""
+    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots. Outside a
+    pool they have one tile for each sequence; so have rows without indices."""
     found = {name: x if fits and x.data_ptr() % 16 == 0 else
              _filled(_equal_rows, p.sequences, 1, p.device)[:-1] if x is None else _plain(x, torch.int32)
              for name, x, fits in zip(p.tables.numbers, indices, p.as_integers, strict=True)}

@@ -98,8 +98,8 @@ class Plan:
                 self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
 
     def expect_numbers(self, indices: Sequence[Any]) -> None:
-        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller gives, True if it is passed without
-        a copy."""
+        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller gives, True if it is passed
+        without a copy."""
         t = self.tables
         self.as_integers: list[bool] = []
         for name, x in zip(t.numbers, indices, strict=True):

@@ -22,8 +22,8 @@ class Tables:
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
     head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
-    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the caller's
-    memory, one row for each sequence and one tile for each token. slots: they lie in the pool.
+    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
+    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
     value head. part_workspaces: one tile for each part and value head.

@@ -87,8 +87,8 @@ INDEXING = {
     "checkpoint": "one tile for each (checkpoint, value head). A store in a walk happens once every `checkpoint_chunks` whole "
                   "chunks. With `at`: after each chunk, where its numbers say",
     "number": "one integer for each sequence: the index of its tile in other tensors",
-    "numbers": "one integer for each (sequence, chunk of its walk). The integers of a sequence are a row, whose length is known at "
-               "run time",
+    "numbers": "one integer for each (sequence, chunk of its walk). The integers of a sequence are a row, whose length is known "
+               "at run time",
     "block": "`slots` tiles for each core group: a channel between agents that share no memory",
     "const": "one tile that all instances read: a mask or table made on the host",
     "head": "one number for each value head, which only `scalar` reads",

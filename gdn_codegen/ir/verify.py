@@ -5,19 +5,15 @@ The types of ops, loads and stores must be right. Sums over padding must have an
 """
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, zip_longest
 
 from .core import Kernel, Loop, Op, Program, Stmt, loops, types, walk
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
+from .places import misplaced
 from .required import missing
 from .stages import illegal
-from .types import LAYOUTS, Tensor, Tile
-
-
-#: index of a tensor with `at` -> the indices of tensors at whose integers its tiles may lie
-AT = {"sequence": ("number", "numbers"), "checkpoint": ("number", "numbers"), "numbers": ("number",)}
+from .types import LAYOUTS, Tile
 
 
 class VerifyError(ValueError):
@@ -35,7 +31,8 @@ def verify(p: Program, verified: Program | None = None) -> Program:
         if len(set(names)) != len(names):
             raise VerifyError(f"{p.name}: several {what} have the same name: {names}")
     for t in p.tensors:
-        _lies(p, t)
+        for text in misplaced(p, t):
+            raise VerifyError(f"{p.name}: {text}")
     alike = verified is not None and (p.tensors, p.dims, p.extents) == (verified.tensors, verified.dims, verified.extents)
     twins = verified.kernels if verified is not None and alike else ()
     stored, by_twins = set[str](), set[str]()
@@ -64,20 +61,6 @@ def verify_stage(p: Program) -> None:
     for text, k, o in chain(illegal(p), missing(p)):
         at = "".join([f", kernel {k.name}" if k else "", f", {o.out or o.kind} ({o.line})" if o else ""])
         raise VerifyError(f"{p.name}{at}: {text}")
-
-
-def _lies(p: Program, t: Tensor) -> None:
-    """Check the fields `at`, `over` and `cleared` of a tensor."""
-    by_name = {x.name: x for x in p.tensors}
-    if t.at and (t.index not in AT or t.at not in by_name or by_name[t.at].index not in AT[t.index]):
-        raise VerifyError(f"{p.name}: tensor {t.name} lies at {t.at!r}; accepted: {AT}")
-    if t.over:
-        under = by_name.get(t.over)
-        same = {"index": under.index, "optional": under.optional} if under and t.index == "checkpoint" and t.at else {}
-        if t.role != "output" or under is None or replace(t, name=t.over, role=under.role, over="", **same) != under:
-            raise VerifyError(f"{p.name}: output {t.name} lies over {t.over!r}, which is not an input like it")
-    if t.cleared and (t.role != "output" or t.index != "token"):
-        raise VerifyError(f"{p.name}: tensor {t.name} is cleared; only an output of tokens has rows that no sequence covers")
 
 
 def describes(p: Program, k: Kernel, o: Op) -> bool:
@@ -270,7 +253,8 @@ class _Kernel:
         if o.attr("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
         moved = t.moved(heads, o.attr("transposed", False), last, o.attr("one_token", False))
-        if t.index in ("number", "numbers") or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
+        body = o.kind == "store" and inside and self.k.grid != "chunks"
+        if t.index in ("number", "numbers") or (t.index == "checkpoint" and not body):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")
         if t.index == "part" and self.k.grid != "parts":
             raise self.fail(o, f"tensor {name} has one tile for each part, and the grid is over {self.k.grid}")
@@ -284,9 +268,8 @@ class _Kernel:
     def resume(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
         """Check an op that reads a tile that this kernel stores after an earlier chunk."""
         t, parents = (self.tensors.get(o.attr(x)) for x in ("tensor", "parents"))
-        stores = [s for s in walk(self.k.body) if s.kind == "store" and s.attr("tensor") == o.attr("tensor")]
-        if not inside or t is None or t.index != "checkpoint" or not t.at or not stores or parents is None \
-                or parents.index != "numbers":
+        kept = any(s.kind == "store" and s.attr("tensor") == o.attr("tensor") for s in walk(self.k.body))
+        if not (inside and kept and t and t.index == "checkpoint" and t.at and parents and parents.index == "numbers"):
             raise self.fail(o, "accepted: in a walk that stores the tensor after each chunk, with the numbers of parents")
         moved = t.moved(transposed=o.attr("transposed", False)).with_dtype(args[0].dtype)
         if args[0] != moved:

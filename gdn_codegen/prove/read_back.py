@@ -40,4 +40,4 @@ class _Check:
             if s.kind == "store":
                 self.fresh[memory] = op_text(s)
             elif memory in self.fresh:
-                raise RaceError(f"{self.where}: {op_text(s)} reads what {self.fresh[memory]} wrote, without a barrier between them")
+                raise RaceError(f"{self.where}: {op_text(s)} reads what {self.fresh[memory]} wrote, without a barrier between")

@@ -135,6 +135,7 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
     elif b.contract.pool:
         lines += ["state_indices: int32 or int64 [N], a sequence's slot; -1 leaves it out: nothing of it is read, and nothing",
                   "    written. Slots may lie apart; each is dense, and aligned to 16 bytes."]
+    more = ", checkpoints" if t.checkpoints and not t.rows else ""
     devices = f"CUDA tensors only: built for {b.arch}." if b.arch else "CUDA tensors run on the GPU, CPU tensors on the CPU."
     return [
         *lines,
@@ -142,23 +143,23 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
         f"{', '.join(t.outs)}: where to write what is returned; rows of no sequence stay as they are, and are zero in what is",
         "    made here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks",
         "    at that, this module does not.",
-        f"Returns (o, final state or None{', checkpoints' if t.checkpoints and not t.rows else ''}). {devices} ValueError on bad input."]
+        f"Returns (o, final state or None{more}). {devices} ValueError on bad input."]
 
 
 #: What a generated function says of tensors of integers for states by token.
 NUMBERS: dict[tuple[str, str], list[str]] = {
     ("state_indices", "number"): ["state_indices: int32 or int64 [N], a sequence's slot; -1 leaves it out."],
     ("state_indices", "numbers"): [
-        "state_indices: int32 or int64 [N, tokens or more], a slot for each token of a sequence. The state after a token is written",
-        "    there, unless the slot is -1 or the module freezes states. Where a sequence starts from slot -1, it is left out."],
+        "state_indices: int32 or int64 [N, tokens or more], a slot for each token of a sequence. The state after a token is",
+        "    written there, unless it is -1 or the module freezes states. Sequences that start from slot -1 are left out."],
     ("final_indices", "number"): [],
     ("num_accepted_tokens", "number"): [
         "num_accepted_tokens: int32 or int64 [N], from 1 on; a sequence starts from the slot of its token of this number."],
     ("intermediate_state_indices", "number"): [
-        "intermediate_state_indices: int32 or int64 [N], a sequence's row; -1 stores nothing. None: rows in order."],
+        "intermediate_state_indices: int32 or int64 [N], a sequence's row; -1 stores none. None: rows in order."],
     ("retrieve_parent_token", "numbers"): [
-        "retrieve_parent_token: int32 or int64 [N, tokens or more]: an earlier token, after whose state a token starts; negative:",
-        "    from the initial state. First tokens start there in any case."]}
+        "retrieve_parent_token: int32 or int64 [N, tokens or more], the earlier token after which a token comes; negative: it",
+        "    starts from the initial state, as first tokens do in any case."]}
 
 
 def _state_doc(b: Build, t: Tensor) -> list[str]:
@@ -167,7 +168,7 @@ def _state_doc(b: Build, t: Tensor) -> list[str]:
     lead = "rows" if t.index == "checkpoint" else "slots" if c.pool else "N"
     text = f"{t.name}: [{lead}, HV, {dims}] {t.dtype}"
     if t.index == "checkpoint" and t.at:
-        return [f"{t.name}: [rows, tokens or more, HV, {dims}] {t.dtype}, to be written to: the state after each token of a sequence."]
+        return [f"{t.name}: [rows, tokens or more, HV, {dims}] {t.dtype}, to be written to: the state after each token."]
     if t.index == "checkpoint":
         return [f"{text}, to be written to: the state after (i + 1) * checkpoint_chunks chunks of sequence n in row",
                 f"    cu_seqlens[n] // (checkpoint_chunks * {b.chunk}) + i; other rows are left as they are."]

@@ -59,8 +59,8 @@ class Contract:
     strided: bool = False
 
     def __post_init__(self) -> None:
-        """ContractError for an unknown form, dtype or state layout, for inputs out of order or given twice, and for flags of states
-        that do not go together."""
+        """ContractError for an unknown form, dtype or state layout, for inputs out of order or given twice, and for flags of
+        states that do not go together."""
         for field, pairs, accepted in (("inputs", self.inputs, INPUT_FORMS), ("dtypes", self.dtypes, DTYPES)):
             for name, value in pairs:
                 if value not in accepted:

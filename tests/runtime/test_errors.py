@@ -8,6 +8,7 @@ import torch
 
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import varied
 from gdn_codegen.targets import OWN
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
@@ -142,6 +143,9 @@ TRIALS = {
     ("use_gate_in_kernel", "contradicts gate"): dict(use_gate_in_kernel=True, A_log=zeros(HV), gate="linear"),
     ("beta_form", "not one that there is"): dict(beta_form="tanh"),
     ("unit_keys", "not a bool"): dict(unit_keys=cu(0, T)),
+    ("batch_invariant", "not a bool"): dict(batch_invariant=1),
+    ("schedule", "parts, in a batch invariant call"): dict(batch_invariant=True, schedule=varied("walk", partition="decay")),
+    ("state_dtype", "16 bits, in a batch invariant call"): dict(batch_invariant=True, state_dtype=torch.float16),
     ("allow_neg_eigval", "without a sigmoid"): dict(allow_neg_eigval=True),
     ("ssm_state_indices", "beside state_indices"): dict(POOL, ssm_state_indices=cu(0, 1), state_indices=cu(0, 1)),
     ("inplace_update", "contradicts inplace_final_state"): dict(initial_state=STATE, inplace_update=True,

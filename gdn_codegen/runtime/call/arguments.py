@@ -57,3 +57,4 @@ class Options(NamedTuple):
     chunk_size: int | None = None
     checkpoint_chunks: int = 0
     unit_keys: bool = False
+    batch_invariant: bool | None = None

@@ -1,4 +1,4 @@
-"""States by token: what a call that verifies draft tokens asks of them, as words of the contract. Refuses what contradicts itself.
+"""States by token: what a call that verifies draft tokens asks for, as words of the contract. Refuses contradictions.
 
 vLLM gives a pool slot for each token of a sequence, and how many of its last tokens were accepted. SGLang and FlashInfer give a
 buffer for the states after the tokens, and may leave the pool as it is. A tree of tokens has parents.

@@ -206,11 +206,12 @@ def kept_choice(call: Call, target: str, size: Size) -> Choice:
     if x.schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        found, why = first(call.device,
-                           ("table", measured(b, arch, names(call.device), size.shape_class, chunk, size.shared)),
+        rows = () if x.batch_invariant else measured(b, arch, names(call.device), size.shape_class, chunk, size.shared)
+        found, why = first(call.device, ("table", rows),
                            ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared)))
         chosen = found or Choice(b, why)
-    why = (*chosen.why, ("chunk", "asked for" if chunk else "left open"))
+    fixed = "fixed, so that prompts may be cut at its multiples" if x.batch_invariant and not x.chunk_size else "asked for"
+    why = (*chosen.why, ("chunk", fixed if chunk else "left open"))
     chosen = said(Choice(_served(chosen.build), why))
     if x.schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may need half of the estimate for Hopper
         _check_fits(chosen.build, arch, size.few, size.shape_class)

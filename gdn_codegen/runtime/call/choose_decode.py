@@ -86,11 +86,11 @@ def plan(b: Build, n: int, on_gpu: bool) -> str | Schedule:
     return varied(DEFAULT_SCHEDULE, **fields) if fields else DEFAULT_SCHEDULE
 
 
-def modelled(b: Build, x: Extent, units: int, wanted: Sequence[str]) -> Iterator[tuple[Build, str]]:
-    """Builds in the order in which the model wants them."""
+def modelled(b: Build, x: Extent, units: int, wanted: Sequence[str], any_device: bool = False) -> Iterator[tuple[Build, str]]:
+    """Builds in the order in which the model wants them. any_device: whether the chunks are of one token without a GPU, too."""
     for target in wanted:
         mine = replace(b, target=target, heads=(x.H, x.HV) if find(target).head_counts else None)
-        if b.contract.by_token or (units and by_tokens(x)):
+        if b.contract.by_token or ((units or any_device) and by_tokens(x)):
             few = x.walks * b.head_dim_v // TOKEN_COLUMNS <= 2 * units
             yield by_token(mine, few), ("states by token" if b.contract.by_token else
                                         f"at most {FEW} tokens of a sequence on average")
@@ -111,8 +111,9 @@ def kept_choice(call: Call, x: Extent, wanted: tuple[str, ...]) -> Choice | None
     """The choice for calls of one extent. wanted: targets, the preferred first."""
     b = Build(wanted[0], DECODE_CHUNK, call.request.layout, call.request.algorithm, DEFAULT_SCHEDULE, DTYPES[call.dtype],
               *call.head_dims, contract=call.contract.unpromised())
-    found, _ = first(call.device, ("table", measured(b, x, names(call.device), wanted)),
-                     ("model", modelled(b, x, units(call.device), wanted)))
+    invariant = call.request.batch_invariant
+    found, _ = first(call.device, ("table", () if invariant else measured(b, x, names(call.device), wanted)),
+                     ("model", modelled(b, x, units(call.device), wanted, invariant)))
     return None if found is None else said(found)
 
 

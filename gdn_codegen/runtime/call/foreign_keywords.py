@@ -158,7 +158,8 @@ def _packed(own: dict[str, Any], x: Any, _: int) -> None:
 #: Keywords whose translation needs a function: it changes the op's own arguments.
 MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
     "use_gate_in_kernel": _gate, "use_beta_sigmoid_in_kernel": _beta, "state": _state, "disable_state_update": _no_update,
-    "cache_steps": _steps, "core_attn_out": _first_rows, "output_state_indices": _same_slots, "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
+    "cache_steps": _steps, "core_attn_out": _first_rows, "output_state_indices": _same_slots,
+    "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
     "cu_seqlens_cpu": lambda own, x, _: check_cpu_ends(x, own["cu_seqlens"])}
 
 

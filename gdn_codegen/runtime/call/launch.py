@@ -17,10 +17,11 @@ from ..build import Build
 from ..load import module
 from . import choose_decode
 from .aliasing import reach
-from .arguments import BUFFER, FINAL, IN_KERNELS, INITIAL, INPUTS, INTEGERS, OUT, RAW_INPUTS, Options, Tensors
+from .arguments import BUFFER, FINAL, IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Options, Tensors
 from .choose import choice, refuse
 from .compiling import DoesNotCompile, compiling
 from .dtypes import adapted, adapts
+from .given import buffers_of, given_to, integers_of, places_of_integers
 from .native_launcher import call_launcher, kernels_ahead
 from .normalise import check_chunks, check_written, reads, settled, transformed
 from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
@@ -49,7 +50,6 @@ _kept: dict[Any, Settled] = {}
 #: The function of the last call. The next call is mostly of the same kind, as in all layers of a model.
 _last: Callable[..., Any] | None = None
 
-ROWS = Tensors._fields.index("intermediate_state_indices")
 #: Classes of tensors whose values are those in their memory.
 PLAIN = Tensor, torch.nn.Parameter
 
@@ -70,7 +70,7 @@ def _admitted(t: Tensors, call: Call, checkpoints: Tensor | None) -> Any:
     m = module(b)
     try:
         with compiling(m, call.device.type):
-            admit(b, m, call, lambda: m.HOST.prepare(*_given(t, x, checkpoints), call.wanted, _integers(t, x),
+            admit(b, m, call, lambda: m.HOST.prepare(*given_to(t, x, checkpoints), call.wanted, integers_of(t, x),
                                                      x.checkpoint_chunks))
     except (Refused, DoesNotCompile) as e:
         if x.schedule is not None or not refuse(b, call.device, str(e)):
@@ -128,29 +128,6 @@ def _serves(t: Tensors, call: Call, checkpoints: Tensor | None = None) -> Any:
     return m
 
 
-def _given(t: Tensors, x: Request, checkpoints: Tensor | None) -> tuple[Any, ...]:
-    """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
-    buffers = tuple(t[n] for n in _buffers(x))
-    return (t[:RAW_INPUTS] if x.gate == "raw" else t[:INPUTS], (t.initial_state,), (t.out,), t.cu_seqlens,
-            (*buffers, checkpoints) if x.checkpoint_chunks else buffers)
-
-
-def _buffers(x: Request) -> tuple[int, ...]:
-    """Indices of the tensors to which a call writes final states and states by token."""
-    words = x.by_token.split("/")
-    return (*(() if x.in_place or "frozen" in words else (FINAL,)), *((BUFFER,) if "rows" in words else ()))
-
-
-def _places_of_integers(t: tuple[Any, ...], x: Request) -> tuple[int, ...]:
-    """Indices of the tensors of integers that a call's module takes. It takes rows of states even where they are not given."""
-    rows = "rows" in x.by_token.split("/")
-    return tuple(n for n in INTEGERS if t[n] is not None or (rows and n == ROWS))
-
-
-def _integers(t: tuple[Any, ...], x: Request) -> tuple[Any, ...]:
-    return tuple(t[n] for n in _places_of_integers(t, x))
-
-
 def _numbers(host: Host, scale: float | None) -> tuple[float, ...]:
     """The numbers that kernels take: the scale, which is checked, or the page's default."""
     return host.numbers_of((None,)) if scale is None else (scale,)
@@ -160,8 +137,8 @@ def run(t: Tensors, x: Request, scale: float | None, checkpoints: Tensor | None 
     """o, the final state or None, state checkpoints or None."""
     call = call_of(t, x)
     host = _serves(t, call, checkpoints).HOST
-    given, *others = _given(t, x, checkpoints)
-    memory = host.run(given, _numbers(host, scale), *others, call.wanted, _integers(t, x), x.checkpoint_chunks)
+    given, *others = given_to(t, x, checkpoints)
+    memory = host.run(given, _numbers(host, scale), *others, call.wanted, integers_of(t, x), x.checkpoint_chunks)
     o, final, *states = host.results(memory, call.wanted)
     return o, final, states[0] if states else None
 
@@ -214,12 +191,12 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
         call = call_of(t, asked)
         m = _serves(t, call)
         host: Host = m.HOST
-        inputs, states, outs, ends, buffers = _given(t, asked, None)
+        inputs, states, outs, ends, buffers = given_to(t, asked, None)
         with compiling(m, t.q.device.type):
-            integers = _integers(t, asked)
+            integers = integers_of(t, asked)
             plan = host.prepare(inputs, states, outs, ends, buffers, call.wanted, integers, asked.checkpoint_chunks)
-            kept = Settled(asked, m, plan, host.numbers_of((None,)), sorts, given, reaches, _buffers(asked),
-                           _places_of_integers(t, asked))
+            kept = Settled(asked, m, plan, host.numbers_of((None,)), sorts, given, reaches, buffers_of(asked),
+                           places_of_integers(t, asked))
             memory = plan.call(inputs, _numbers(host, scale), states, outs, ends, buffers, integers)
             results = host.results(memory, call.wanted)
     if about is not None and not captures(t.q.device):  # a captured call may not have been admitted

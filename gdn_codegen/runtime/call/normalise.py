@@ -24,7 +24,7 @@ from ...host.arguments import (
     _check_tensor,
 )
 from ...host.tensors import _fail
-from ...schedule import Schedule
+from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
 from .aliasing import shared
 from .arguments import BUFFER, FINAL, IN_KERNELS, INITIAL, INPUTS, INTEGERS, OUT, Options, Tensors
@@ -201,6 +201,22 @@ def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) 
                 _fail(name, f"memory of {other}", f"memory of its own{_APART[name]}")
 
 
+def is_batch_invariant(x: Any) -> bool:
+    """Whether a call is batch invariant. x: its option; None leaves it to GDN_CODEGEN_BATCH_INVARIANT."""
+    return os.environ.get("GDN_CODEGEN_BATCH_INVARIANT") == "1" if x is None else _check_flag("batch_invariant", x)
+
+
+def _check_invariant(x: Request) -> None:
+    """ValueError where a batch invariant call asks for what depends on the batch, or on where prompts are cut."""
+    plan = named(x.schedule) if isinstance(x.schedule, str) else x.schedule
+    if plan is not None and plan.partition:
+        _fail("schedule", f"{plan.name} with partition={plan.partition!r} and batch_invariant=True",
+              "a schedule without parts, because their number depends on the batch")
+    if x.state_dtype != "float32":
+        _fail("state_dtype", f"torch.{x.state_dtype} with batch_invariant=True",
+              "torch.float32, because a state in 16 bits is rounded wherever a prompt is cut")
+
+
 def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices: bool) -> tuple[bool, str]:
     """Whether the final state takes the initial one's place, and the dtype of states. initial, final: dtypes, None where
     there is none."""
@@ -229,7 +245,7 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
 
 
 def _dtype_of_rows(dtype: Any, held: str) -> str:
-    """The dtype of a buffer for states by token, which is that of all states of the call. held: that of the others, "" for none."""
+    """The dtype of a buffer for states by token, which all states of the call have. held: that of the others, "" for none."""
     found = _kernels_dtype(Tensors._fields[BUFFER], dtype)
     if held not in ("", found):
         _fail(Tensors._fields[BUFFER], dtype, f"torch.{held}, that of the other states")
@@ -257,11 +273,15 @@ def _request(t: Tensors, x: Options, decode: bool) -> Request:
     by_token = words(t, in_place, x.output_final_state or t.final_state is not None, decode)
     if x.checkpoint_chunks and by_token:
         _fail("checkpoint_chunks", x.checkpoint_chunks, "0 beside states by token")
-    return Request(
+    asked = Request(
         output_final_state=x.output_final_state, gate=_gate(x.gate, t.A_log is not None, t.dt_bias is not None),
         beta_form=_beta_form(x.beta_form, x.allow_neg_eigval), l2norm=x.use_qk_l2norm_in_kernel, unit_keys=x.unit_keys,
         state_v_first=x.state_v_first, state_dtype=state_dtype, in_place=in_place, by_token=by_token,
-        checkpoint_chunks=x.checkpoint_chunks, target=x.target, chunk_size=x.chunk_size, layout=_layout(x.layout, x.head_first), schedule=x.schedule, decode=decode)
+        checkpoint_chunks=x.checkpoint_chunks, target=x.target, chunk_size=x.chunk_size, layout=_layout(x.layout, x.head_first),
+        schedule=x.schedule, decode=decode, batch_invariant=is_batch_invariant(x.batch_invariant))
+    if asked.batch_invariant:
+        _check_invariant(asked)
+    return asked
 
 
 def settled(t: Tensors, x: Options, decode: bool = False) -> Request:

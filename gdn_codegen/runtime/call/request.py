@@ -25,6 +25,8 @@ DTYPES = {dtype: name for name, dtype in _FLOATS.items()}
 DEFAULT_CHUNK = 64
 #: Tokens of a chunk of a decoding step, and the most that a sequence may bring.
 DECODE_CHUNK = 16
+#: Sequences of one token each, by which a build is chosen that may not depend on the batch.
+ANY_BATCH = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class Request:
 
     gate, beta_form: the contract's names of the forms of g and beta, "" for the page's own. l2norm, unit_keys: whether kernels
     divide rows of q and k by their norms, and whether rows of k have norm 1. in_place: whether the final state overwrites the
-    initial one. by_token: the contract's words for states by token, joined by /. checkpoint_chunks: chunks from one checkpoint to the next, 0 for none. target: "auto" leaves it open.
-    chunk_size, schedule: None leaves it open. decode: whether the call is a decoding step.
+    initial one. by_token: the contract's words for states by token, joined by /. checkpoint_chunks: chunks from one checkpoint to
+    the next, 0 for none. target: "auto" leaves it open. chunk_size, schedule: None leaves it open. decode: whether the call is a
+    decoding step. batch_invariant: whether the bits of a sequence's result may depend on that sequence alone.
     """
 
     output_final_state: bool = False
@@ -53,11 +56,15 @@ class Request:
     schedule: Any = None
     decode: bool = False
     algorithm: str = "gated_delta_rule"
+    batch_invariant: bool = False
 
     @property
     def chunk(self) -> int | None:
-        """Tokens of a chunk, if the call gives them or its states need them; else None."""
-        return 1 if self.by_token else DECODE_CHUNK if self.decode else self.chunk_size or (DEFAULT_CHUNK if self.checkpoint_chunks else None)
+        """Tokens of a chunk, if the call gives them, or if its states or its caller need them; else None."""
+        known = self.checkpoint_chunks or self.batch_invariant
+        if self.by_token:
+            return 1
+        return DECODE_CHUNK if self.decode else self.chunk_size or (DEFAULT_CHUNK if known else None)
 
     @property
     def axes(self) -> tuple[int, int]:
@@ -108,12 +115,13 @@ def _strided(t: Tensors) -> bool:
 
 
 def call_of(t: Tensors, x: Request) -> Call:
-    """The call of a Request on these tensors."""
+    """The call of a Request on these tensors. If it is batch invariant, it says nothing of the batch: neither its size, nor the
+    strides of views, which kernels would get. The host then copies views."""
     numbers: tuple[tuple[str, Tensor | None], ...] = (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
     given = tuple((n, y.dtype) for n, y in numbers if y is not None)
-    contract = _contract(x, given, t.state_indices is not None, _strided(t))
+    contract = _contract(x, given, t.state_indices is not None, not x.batch_invariant and _strided(t))
     q, v, (tokens, heads) = t.q.shape, t.v.shape, x.axes
     sequences = q[0] if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape
-    return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], sequences, q[0] * q[tokens]), contract,
-                t.cu_seqlens is not None, t.initial_state is not None,
-                x.in_place or x.output_final_state or t.final_state is not None)
+    extent = (ANY_BATCH, ANY_BATCH) if x.batch_invariant else (sequences, q[0] * q[tokens])
+    return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], *extent), contract, t.cu_seqlens is not None,
+                t.initial_state is not None, x.in_place or x.output_final_state or t.final_state is not None)
