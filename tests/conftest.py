@@ -44,20 +44,34 @@ def _small(p, parts):
     """Inputs of a program: two sequences, one of two chunks, both ending in a partial one; a head group of two value heads.
     With parts of a chunk, two chunks more in the first, and a head that forgets within one."""
     lengths = [p.sizes["C"] * (3 if parts else 1) + 3, p.sizes["C"] // 2 + 1]
-    problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=3, rest=3)
+    width = -(-lengths[0] // p.sizes["C"]) + 1
+    pool = 2 * width + 1 if any(t.index == "numbers" for t in p.tensors) else 3
+    problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=pool, rest=3, width=width)
     gen, x = torch.Generator().manual_seed(0), {}
     for t in p.role("input"):
-        if t.index == "number":
-            x[t.name] = torch.randperm(3, generator=gen)[:2]
+        if t.index in ("number", "numbers"):
+            x[t.name] = _integers(p, t, width, pool, gen)
             continue
         heads = 1 if t.heads == "H" else 2
-        lead = {"sequence": (3 if t.at else 2, heads), "head": (heads,)}.get(t.index, (problem.tokens, heads))
+        lead = {"sequence": (pool if t.at else 2, heads), "head": (heads,)}.get(t.index, (problem.tokens, heads))
         dims = p.shape(t)[1 if t.index == "token" else 0:]
         x[t.name] = torch.randn(*lead, *dims, generator=gen, dtype=torch.float64) / 8
         if t.name.startswith("g"):
             x[t.name] = -x[t.name].abs()
             x[t.name][:, 0] *= 500 if parts else 1
     return problem, x
+
+
+def _integers(p, t, width, pool, gen):
+    """Integers of two sequences: slots, one for each chunk of them, how many to count, or the parents of chunks."""
+    users = {x.index for x in p.tensors if x.at == t.name}
+    if "numbers" in users:
+        return torch.tensor([2, 1])
+    if t.index == "number":
+        return torch.randperm(pool, generator=gen)[:2]
+    if users:
+        return torch.randperm(pool, generator=gen)[:2 * width].view(2, width)
+    return torch.tensor([[(7 * c + n) % (c + 1) - 1 for c in range(width)] for n in range(2)])
 
 
 def computed(p):

@@ -200,7 +200,7 @@ def _check_rows(name: str, x: Any, tile: tuple[int, ...], tokens: int, device: t
     return _check_pool(name, x, tuple(x.shape[1:]), device, dtype)
 
 
-def _check_slots(name: str, seen: Sequence[int], slots: int, written: bool) -> None:
+def _check_slots(seen: Sequence[int], name: str, slots: int, written: bool) -> None:
     """Check the values of a tensor with the slot or row of each sequence. written: True if states are written there. Sequences
     run side by side, so two of them would race for one slot. They may share a slot that is only read."""
     what = _WHAT[name]
@@ -223,8 +223,8 @@ def _check_accepted(accepted: Sequence[int], slots: Sequence[Sequence[int]]) -> 
 
 def _check_slots_by_token(slots: Sequence[Sequence[int]], first: Sequence[int], lengths: Sequence[int], pool: int, written: bool
                           ) -> None:
-    """Check the values of state_indices [N, tokens]. first: the slot of each sequence's initial state. written: True if states are
-    written to the slots. Then no other token may write a slot, and no other sequence may start from it."""
+    """Check the values of state_indices [N, tokens]. first: the slot of each sequence's initial state. written: True if states
+    are written to the slots. Then no other token may write a slot, and no other sequence may start from it."""
     owner: dict[int, tuple[int, int]] = {}
     for n, (own, at, length) in enumerate(zip(slots, first, lengths, strict=True)):
         if length > len(own):

@@ -96,12 +96,12 @@ def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: An
         _check_slots_by_token(slots, first, lengths, min(p.pool_slots), t.slots)
         kept = [[x >= 0 for x in own] for own in slots] if t.slots else kept
     elif t.pool:
-        _check_slots("state_indices", slots, min(p.pool_slots), t.in_place or any(x is not None for x in buffers[:len(t.final)]))
+        _check_slots(slots, "state_indices", min(p.pool_slots), t.in_place or any(x is not None for x in buffers[:len(t.final)]))
         lengths = [0 if at < 0 else n for at, n in zip(slots, lengths, strict=True)]
     if t.rows:
         if max(lengths, default=0) > p.row_tokens:
             _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} states", f"{max(lengths)} or more, as a sequence has tokens")
-        _check_slots("intermediate_state_indices", rows, p.stored_rows, True)
+        _check_slots(rows, "intermediate_state_indices", p.stored_rows, True)
         kept = [[row >= 0] * p.tokens for row in rows]
     if "retrieve_parent_token" in found:
         _check_parents(found["retrieve_parent_token"], lengths, kept)

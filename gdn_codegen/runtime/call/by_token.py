@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...host.arguments import _check_rank
 from ...host.tensors import _fail
 from .arguments import Tensors
 
@@ -48,9 +47,8 @@ def _refuse(t: Tensors, by_token: bool, in_place: bool, wanted: bool) -> None:
     rows = t.intermediate_states_buffer is not None
     slots = by_token and in_place
     if t.num_accepted_tokens is not None and not by_token:
-        if t.state_indices is not None:
-            _check_rank("state_indices", t.state_indices, 2, "[N, tokens] beside num_accepted_tokens")
-        _fail(ACCEPTED, "a tensor without state_indices", "state_indices [N, tokens] as well, of which it says where to start")
+        _fail(ACCEPTED, f"a tensor with state_indices of rank {t.state_indices.ndim}" if t.state_indices is not None else
+              "a tensor without state_indices", "state_indices [N, tokens], of which it says where a sequence starts")
     if slots and rows:
         _fail(BUFFER, "a buffer beside a slot for each token", "one of them, or disable_state_update=True")
     if by_token and not in_place and wanted:
