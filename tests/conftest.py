@@ -4,9 +4,11 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from importlib.util import find_spec
-from math import exp
+from keyword import iskeyword
+from math import exp, isfinite
 from pathlib import Path
 
 # Outputs and workspaces of generated modules start as NaN, and nothing is shared with a user's cache.
@@ -23,7 +25,7 @@ import pytest
 import torch
 from triton_interpreter import keep_types
 
-from gdn_codegen.ir.core import NO_LINE, Batch, Loop, Program, walk
+from gdn_codegen.ir.core import Batch, Loop, Op, Program, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import OPS
 from gdn_codegen.ir.parser import parse_program
@@ -37,53 +39,58 @@ gc.set_threshold(100_000, 20, 50)
 if find_spec("triton"):
     keep_types()
 _seen: set[tuple[Program, Program]] = set()
-_outputs: dict[tuple[Program, bool], dict[str, torch.Tensor]] = {}
+_parsed: set[object] = set()
+_outputs: dict[object, dict[str, torch.Tensor]] = {}
 
 
 def _small(p, parts):
     """Inputs of a program: two sequences, one of two chunks, both ending in a partial one; a head group of two value heads.
     With parts of a chunk, two chunks more in the first, and a head that forgets within one."""
-    lengths = [p.sizes["C"] * (3 if parts else 1) + 3, p.sizes["C"] // 2 + 1]
-    width = -(-lengths[0] // p.sizes["C"]) + 1
-    pool = 2 * width + 1 if any(t.index == "numbers" for t in p.tensors) else 3
-    problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=pool, rest=3, width=width)
-    gen, x = torch.Generator().manual_seed(0), {}
-    for t in p.role("input"):
+    C = p.sizes["C"]
+    lengths = [C * (3 if parts else 1) + 3, C // 2 + 1]
+    width = -(-lengths[0] // C) + 1 if any(t.index == "numbers" for t in p.tensors) else 0
+    problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=2 * width + 3, rest=3, width=width)
+    inputs = tuple((t, _integers(p, t) if t.index in ("number", "numbers") else p.shape(t)) for t in p.role("input"))
+    return problem, _drawn(problem.tokens, parts, width, inputs)
+
+
+@cache
+def _drawn(tokens, parts, width, inputs):
+    """The inputs, tensors with the shapes of their tiles; of integers, what they say. The interpreter copies them."""
+    gen, x, pool = torch.Generator().manual_seed(0), {}, 2 * width + 3
+    draws = {"count": lambda: torch.tensor([2, 1]), "slot": lambda: torch.randperm(pool, generator=gen)[:2],
+             "slots": lambda: torch.randperm(pool, generator=gen)[:2 * width].view(2, width),
+             "parents": lambda: torch.tensor([[(7 * c + n) % (c + 1) - 1 for c in range(width)] for n in range(2)])}
+    for t, shape in inputs:
         if t.index in ("number", "numbers"):
-            x[t.name] = _integers(p, t, width, pool, gen)
+            x[t.name] = draws[shape]()
             continue
         heads = 1 if t.heads == "H" else 2
-        lead = {"sequence": (pool if t.at else 2, heads), "head": (heads,)}.get(t.index, (problem.tokens, heads))
-        dims = p.shape(t)[1 if t.index == "token" else 0:]
-        x[t.name] = torch.randn(*lead, *dims, generator=gen, dtype=torch.float64) / 8
+        lead = {"sequence": (pool if t.at else 2, heads), "head": (heads,)}.get(t.index, (tokens, heads))
+        x[t.name] = torch.randn(*lead, *shape[t.index == "token":], generator=gen, dtype=torch.float64) / 8
         if t.name.startswith("g"):
             x[t.name] = -x[t.name].abs()
             x[t.name][:, 0] *= 500 if parts else 1
-    return problem, x
+    return x
 
 
-def _integers(p, t, width, pool, gen):
-    """Integers of two sequences: slots, one for each chunk of them, how many to count, or the parents of chunks."""
+def _integers(p, t):
+    """What the integers of a tensor say."""
     users = {x.index for x in p.tensors if x.at == t.name}
-    if "numbers" in users:
-        return torch.tensor([2, 1])
     if t.index == "number":
-        return torch.randperm(pool, generator=gen)[:2]
-    if users:
-        return torch.randperm(pool, generator=gen)[:2 * width].view(2, width)
-    return torch.tensor([[(7 * c + n) % (c + 1) - 1 for c in range(width)] for n in range(2)])
+        return "count" if "numbers" in users else "slot"
+    return "slots" if users else "parents"
 
 
 def computed(p):
-    """`p` without what the interpreter does not read: waits, storage, agents, lines. Programs that are equal then compute the
+    """What the interpreter reads of `p`: all but waits, storage, agents, lines. Programs of which this is equal compute the
     same, so one of them is interpreted (tests/ir/test_ir.py holds the interpreter to that)."""
     def of(body):
-        return tuple(replace(s, carried=tuple(replace(c, slots=1) for c in s.carried), body=of(s.body)) if isinstance(s, Loop)
-                     else replace(s, line=NO_LINE, agent="", buffer="")
+        return tuple((s.index, s.warm_up, tuple((c.name, c.init, c.next, c.result, c.type) for c in s.carried), of(s.body))
+                     if isinstance(s, Loop) else (s.kind, s.out, s.args, s.attrs, s.type)
                      for s in body if isinstance(s, Loop) or s.out or OPS[s.kind].effect != "sync")
-    kernels = (replace(k, name="", body=of(k.body), buffers=(), agents=(), batch=k.batch if k.batch.in_body > 1 else Batch(),
-                       slices=1, threads=0, registers=0, blocks_per_sm=0) for k in p.kernels)
-    return replace(p, name="", stage="traced", kernels=tuple(kernels), source=(), launch="kernels", forgets="", scales=())
+    kernels = tuple((k.grid, k.dims, k.blocked_dim, k.batch if k.batch.in_body > 1 else Batch(), of(k.body)) for k in p.kernels)
+    return kernels, p.tensors, p.scalars, p.dims, p.extents
 
 
 def _run(p, parts):
@@ -92,6 +99,42 @@ def _run(p, parts):
         problem, x = _small(p, parts)
         _outputs[key] = interpret(p, problem, x, dict.fromkeys(p.scalars, 0.5))
     return _outputs[key]
+
+
+def form(x):
+    """What print and parse tell apart in a value: of a number its sign, of a text whether it can be a name."""
+    if is_dataclass(x):
+        return _form_of_line(x)
+    if isinstance(x, tuple):
+        return tuple(map(form, x))
+    if isinstance(x, int | float):
+        return type(x), x > 0, x < 0, isfinite(x)
+    return type(x), bool(x), isinstance(x, str) and x.isidentifier() and not iskeyword(x)
+
+
+@cache
+def _form_of_line(x):
+    """And of an op which it is and which attributes it has, of a field whether it has its default, which is not printed."""
+    if isinstance(x, Op):
+        return x.kind, *((n, form(v)) for n, v in x.attrs), *map(form, (x.out, x.args, x.type, x.line, x.agent, x.buffer))
+    values = [(f, getattr(x, f.name)) for f in fields(x)]
+    return type(x), *((form(v), v == f.default) for f, v in values)
+
+
+def _survives(p, where):
+    """Print and parse give `p` again. Each is line by line, so a program of lines in forms that did survive is passed over:
+    `verify` looks at what is between lines, which is names and their types."""
+    def lines(body):
+        for s in body:
+            yield form(replace(s, body=()) if isinstance(s, Loop) else s)
+            yield from lines(s.body if isinstance(s, Loop) else ())
+    new = {form(replace(p, tensors=(), kernels=())), *map(form, p.tensors)}
+    for k in p.kernels:
+        new |= {form(replace(k, body=(), buffers=(), agents=(), comments=())), *map(form, (*k.buffers, *k.agents, *k.comments)),
+                *lines(k.body)}
+    if not new <= _parsed:
+        assert parse_program(program_text(p)) == p, f"{where}: the program does not survive print and parse"
+        _parsed.update(new)
 
 
 def _interface(p):
@@ -105,8 +148,7 @@ def check_pass(name, before, after, context):
     if before == after or (before, after) in _seen:
         return
     _seen.add((before, after))
-    changed = replace(after, kernels=tuple(k for k in after.kernels if k not in before.kernels))
-    assert parse_program(program_text(changed)) == changed, f"{name}: the program does not survive print and parse"
+    _survives(replace(after, kernels=tuple(k for k in after.kernels if k not in before.kernels)), name)
     if name == "caller_inputs" or _interface(before) != _interface(after):
         return
     parts = context.schedule.partition is not None

@@ -321,7 +321,8 @@ class Interpreter:
 
     def headed(self, at: _At, o: Op) -> _At:
         """The position of the head that `o` belongs to. A head past the last is the last one."""
-        return replace(at, head=min(at.head + o.attr("head", 0), self.problem.value_heads - 1))
+        beside = o.attr("head", 0)  # most ops are of the instance's own head
+        return replace(at, head=min(at.head + beside, self.problem.value_heads - 1)) if beside else at
 
     def rows(self, at: _At, sizes: dict[str, int]) -> int:
         """The number of tokens in this chunk."""

@@ -312,8 +312,9 @@ def ranges(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(n)[:, None], torch.arange(n)[None, :]
 
 
+@lru_cache(maxsize=256)
 def keep(kind: str, n: int, size: int = 0) -> torch.Tensor:
-    """A boolean mask, [n, n]: the entries that a masking op keeps."""
+    """A boolean mask, [n, n]: the entries that a masking op keeps. One tensor for all callers, which only read it."""
     i, j = ranges(n)
     return {"lower": i >= j, "strictly_lower": i > j, "eye": i == j,
             "pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) > j // max(1, size))}[kind]

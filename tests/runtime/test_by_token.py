@@ -12,16 +12,17 @@ from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract, ContractError
 
 TARGETS = [t for t in ("triton", "tilelang") if runs(t, "cpu")]
-ON_TARGETS = pytest.mark.parametrize("target", [pytest.param(t, marks=[pytest.mark.slow] if t == "tilelang" else []) for t in TARGETS])
+SLOW = {"tilelang": [pytest.mark.slow]}
+ON_TARGETS = pytest.mark.parametrize("target", [pytest.param(t, marks=SLOW.get(t, [])) for t in TARGETS])
 LENGTHS, W, H, HV, K, V = [3, 0, 5, 1], 6, 1, 2, 32, 32
 NAN = float("nan")
 
 
-def tree(seed, n=len(LENGTHS)):
+def tree(seed):
     """Parents of tokens: any earlier token, or the initial state; that of the first token is not read."""
     gen = torch.Generator().manual_seed(seed)
     one = lambda: torch.tensor([40, *(int(torch.randint(-1, t, (), generator=gen)) for t in range(1, W))])
-    return torch.stack([one() for _ in range(n)])
+    return torch.stack([one() for _ in LENGTHS])
 
 
 def by_token(x, initial, parents=None, delta=DELTA):
