@@ -48,7 +48,8 @@ def _small(p, parts):
     With parts of a chunk, two chunks more in the first, and a head that forgets within one."""
     C = p.sizes["C"]
     lengths = [C * (3 if parts else 1) + 3, C // 2 + 1]
-    width = -(-lengths[0] // C) + 1 if any(t.index == "numbers" for t in p.tensors) else 0
+    by_chunk = any(t.index == "numbers" or (t.index == "checkpoint" and t.at) for t in p.tensors)
+    width = -(-lengths[0] // C) + 1 if by_chunk else 0
     problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=2 * width + 3, rest=3, width=width)
     inputs = tuple((t, _integers(p, t) if t.index in ("number", "numbers") else p.shape(t)) for t in p.role("input"))
     return problem, _drawn(problem.tokens, parts, width, inputs)
