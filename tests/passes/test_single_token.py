@@ -138,9 +138,13 @@ def compare(target, algorithm="gated_delta_rule", dtype="bfloat16", K=32, V=32, 
     assert rms_error(o[0], want_o) < TOLERANCE[dtype] and rms_error(got, want) < 1e-5, (target, algorithm, dtype, layout)
 
 
+#: Of them those that run here; what compiles is slow.
+HERE = [pytest.param(t, marks=pytest.mark.slow) if t == "tilelang" else t for t in TARGETS if runs(t, "cpu")]
+
+
 @pytest.mark.parametrize("layout", ["kv", "vk"])
 @pytest.mark.parametrize("algorithm", ["gated_delta_rule", pytest.param("simple_gla", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("target", [t for t in TARGETS if runs(t, "cpu")])
+@pytest.mark.parametrize("target", HERE)
 def test_any_lengths_agree_with_the_recurrence(target, algorithm, layout):
     """Empty sequences, equal keys, gates from 0 to -50, and a state from which nothing was rounded."""
     compare(target, algorithm, layout=layout, v_block=16)
@@ -148,13 +152,13 @@ def test_any_lengths_agree_with_the_recurrence(target, algorithm, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("K, V, dtype", [(36, 32, "float32"), (32, 100, "float32"), (96, 64, "float16"), (16, 16, "bfloat16")])
-@pytest.mark.parametrize("target", [t for t in TARGETS if runs(t, "cpu")])
+@pytest.mark.parametrize("target", HERE)
 def test_padded_heads_and_other_dtypes(target, K, V, dtype):
     for layout in ("kv", "vk"):
         compare(target, dtype=dtype, K=K, V=V, layout=layout)
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if runs(t, "cpu")])
+@pytest.mark.parametrize("target", HERE)
 def test_there_is_a_checkpoint_after_each_token(target):
     b = build(target, dtype="float16", accept="state=checkpoints", v_block=16)
     x = problem([3, 2], 1, 2, 32, 32, seed=5)

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
     """The library of a source beside this file."""
     folder = tmp_path_factory.mktemp("pto_sim")
-    engine = pto_sim.runtime_object(folder)
+    engine = pto_sim.runtime_object()  # of the cache, as other tests take it
     built: dict[str, ctypes.CDLL] = {}
 
     def get(name: str) -> ctypes.CDLL:

@@ -225,6 +225,7 @@ def test_a_damaged_verdict_is_made_again(op, damaged):
     assert len(op.tried) == 2 and {**json.loads(path.read_text()), "date": ""} == {**whole, "date": ""}
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_does_not_matter(op, monkeypatch):
     x, a = inputs()
     def full(*a):
@@ -270,6 +271,7 @@ def test_where_every_build_is_wrong_the_call_says_so(op, monkeypatch):
             op(*a)
 
 
+@pytest.mark.slow
 def test_it_can_be_turned_off(op, monkeypatch):
     x, a = inputs()
     op.broken.add("fused")
@@ -300,6 +302,7 @@ def test_a_bad_call_is_refused_before_anything_is_tried(op):
     assert not op.tried
 
 
+@pytest.mark.slow
 def test_the_caller_sees_nothing_of_it(op):
     """Neither random numbers nor modes nor defaults, which do not disturb it either."""
     x, a = inputs()
@@ -314,6 +317,7 @@ def test_the_caller_sees_nothing_of_it(op):
     assert right(x, o) and torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_threads_wait_for_one_verdict(op):
     x, a = inputs()
     results, start = [], threading.Barrier(6)

@@ -108,6 +108,6 @@ def test_opcheck(given):
             (gated_delta_rule_into, (*a, None, None, x["S"], None, *[None] * 3, cu), (*words(), None, out, None)),
             (gated_delta_rule_into, (*a, None, None, pool, slots, *[None] * 3, cu), (*words(True), None, out, None)),
             (gated_delta_rule, (*a, None, None, pool, slots, *[None] * 3, cu), words(True)),
-            (gated_delta_rule, (*a, None, None, x["S"], None, *[None] * 3, cu), words(True, 1)),  # each row is written: others hold anything
+            (gated_delta_rule, (*a, None, None, x["S"], None, *[None] * 3, cu), words(True, 1)),  # all rows are written
             (gated_delta_rule, (*a[:2], b, *a[3:], *[None] * 7, cu), words(True, 0, True, "bfloat16"))):
         torch.library.opcheck(op, (*tensors, *rest))
