@@ -254,8 +254,8 @@ class _Kernel:
         if o.attr("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
         moved = t.moved(heads, o.attr("transposed", False), last, o.attr("one_token", False))
-        body = o.kind == "store" and inside and self.k.grid != "chunks"
-        if t.index in ("number", "numbers") or (t.index == "checkpoint" and not body):
+        if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (
+                o.kind == "store" and inside and self.k.grid != "chunks")):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")
         if t.index == "part" and self.k.grid != "parts":
             raise self.fail(o, f"tensor {name} has one tile for each part, and the grid is over {self.k.grid}")
@@ -272,8 +272,7 @@ class _Kernel:
         kept = any(s.kind == "store" and s.attr("tensor") == o.attr("tensor") for s in walk(self.k.body))
         if not (inside and kept and t and t.index == "checkpoint" and t.at and parents and parents.index == "numbers"):
             raise self.fail(o, "accepted: in a walk that stores the tensor after each chunk, with the numbers of parents")
-        moved = t.moved(transposed=o.attr("transposed", False)).with_dtype(args[0].dtype)
-        if args[0] != moved:
+        if args[0].dims != (moved := t.moved(transposed=o.attr("transposed", False))).dims:
             raise self.fail(o, f"takes {args[0]}, and {t.name} holds {moved}")
 
     def store(self, o: Op, stored: Tile, moved: Tile) -> None:
