@@ -5,6 +5,7 @@ Emitters read the files as text, since the files import the target's package.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -41,11 +42,15 @@ def _definitions(text: str) -> Iterator[tuple[str, Definition]]:
         yield name, Definition("\n".join(lines[first - 1:node.end_lineno]), used, isinstance(node, ast.FunctionDef))
 
 
+#: Comments and strings, then names (not those of attributes and of keyword arguments), with the first attribute of each.
+_NAMES = re.compile(r'''#.*|"""(?s:.*?)"""|"[^"\n]*"|'[^'\n]*'|(?<![\w.])(([^\W\d]\w*)(?:\.\w+)?)(?!\w|=[^=])''', re.ASCII)
+
+
 def used(function: str) -> set[str]:
-    """The names, and the attributes of names, such as "t.gemm", that the text of a function uses."""
-    nodes = list(ast.walk(ast.parse(function)))
-    attributes = {f"{x.value.id}.{x.attr}" for x in nodes if isinstance(x, ast.Attribute) and isinstance(x.value, ast.Name)}
-    return attributes | {x.id for x in nodes if isinstance(x, ast.Name)}
+    """The names, and the attributes of names, such as "t.gemm", that the text of a function uses. Keywords are among them. It
+    reads the text as words, which takes a tenth of the time of parsing it."""
+    found = _NAMES.findall(function)
+    return {x for pair in found for x in pair if x}
 
 
 def needed(known: Mapping[str, Definition], names: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Union
 
 from .types import ONE_HEAD, Batch, Dim, Tensor, Tile
@@ -90,6 +91,11 @@ class Loop:
     carried: tuple[Carry, ...]
     body: tuple[Stmt, ...]
     warm_up: str = ""
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops of the body, as `walk` gives them. Kept, since passes and checks ask for them often."""
+        return tuple(walk(self.body))
 
 
 Stmt = Union[Op, Loop]
@@ -242,13 +248,7 @@ class Program:
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
     """Every op of a body in program order, including ops in loops."""
-    out: list[Op] = []  # generators in generators would pass each op on once for each loop around it
-    for s in body:
-        if isinstance(s, Op):
-            out.append(s)
-        else:
-            out += walk(s.body)
-    return iter(out)
+    return iter([o for s in body for o in ((s,) if isinstance(s, Op) else s.ops)])
 
 
 def map_ops(body: tuple[Stmt, ...], each: Callable[[Op], Iterable[Stmt]]) -> tuple[Stmt, ...]:

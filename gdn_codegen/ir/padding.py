@@ -36,24 +36,21 @@ def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
 def _wanted(p: Program, type_of: list[dict[str, Tile]]) -> set[Source]:
     """The results of sums over padded dims, and all that leads to them. Few values do. type_of: the types of each kernel's
     values."""
-    sources: dict[Source, list[Source]] = {}
-    todo: list[Source] = []
-    for n, k in enumerate(p.kernels):
-        for o in walk(k.body):
-            made = (n, o.out) if o.kind != "store" else (MEMORY, o.attr("tensor"))
-            read = [(n, a) for a in o.args]
-            sources.setdefault(made, []).extend([*read, (MEMORY, o.attr("tensor"))] if o.kind == "load" else read)
-            if _padded_sum(p, o, type_of[n]):
-                todo.append(made)
-        for c in (c for lp in loops(k.body) for c in lp.carried):
-            for name in (c.name, c.result):
-                sources.setdefault((n, name), []).extend(((n, c.init), (n, c.next)))
-    wanted: set[Source] = set()
-    while todo:
-        x = todo.pop()
-        if x not in wanted:
-            wanted.add(x)
-            todo += sources.get(x, ())
+    ops = [list(walk(k.body)) for k in p.kernels]
+    wanted = {(n, o.out) for n, each in enumerate(ops) for o in each if _padded_sum(p, o, type_of[n])}
+    before = 0
+    while before != (before := len(wanted)):  # a read in a loop, or of memory, may stand before what is written
+        for n, k in enumerate(p.kernels):
+            values, memory = {x for m, x in wanted if m == n}, {x for m, x in wanted if m == MEMORY}
+            for o in reversed(ops[n]):
+                if o.out in values if o.out else o.kind == "store" and o.attr("tensor") in memory:
+                    values.update(o.args)
+                    if o.kind == "load":
+                        memory.add(o.attr("tensor"))
+            for c in (c for lp in loops(k.body) for c in lp.carried):
+                if c.name in values or c.result in values:
+                    values |= {c.init, c.next}
+            wanted |= {(n, x) for x in values} | {(MEMORY, x) for x in memory}
     return wanted
 
 

@@ -216,10 +216,11 @@ class _Kernel:
         place."""
         if o.kind not in OPS:
             raise self.fail(o, f"op {o.kind!r} is not in the table")
+        env = self.env
         for a in o.args:
-            if a not in self.env:
+            if a not in env:
                 raise self.fail(o, f"{a} is read before it is defined")
-        args = tuple(self.env[a] for a in o.args)
+        args = tuple([env[a] for a in o.args])
         if o.buffer and o.buffer not in self.buffers:
             raise self.fail(o, f"buffer {o.buffer!r} is not one of the kernel's")
         if o.kind in ("load", "store"):

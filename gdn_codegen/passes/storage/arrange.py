@@ -80,27 +80,35 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
             return done, lacking(whole, done, s, roomy if kept else device)
 
         for what in ahead:
-            found = _most(partial(variant, what), sizes)
+            lacks: float = 0
+            if sum(sizes) * 4 > roomy.spaces[home]:  # less than that nearly always fits
+                lacks = lacking(whole, prefetch(whole, hoist(wide, set(masks)), what, device), s, roomy)
+            found = _most(partial(variant, what), sizes, lacks)
             if found is not None:
                 return found, made
     return k, []  # `pack` raises the error that names the values
 
 
-def _most(variant: Callable[[int], tuple[Kernel, float]], sizes: list[int]) -> Kernel | None:
+def _most(variant: Callable[[int], tuple[Kernel, float]], sizes: list[int], lacks: float) -> Kernel | None:
     """The variant with the most masks. None if not even the variant without masks fits. A variant fits if one with more masks
     does. Therefore few variants are tried.
 
-    variant: a number of masks -> the variant with them, and how many bytes it lacks. sizes: the bytes of each mask. Where the
-    variant with all masks lacks bytes, the one without so many bytes of masks is the first guess.
+    variant: a number of masks -> the variant with them, and how many bytes it lacks. sizes: the bytes of each mask. lacks: how
+    many bytes the variant with all masks lacks before its ops are ordered, which is about what it lacks. The one without so many
+    bytes of masks is the first guess.
     """
-    most = len(sizes)
-    k, lacks = variant(most)
-    if not lacks:
-        return k
-    found, low, high = None, -1, most  # low fits, high does not
-    n = guess = max((n for n in range(most) if sum(sizes[n:]) >= lacks), default=0)
+    def guess(most: int, least: int) -> int:
+        """How many masks fit, at most `most`, if those lack `lacks` bytes. At least `least`."""
+        return max((n for n in range(least, most + 1) if sum(sizes[n:most]) >= lacks), default=least)
+
+    found, low, high = None, -1, len(sizes) + 1  # low fits, high does not
+    n = guess(len(sizes), 0)
+    tries = 0
     while high - low > 1:
         k, lacks = variant(n)
-        found, low, high = (found, low, n) if lacks else (k, n, high)
-        n = n + 1 if n == guess == low else (low + high) // 2
+        tries += 1
+        if lacks:
+            high, n = n, guess(n, low + 1) if tries < 3 else (low + n) // 2
+        else:
+            found, low, n = k, n, n + 1 if tries < 3 else (n + high) // 2
     return found

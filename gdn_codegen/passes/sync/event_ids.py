@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...schedule.schedule import ScheduleError
 from .traversal import Traversal
-from .waits import Pair, Place, Signal, Wait
+from .waits import Pair, Place
 
 #: The signals of a pair that use one of its ids: the pair, the number of its ids, the index of this one.
 _Part = tuple[Pair, int, int]
@@ -27,7 +27,7 @@ def number(found: Traversal, name: str) -> dict[str, Place]:
     full: dict[str, Place] = {}
     for (src, _), pairs in groups.items():
         agent = found.trace.pipes.names[src][0]
-        clash = _events(found, sorted(pairs, key=lambda x: found.of[x].signals[0].time)) if agent not in full else None
+        clash = _events(found, sorted(pairs, key=lambda x: found.of[x].events[0])) if agent not in full else None
         if clash is not None:
             full[agent] = clash
     return full
@@ -76,16 +76,19 @@ def _events(found: Traversal, pairs: list[Pair]) -> Place | None:
 def _clash(found: Traversal, parts: list[_Part], limit: int = 1) -> Place | None:
     """The place of the first signal that could leave more than `limit` signals of one id without a wait. None if there is
     none."""
-    steps: list[Signal | Wait] = [s for x, ways, way in parts for s in found.of[x].signals if s.number % ways == way]
-    steps += [w for x, ways, way in parts for w in found.of[x].waits if w.number % ways == way]
+    if not parts[1:] and parts[0][1] == 1:
+        events = found.of[parts[0][0]].events
+    else:
+        events = sorted([e for x, ways, way in parts for e in found.of[x].events if e[1] % ways == way])
+    of, waiter = found.trace.pipes, parts[0][0].dst
     done: list[int] = []
     sets = 0
-    for s in sorted(steps, key=lambda s: s.time):
-        if isinstance(s, Wait):
-            done.append(s.done)
+    for _, _, what, place in events:
+        if place is None:
+            done.append(what)
             continue
         due = sets - limit  # the number of the wait that must be known to be complete
-        if due >= 0 and (len(done) <= due or s.known < done[due]):
-            return s.place
+        if due >= 0 and (len(done) <= due or of.entry(what, waiter) < done[due]):
+            return place
         sets += 1
     return None

@@ -6,7 +6,8 @@ kept.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from .accesses import Access
@@ -20,14 +21,14 @@ class Use(NamedTuple):
     pipe: int
 
 
-class _Region:
+class Region:
     """A range of bytes that ops access.
 
     reads, writes: pipe -> the uses of exactly these bytes so far that later ops may conflict with. near: the regions that
     overlap this one, itself among them, and whether this one covers each.
     """
 
-    def __init__(self, low: int, high: int, others: Iterable[_Region]) -> None:
+    def __init__(self, low: int, high: int, others: Iterable[Region]) -> None:
         self.low, self.high = low, high
         self.reads: dict[int, list[Use]] = {}
         self.writes: dict[int, list[Use]] = {}
@@ -39,40 +40,48 @@ class _Region:
 
 
 class Memory:
-    """The accesses to each space so far that later ops may conflict with."""
+    """The accesses to each space so far that later ops may conflict with. unordered: the pipes whose ops overlap."""
 
-    def __init__(self) -> None:
-        self.regions: dict[str, dict[tuple[int, int], _Region]] = {}
+    def __init__(self, unordered: Collection[int]) -> None:
+        self.regions: dict[str, dict[tuple[int, int], Region]] = {}
+        self.unordered = unordered
 
-    def region(self, a: Access) -> _Region:
+    def region(self, a: Access) -> Region:
         """The region that an op accesses."""
         regions = self.regions.setdefault(a.space, {})
         if (a.low, a.high) not in regions:
-            regions[a.low, a.high] = _Region(a.low, a.high, regions.values())
+            regions[a.low, a.high] = Region(a.low, a.high, regions.values())
         return regions[a.low, a.high]
 
-    def access(self, accesses: Sequence[Access], step: int, pipe: int) -> tuple[tuple[Use, ...], tuple[int, ...]]:
-        """Note the accesses of an op on `pipe`, and find the earlier uses that conflict with it.
+    def access(self, found: Sequence[tuple[Access, Region]], step: int, pipe: int) -> tuple[tuple[Use, ...], tuple[int, ...]]:
+        """Note the accesses of an op on `pipe`, and find the earlier uses that conflict with it. found: with their regions.
 
         Returns the latest such use of each pipe, latest first. The ops of a pipe complete in order as far as others know them, so
-        the latest stands for all. And the steps of all such ops of `pipe` itself.
+        the latest stands for all. If `pipe` itself is unordered, also the steps of all its ops that conflict.
         """
         latest: dict[int, Use] = {}
         own: list[int] = []
-        found = [(a, self.region(a)) for a in accesses]
+        ordered = pipe not in self.unordered
         for a, region in found:
             for x, covered in region.near:
-                for uses in (x.reads, x.writes) if a.write else (x.writes,):
+                for uses in (x.reads, x.writes) if a.write and x.reads else (x.writes,) if x.writes else ():
                     for at, each in uses.items():
+                        if at == pipe:
+                            if ordered:
+                                continue
+                            own += [u.step for u in each]
                         if at not in latest or each[-1].step > latest[at].step:
                             latest[at] = each[-1]
-                        if at == pipe:
-                            own += [u.step for u in each]
-                if a.write and covered:
-                    x.reads.clear()
-                    x.writes.clear()
+                    if a.write and covered:
+                        uses.clear()
         for a, region in found:
             mine = (region.writes if a.write else region.reads).setdefault(pipe, [])
             if not mine or mine[-1].step != step:  # an op may read a value twice
+                if ordered:
+                    mine.clear()
                 mine.append(Use(a, step, pipe))
-        return tuple(sorted(latest.values(), key=lambda x: -x.step)), tuple(own)
+        conflicts = sorted(latest.values(), key=_step, reverse=True) if len(latest) > 1 else latest.values()
+        return tuple(conflicts), tuple(own)
+
+
+_step = attrgetter("step")

@@ -9,7 +9,7 @@ from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Stmt, loops, walk
 from .accesses import Access, Counts, Path, pipe_of
 from .clocks import Pipes
-from .hazards import Memory, Use
+from .hazards import Memory, Region, Use
 
 #: For each loop, its numbers of iterations, which are used in turn. They cover all cases: three (the first of two slots is used
 #: again), two (the second slot is used last), none, one.
@@ -22,38 +22,41 @@ Iteration = tuple[int, ...]  # the iteration of each loop around a statement, ou
 class Step(NamedTuple):
     """An instruction, or the begin or the end of a loop. kind: "op", "begin" or "end".
 
-    pipe: the number of the pipe that runs the op. conflicts: the latest use of each pipe that must come before the op, latest
-    first. own: the steps of all such ops of the op's own pipe. times: at the end of a loop, the number of its iterations.
+    at: the number of its place. current: the iteration of the innermost loop around the statement. pipe: the number of the pipe
+    that runs the op. conflicts: the latest use of each pipe that must come before the op, latest first. earlier: their steps.
+    own: if the op's own pipe is unordered, the steps of all such ops of it. times: at the end of a loop, the number of its
+    iterations.
     """
 
     kind: str
     path: Path
-    iteration: Iteration
-    op: Op | None = None
+    at: int
+    current: int
     pipe: int = -1
+    earlier: tuple[int, ...] = ()
+    iteration: Iteration = ()
+    op: Op | None = None
     conflicts: tuple[Use, ...] = ()
     own: tuple[int, ...] = ()
     times: int = 0
 
-    @property
-    def current(self) -> int:
-        """The current iteration of the innermost loop around the statement."""
-        return self.iteration[-1] if self.iteration else 0
-
 
 class Trace:
     """The steps of a kernel. first_steps: how many of them the first two iterations of outer loops have, where nearly all
-    conflicts occur. loops: the index of each loop, by its place."""
+    conflicts occur. loops: the index of each loop, by its place. number: a number for each place."""
 
     def __init__(self, k: Kernel, device: Cores, accesses: dict[Path, list[Access]]) -> None:
         """Unroll the kernel. accesses: of each op, by its place."""
         used = {pipe for o in walk(k.body) if (pipe := pipe_of(device, o)) is not None}
         self.kernel, self.device, self.pipes = k, device, Pipes(device, used)
         self.loops: dict[Path, str] = {}
+        self.number: dict[Path, int] = {}
         self.steps: list[Step] = []
         self.first_steps = 0
-        self._accesses, self._memory = accesses, Memory()
+        self._accesses, self._memory = accesses, Memory(self.pipes.unordered)
         self._trips = NESTED if len(list(loops(k.body))) > 1 else FLAT
+        self._same: dict[Path, list[tuple[Access, Region]]] = {}  # by place, the accesses that are the same in each iteration
+        self._pipe: dict[Path, int] = {}
         self._met: dict[str, int] = {}
         self._counts: Counts = {}
         self._body(k.body, (), ())
@@ -64,29 +67,48 @@ class Trace:
 
     def _body(self, body: tuple[Stmt, ...], path: Path, iteration: Iteration) -> None:
         """Add the steps of a body in one iteration of the loops around it."""
+        current = iteration[-1] if iteration else 0
         for i, s in enumerate(body):
             at = (*path, i)
             if isinstance(s, Loop):
                 self._loop(s, at, iteration)
                 continue
-            pipe = pipe_of(self.device, s)
-            if pipe is None:  # no instruction
+            n = self._number(at, s)
+            if n < 0:  # no instruction
                 continue
-            n = self.pipes.number[pipe]
-            used = [x.at(self._counts) for x in self._accesses[at]]
-            conflicts, own = self._memory.access(used, len(self.steps), n)
-            self.steps.append(Step("op", at, iteration, s, n, conflicts, own))
+            conflicts, own = self._memory.access(self._used(at), len(self.steps), n)
+            earlier = tuple([u.step for u in conflicts])
+            self.steps.append(Step("op", at, self.number.setdefault(at, len(self.number)), current, n, earlier, iteration, s,
+                                   conflicts, own))
+
+    def _number(self, at: Path, o: Op) -> int:
+        """The number of the pipe that runs the op at a place. -1 if it is no instruction."""
+        if at not in self._pipe:
+            pipe = pipe_of(self.device, o)
+            self._pipe[at] = -1 if pipe is None else self.pipes.number[pipe]
+        return self._pipe[at]
+
+    def _used(self, at: Path) -> list[tuple[Access, Region]]:
+        """The accesses of the op at a place in this iteration, with their regions."""
+        if at in self._same:
+            return self._same[at]
+        each = self._accesses[at]
+        found = [(x, self._memory.region(x)) for x in [x.at(self._counts) for x in each]]
+        if all(x.slots == 1 for x in each):
+            self._same[at] = found
+        return found
 
     def _loop(self, s: Loop, at: Path, iteration: Iteration) -> None:
         """Add the steps of a loop."""
         self.loops[at] = s.index
         n = self._met[s.index] = self._met.get(s.index, -1) + 1
         times = self._trips[s.index][n % len(self._trips[s.index])]
-        self.steps.append(Step("begin", at, iteration))
+        current, number = iteration[-1] if iteration else 0, self.number.setdefault(at, len(self.number))
+        self.steps.append(Step("begin", at, number, current, iteration=iteration))
         for t in range(times):
             self._counts[s.index] = t
             self._body(s.body, at, (*iteration, t))
             if not iteration and t < 2:
                 self.first_steps = len(self.steps)
         self._counts[s.index] = times
-        self.steps.append(Step("end", at, iteration, times=times))
+        self.steps.append(Step("end", at, number, current, iteration=iteration, times=times))

@@ -11,7 +11,7 @@ from .accesses import Path
 from .clocks import Clocks
 from .hazards import Use
 from .trace import Step, Trace
-from .waits import Executed, Pair, Place, Signal, Wait, Waits, pair
+from .waits import Executed, Pair, Place, Waits, pair
 
 
 class Traversal:
@@ -21,99 +21,109 @@ class Traversal:
     """
 
     def __init__(self, trace: Trace, waits: Waits, adds: bool = True) -> None:
+        """Nothing has been executed yet. before, after: the pairs of `waits` by the number of a place."""
         self.trace, self.waits, self.adds = trace, waits, adds
         self.clocks, self.time, self.whole = Clocks(trace.pipes), 0, True
-        self.done: list[list[int]] = []  # for each step so far, what is complete after its op
+        self.done: list[int] = []  # for each step so far, what is complete after its op
+        self.numbers: list[int] = []  # for each step so far, the clock with one entry, the number of its op on its pipe
         self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
         self.needed: set[Path] = set()
+        self.before = {trace.number[path]: pairs for path, pairs in waits.before.items()}
+        self.after = {trace.number[path]: pairs for path, pairs in waits.after.items()}
+        self.drains = bool(waits.drains)
         self.of: dict[Pair, Executed] = defaultdict(Executed)
 
     def run(self, end: int | None = None) -> bool:
         """Traverse the steps up to number `end`. True if all their accesses are ordered without an addition."""
-        each = {"op": self.op, "begin": self.begin, "end": self.end}
-        for s in self.trace.steps[:end]:
-            self.done.append(each[s.kind](s))
-            if not (self.whole or self.adds):
-                break
+        clocks, one, free = self.clocks, self.trace.pipes.one, self.trace.pipes.free
+        known, heard, issued, issuer = clocks.known, clocks.heard, clocks.issued, self.trace.pipes.issuer
+        ordered = [n not in self.trace.pipes.unordered for n in range(len(one))]
+        before, after, done, numbers = self.before, self.after, self.done, self.numbers
+        for s in self.trace.steps[:end]:  # most of the time of lowering goes by here: nothing is called that need not be
+            kind, path, at, current, pipe, earlier = s[:6]
+            if at in before and kind != "end":
+                for x in before[at]:
+                    self.wait(x, current)
+            if kind == "op":
+                if path in self.waits.pipe_barriers:
+                    self.barrier(path)
+                if pipe in self.barriers:
+                    self.note(s)
+                if known[issuer[pipe]] != heard[pipe]:
+                    clocks.start(pipe)
+                if (known[pipe] | free) - sum([numbers[n] for n in earlier]) & free != free:
+                    self.order(s)
+                    if not self.adds:
+                        break
+                    clocks.start(pipe)
+                issued[pipe] += 1
+                if ordered[pipe]:
+                    known[pipe] += one[pipe]
+                    done.append(known[pipe])
+                else:
+                    done.append(clocks.snapshot(pipe))
+                numbers.append(issued[pipe] * one[pipe])
+            else:
+                self.begin(path) if kind == "begin" else self.end(s)
+                done.append(0)
+                numbers.append(0)
+            if self.drains and kind != "begin":
+                self.drain(("after", path))
+            if at in after and kind != "begin":
+                for x in after[at]:
+                    self.signal(x, ("after", path), current + x.distance)
         return self.whole
 
-    def op(self, s: Step) -> list[int]:
-        """Execute an op. Returns what is complete after it."""
-        for x in self.waits.before.get(s.path, ()):
-            self.wait(x, s.current)
-        if s.path in self.waits.pipe_barriers:
-            for i in self.trace.pipes.unordered:
-                self.clocks.barrier(i)
-                self.barriers.setdefault(i, []).append((self.clocks.issued[i], s.path))
-        self.order(s)
-        done = self.clocks.run(s.pipe)
-        self.after(s)
-        return done
-
-    def begin(self, s: Step) -> list[int]:
-        """Apply the waits, the barriers over agents and the signals before a loop."""
-        for x in self.waits.before.get(s.path, ()):
-            self.wait(x, s.current)
-        place = "before", s.path
-        self.drain(place)
-        for x in self.waits.initial_signals_of_loop.get(s.path, ()):
+    def begin(self, path: Path) -> None:
+        """Apply the barriers over agents and the signals before a loop."""
+        self.drain(("before", path))
+        for x in self.waits.initial_signals_of_loop.get(path, ()):
             for n in range(x.distance):
-                self.signal(x, place, n)
-        return []
+                self.signal(x, ("before", path), n)
 
-    def end(self, s: Step) -> list[int]:
-        """Apply the waits, the barriers over agents and the signals after a loop."""
+    def end(self, s: Step) -> None:
+        """Apply the waits after a loop that its initial signals need."""
         for x in self.waits.initial_signals_of_loop.get(s.path, ()):
             for n in range(x.distance):
                 self.wait(x, s.times + n)
-        self.after(s)
-        return []
-
-    def after(self, s: Step) -> None:
-        """Apply the barriers over agents and the signals after a statement."""
-        if self.waits.drains:
-            self.drain(("after", s.path))
-        for x in self.waits.after.get(s.path, ()):
-            self.signal(x, ("after", s.path), s.current + x.distance)
 
     def drain(self, place: Place) -> None:
         """Apply the barriers over agents at a place."""
         for agent in self.waits.drains.get(place, ()):
             self.clocks.drain(agent)
 
+    def barrier(self, path: Path) -> None:
+        """Apply the barrier of unordered pipes before the op at `path`."""
+        for i in self.trace.pipes.unordered:
+            self.clocks.barrier(i)
+            self.barriers.setdefault(i, []).append((self.clocks.issued[i], path))
+
     def signal(self, x: Pair, place: Place, number: int) -> None:
         """Record a signal of a pair, and what it says about completed ops."""
         self.time += 1
         done, of = self.clocks.snapshot(x.src), self.of[x]
-        of.signals.append(Signal(self.time, number, done[x.dst], place))
+        of.events.append((self.time, number, done, place))
         of.coming.append(done)
 
     def wait(self, x: Pair, number: int) -> None:
         """Record a wait of a pair. The waiting pipe learns what the signal says."""
         self.time += 1
         of = self.of[x]
-        done = self.clocks.wait(x.dst, of.coming.popleft() if of.coming else None)
-        of.waits.append(Wait(self.time, number, done))
+        of.events.append((self.time, number, self.clocks.wait(x.dst, of.coming.popleft() if of.coming else 0), None))
 
     def order(self, s: Step) -> None:
-        """Order all earlier ops that conflict with the op of `s` before it."""
-        if s.pipe in self.barriers:
-            self.note(s)
-        known = self.clocks.start(s.pipe)
-        for use in s.conflicts:
-            if known[use.pipe] < self.done[use.step][use.pipe]:
-                self.whole = False
-                if not self.adds:
-                    return
+        """Add what orders earlier ops that conflict with the op of `s` before it."""
+        self.whole = False
+        for use in s.conflicts if self.adds else ():
+            if not self.trace.pipes.covers(self.clocks.start(s.pipe), self.numbers[use.step]):
                 self.add(use, s)
-                known = self.clocks.start(s.pipe)
 
     def note(self, s: Step) -> None:
         """Add the last barrier of the pipe of `s` to `needed` if it alone comes between the op and one that it conflicts with."""
         barriers = self.barriers[s.pipe]
         if barriers[-1][1] not in self.needed:
             before, (last, path) = barriers[-2][0] if barriers[1:] else -1, barriers[-1]
-            if any(before < self.done[n][s.pipe] <= last for n in s.own):
+            if any(before < self.trace.pipes.entry(self.numbers[n], s.pipe) <= last for n in s.own):
                 self.needed.add(path)
 
     def add(self, use: Use, s: Step) -> None:
@@ -124,6 +134,8 @@ class Traversal:
             return
         x = pair(self.trace, use, s)
         self.waits.add(x)
+        self.before[self.trace.number[x.wait]] = self.waits.before[x.wait]
+        self.after[self.trace.number[x.signal]] = self.waits.after[x.signal]
         # In this traversal the pair had no signal in earlier iterations, so apply now what it would say. The next one has all.
         self.clocks.learn(x.dst, self.done[self.last_within(x.signal, x.src)])
 

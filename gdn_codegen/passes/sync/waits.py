@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from .accesses import Path
 from .hazards import Use
@@ -37,31 +36,18 @@ class Pair:
     ids: tuple[int, ...] = ()
 
 
-class Signal(NamedTuple):
-    """A signal in a traversal. number: counted from the loop's first signal, including those that prime the loop. known: how
-    many ops of the pipe that waits are complete before it."""
-
-    time: int
-    number: int
-    known: int
-    place: Place
-
-
-class Wait(NamedTuple):
-    """A wait in a traversal. number: of the signal that it takes. done: its own number on the waiting pipe."""
-
-    time: int
-    number: int
-    done: int
+#: A signal or a wait of a pair in a traversal: (time, number, clock or count, place). The number is that of the signal, counted
+#: from the loop's first one, including those that prime the loop. Of a signal: the clock of what is complete before it, and its
+#: place. Of a wait: its own number on the waiting pipe, and no place. A plain tuple, since traversals make thousands.
+Event = tuple[int, int, int, "Place | None"]
 
 
 @dataclass
 class Executed:
     """The signals and waits of a pair in a traversal. coming: the clocks of signals that no wait has taken yet."""
 
-    signals: list[Signal] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
-    coming: deque[list[int]] = field(default_factory=deque)
+    events: list[Event] = field(default_factory=list)
+    coming: deque[int] = field(default_factory=deque)
 
 
 class Waits:
