@@ -11,13 +11,14 @@ from .accesses import Path
 from .clocks import Clocks
 from .hazards import Use
 from .trace import Step, Trace
-from .waits import Executed, Pair, Place, Waits, pair
+from .waits import Ends, Executed, Pair, Place, Waits, pair
 
 
 class Traversal:
     """One traversal of the trace. adds: whether it adds what is missing. If not, it ends there.
 
-    needed: the barriers of unordered pipes that are the only order between two ops.
+    needed: the barriers of unordered pipes that are the only order between two ops. missing: if it ended, the place of the
+    barrier, or the ends of the pair, that it would have added.
     """
 
     def __init__(self, trace: Trace, waits: Waits, adds: bool = True) -> None:
@@ -28,6 +29,7 @@ class Traversal:
         self.numbers: list[int] = []  # for each step so far, the clock with one entry, the number of its op on its pipe
         self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
         self.needed: set[Path] = set()
+        self.missing: Path | Ends = ()
         self.before = {trace.number[path]: pairs for path, pairs in waits.before.items()}
         self.after = {trace.number[path]: pairs for path, pairs in waits.after.items()}
         self.drains = bool(waits.drains)
@@ -112,10 +114,13 @@ class Traversal:
         of.events.append((self.time, number, self.clocks.wait(x.dst, of.coming.popleft() if of.coming else 0), None))
 
     def order(self, s: Step) -> None:
-        """Add what orders earlier ops that conflict with the op of `s` before it."""
+        """Add what orders earlier ops that conflict with the op of `s` before it, or note what is missing first."""
         self.whole = False
-        for use in s.conflicts if self.adds else ():
+        for use in s.conflicts:
             if not self.trace.pipes.covers(self.clocks.start(s.pipe), self.numbers[use.step]):
+                if not self.adds:
+                    self.missing = s.path if use.pipe == s.pipe else pair(self.trace, use, s).ends
+                    break
                 self.add(use, s)
 
     def note(self, s: Step) -> None:
