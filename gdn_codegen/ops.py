@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .host.arguments import _check_number
 from .host.tensors import _fail
+from .runtime.call import launch
 from .runtime.call.arguments import Options, Tensors
 from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.foreign_keywords import spelled
@@ -29,6 +30,10 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     """
     if others:
         t, x = spelled(Tensors(*t), Options(*x), others, -1 if few else DECODE_CHUNK if decode else 0)
+    if not torch.compiler.is_dynamo_compiling():
+        results: tuple[Any, ...] | None = launch.last(t, x, scale, decode)
+        if results is not None:
+            return results
     scale = None if scale is None else _check_number("scale", scale)
     # tensors of classes that dispatch ops themselves, as fake ones, and tracers get a torch op
     if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():

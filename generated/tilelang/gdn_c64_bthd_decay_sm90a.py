@@ -2479,6 +2479,14 @@ def _cpu_flags() -> list[str]:
     return ["-O2", "-ftree-vectorize", "-march=native", "-fno-math-errno", "-fno-trapping-math", f"-DPROCESSOR_{kind}"]
 
 
+def _as_data(run: Any, fixed: Sequence[int], tensors: int, numbers: int) -> tuple[Any, ...]:
+    """A launch as data, for the native launcher: the function, no grid, its parameters, and what keeps it.
+
+    Parameters: tensors and cu_seqlens ("t", place), whole numbers ("i", number), numbers ("d", place)."""
+    given = [*(("t", n) for n in range(tensors + 1)), *(("i", x) for x in fixed), *(("d", n) for n in range(numbers))]
+    return run, None, given, run
+
+
 class TileLangLauncher:
     """Compiles and launches the kernels of one module.
 
@@ -2525,7 +2533,7 @@ class TileLangLauncher:
             run(*map(_as_dense, tensors), cu, *fixed, *scalars)
 
         chosen = launch_strided if self.tables.strided else launch
-        chosen.compiled = run, fixed  # type: ignore[attr-defined]
+        chosen.compiled = functools.partial(_as_data, run, fixed)  # type: ignore[attr-defined]
         return chosen
 
     def program(self, name: str, cpu: bool = False) -> Any:

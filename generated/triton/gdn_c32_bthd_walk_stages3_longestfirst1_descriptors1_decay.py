@@ -1855,6 +1855,37 @@ def _give_memory() -> None:
         triton.set_allocator(_scratch)
 
 
+#: Types of parameters that are passed as whole numbers.
+_WHOLE = ("i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64")
+#: The most shared memory of a block that needs nothing special at the launch.
+_SHARED = 227 * 1024
+
+
+def _as_data(run: Any, instances: int, rest: Sequence[Any], tensors: int, numbers: int) -> tuple[Any, ...] | None:
+    """A launch as data, for the native launcher, which calls CUDA's driver: the kernel's handle, its grid, its parameters, and
+    what keeps it.
+
+    Parameters: tensors and cu_seqlens ("t", place), numbers ("f" or "d", place), whole numbers ("i", number).
+    None for kernels that need more: another driver, clusters, memory for tensor descriptors, a profiler's hooks.
+    """
+    about = run.metadata
+    hooks = (getattr(triton.knobs.runtime, n) for n in ("launch_enter_hook", "launch_exit_hook"))
+    more = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "tensordesc_meta")
+    if (about.target.backend != "cuda" or about.num_ctas != 1 or about.shared > _SHARED or any(getattr(about, n, 0) for n in more)
+            or getattr(run.run, "gsan_enabled", False) or any(getattr(hook, "calls", hook) for hook in hooks)):
+        return None
+    given = [*(("t", n) for n in range(tensors + 1)), *(("f", n) for n in range(numbers)), *(("i", x) for x in rest)]
+    parameters = []
+    for of, (what, x) in zip(run.src.signature.values(), given, strict=True):
+        if of == "constexpr" and what == "i":  # compiled in
+            continue
+        takes = "t" if of[0] == "*" else "i" if of in _WHOLE else {"fp32": "f", "f32": "f", "fp64": "d"}.get(of)
+        if takes != what and (takes, what) != ("d", "f"):
+            return None
+        parameters.append((takes, x))
+    return run.function, (instances, about.num_warps * about.target.warp_size, about.shared), parameters, run
+
+
 class TritonLauncher:
     """Launches the kernels of one module: on a GPU, and for CPU tensors in Triton's interpreter.
 
@@ -1902,6 +1933,9 @@ class TritonLauncher:
                     return
             run[(instances, 1, 1)](*tensors, cu, *scalars, *rest)
 
+        # known after the first launch
+        launch.compiled = (  # type: ignore[attr-defined]
+            lambda tensors, numbers: None if run is None else _as_data(run, instances, rest, tensors, numbers))
         return launch
 
     def options(self, name: str, sizes: Sequence[int], ints: Sequence[int], device: torch.device) -> dict[str, Any]:

@@ -1,4 +1,6 @@
 """The package's op on a CUDA GPU, with what it chooses: torch's checks, graphs, streams. Run with: pytest -m device"""
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 
 import pytest
@@ -6,7 +8,8 @@ import torch
 from guarded import TENSORS, every_way
 from reference import expected, problem, rms_error
 
-from gdn_codegen.ops import chunk_gated_delta_rule
+from gdn_codegen import ops
+from gdn_codegen.ops import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.call.request import Request
 from gdn_codegen.runtime.targets import runs
@@ -97,28 +100,104 @@ def test_the_same_bits_on_any_stream_and_in_any_place(target):
     assert torch.equal(final, want[1][order])
 
 
-@pytest.mark.skipif("tilelang" not in HERE, reason="needs TileLang")
 @pytest.mark.parametrize("packed, poison", [(False, True), (True, False)])  # workspaces as they come, or full of NaN
 @pytest.mark.parametrize("tokens", [495, 9000])
-def test_a_settled_call_is_one_compiled_function(packed, poison, tokens, monkeypatch):
+@pytest.mark.parametrize("target", HERE)
+def test_a_settled_call_is_one_compiled_function(target, packed, poison, tokens, monkeypatch):
     """It gives the bits that the way through Python gives, for other values too."""
     lengths = (*LENGTHS[:3], tokens - 195) if packed else (tokens,)
     problems = [given(lengths, seed) for seed in (0, 1)]
     launch.forget()
     want = []
     for _, a, S, ends in problems:
-        want.append(run("tilelang", a, S, ends if packed else None))
+        want.append(run(target, a, S, ends if packed else None))
         (one,) = launch._kept.values()
         launch.forget()
+    if target == "triton" and (torch.version.hip or one.module._launcher.descriptors):
+        pytest.skip("these kernels start from Python")
     monkeypatch.setattr(one.module.HOST, "poison", poison)
     for _ in range(2):
-        run("tilelang", *problems[0][1:3], problems[0][3] if packed else None)
-    monkeypatch.setattr(launch, "_kept", {})
-    monkeypatch.setattr(launch, "settled", lambda *a: pytest.fail("settled again"))
+        run(target, *problems[0][1:3], problems[0][3] if packed else None)
+    monkeypatch.setattr(launch, "eager", lambda *a: pytest.fail("settled again"))
+    monkeypatch.setattr(ops, "eager", launch.eager)
     for _ in range(3):
         for (_, a, S, ends), w in zip(problems, want, strict=True):
-            got = run("tilelang", a, S, ends if packed else None)
+            got = run(target, a, S, ends if packed else None)
             assert all(torch.equal(x, y) for x, y in zip(got, w, strict=True)) and w[0].isfinite().all()
+
+
+def step(sequences, packed=False, seed=0):
+    """A decoding step on the GPU: a token for each sequence, raw gates, and a pool of states."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    rand = lambda *shape, dtype=torch.bfloat16: torch.randn(*shape, generator=g, device="cuda").to(dtype)
+    rows = (1, sequences) if packed else (sequences, 1)
+    x = dict(q=rand(*rows, 4, 128), k=rand(*rows, 4, 128), v=rand(*rows, 8, 128), g=rand(*rows, 8), beta=rand(*rows, 8),
+             A_log=rand(8, dtype=torch.float32), dt_bias=rand(8, dtype=torch.float32),
+             initial_state=rand(sequences + 3, 8, 128, 128),
+             state_indices=torch.randperm(sequences + 3, generator=g, device="cuda")[:sequences].int())
+    return dict(x, cu_seqlens=torch.arange(sequences + 1, dtype=torch.int32, device="cuda")) if packed else x
+
+
+def decode(target, x):
+    return recurrent_gated_delta_rule(**x, gate="raw", beta_form="sigmoid", use_qk_l2norm_in_kernel=True, state_v_first=True,
+                                      output_final_state=True, target=target)
+
+
+@pytest.mark.skipif(bool(torch.version.hip), reason="these kernels start from Python")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("sequences", [1, 64])
+@pytest.mark.parametrize("target", HERE)
+def test_a_settled_decoding_step_is_one_compiled_function(target, sequences, packed, monkeypatch):
+    """On any stream, in a graph and in another thread it gives the bits that the way through Python gives."""
+    launch.forget()
+    want = [(decode(target, x)[0], x["initial_state"]) for x in (step(sequences, packed, n) for n in range(2))]
+    launch.forget()
+    for _ in range(2):
+        decode(target, step(sequences, packed))
+    monkeypatch.setattr(ops, "eager", lambda *a: pytest.fail("the way through Python"))
+
+    def same(n):
+        x = step(sequences, packed, n)
+        o, state = decode(target, x)
+        torch.cuda.current_stream().synchronize()
+        return torch.equal(o, want[n][0]) and torch.equal(state, want[n][1]) and state is x["initial_state"]
+
+    assert all(same(n) for n in (0, 1, 0))
+    for stream in [torch.cuda.Stream() for _ in range(3)]:
+        with torch.cuda.stream(stream):
+            assert same(1)
+    graph, x, again = torch.cuda.CUDAGraph(), step(sequences, packed, 1), step(sequences, packed, 1)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        o, _ = decode(target, x)
+    assert torch.equal(x["initial_state"], again["initial_state"])  # nothing ran yet
+    graph.replay()
+    assert torch.equal(o, want[1][0]) and torch.equal(x["initial_state"], want[1][1])
+    monkeypatch.undo()  # a thread without a context of CUDA may go through Python
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(same, 1).result() and pool.submit(same, 0).result()
+
+
+@pytest.mark.skipif(bool(torch.version.hip), reason="these kernels start from Python")
+@pytest.mark.parametrize("target", HERE)
+def test_a_settled_decoding_step_takes_little_time_of_the_host(target):
+    """As a number of calls of `add_`, because hosts differ by a factor of two. Through Python it is ten."""
+    x, y = step(1), torch.zeros(4, device="cuda")
+    with torch.inference_mode():
+        for _ in range(4):
+            decode(target, x)
+        us = []
+        for f in (lambda: decode(target, x), lambda: y.add_(1)):
+            best = float("inf")
+            for _ in range(20):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(100):
+                    f()
+                best = min(best, time.perf_counter() - start)
+            us.append(best * 1e4)
+    print(f"{target}: {us[0]:.1f} us, add_ {us[1]:.1f} us")
+    assert us[0] < 4 * us[1]
 
 
 @pytest.mark.parametrize("target", HERE)

@@ -38,8 +38,9 @@ def test_kernels_over_parts_get_how_many_there_are(monkeypatch):
 
 
 def test_what_a_settled_call_hands_to_the_native_launcher(monkeypatch):
-    run, fixed = launcher(print, monkeypatch)("p", 9, SIZES, [1], GPU).compiled
-    assert callable(run) and fixed == (0, 7, 2, 1)
+    run, grid, parameters, held = launcher(print, monkeypatch)("p", 9, SIZES, [1], GPU).compiled(2, 1)
+    assert callable(run) and held is run and grid is None
+    assert parameters == [("t", 0), ("t", 1), ("t", 2), ("i", 0), ("i", 7), ("i", 2), ("i", 1), ("d", 0)]
 
 
 @pytest.mark.parametrize("strided", [False, True])

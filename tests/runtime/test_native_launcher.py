@@ -4,10 +4,10 @@ TileLang's kernels for the CPU start only from Python, so here a function that `
 chain calls it as it does kernels on a GPU.
 """
 import shutil
-from functools import lru_cache
+import subprocess
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,20 +17,30 @@ from gdn_codegen.runtime import cache
 from gdn_codegen.runtime.build import render
 from gdn_codegen.runtime.call import launch as calls
 from gdn_codegen.runtime.call import native_launcher
-from gdn_codegen.runtime.call.native_launcher import ARGUMENT, FIXED, WORKSPACE, launcher
+from gdn_codegen.runtime.call.native_launcher import ARGUMENT, FIXED, WORKSPACE, Asked, launcher, row
 from gdn_codegen.runtime.load import import_path
 
 pytest.importorskip("tilelang")
-tvm_ffi = pytest.importorskip("tvm_ffi")
-pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
+pytest.importorskip("tvm_ffi")
+
+import tvm_ffi
+
+from gdn_codegen.host.tilelang import _as_data
+from gdn_codegen.targets import machine
+
+pytestmark = [pytest.mark.slow,  # the first compiles the launcher
+              pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")]
 NONE = Path("nothing was compiled ahead")
 
 
 @lru_cache
 def lent():
     source = Path(__file__).with_name("lent.cc")
-    path = cache.made(cache.folder() / "tests" / f"lent_{cache.digest(source.read_bytes(), tvm_ffi.__version__)}.so",
-                      lambda to: native_launcher.compile_to(to, source))
+    about = tvm_ffi.libinfo
+    def compile_to(path):
+        subprocess.run([machine.cxx(), "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{about.find_include_path()}", str(source),
+                        f"-I{about.find_dlpack_include_path()}", "-o", str(path), about.find_libtvm_ffi()], check=True)
+    path = cache.made(cache.folder() / "tests" / f"lent_{cache.digest(source.read_bytes(), tvm_ffi.__version__)}.so", compile_to)
     return tvm_ffi.load_module(str(path)).lent
 
 
@@ -57,7 +67,7 @@ def loaded(b, started, poison):
             started.append((name, "python"))
             run(*args)
 
-        launch.compiled = lent()(start), run.__closure__[fixed].cell_contents
+        launch.compiled = partial(_as_data, lent()(start), run.__closure__[fixed].cell_contents)
         return launch
 
     m.HOST.launcher, m.HOST.poison = launcher, poison
@@ -114,7 +124,6 @@ FORMS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form, poison", [*((f, True) for f in FORMS), ("rows", False), ("packed, with states", False)])
 def test_it_gives_the_bits_that_python_gives(form, started):
     def run(seed):
@@ -147,7 +156,6 @@ def test_it_gives_the_bits_that_python_gives(form, started):
         assert again[1][1] is again[0]["initial_state"]
 
 
-@pytest.mark.slow
 def test_an_argument_given_twice_is_two(started):
     x = tensors()
     ask = dict(target="tilelang", chunk_size=16, schedule="walk")
@@ -161,7 +169,6 @@ def test_an_argument_given_twice_is_two(started):
 
 
 
-@pytest.mark.slow
 def test_what_is_not_the_same_call_is_not_taken_for_it(started):
     x = tensors()
     ask = dict(target="tilelang", chunk_size=16, schedule="walk")
@@ -196,7 +203,6 @@ def test_what_is_not_the_same_call_is_not_taken_for_it(started):
             call(dict(k=odd))
 
 
-@pytest.mark.slow
 def test_tables_of_chunks_are_looked_at_and_change_nothing(started):
     said = FORMS["packed, with states"](tensors())
     tables = dict(chunk_indices=torch.tensor([[0, 0], [1, 0], [1, 1]]), chunk_offsets=torch.tensor([0, 1, 3]))
@@ -214,59 +220,148 @@ def test_tables_of_chunks_are_looked_at_and_change_nothing(started):
 
 
 # --- the compiled text itself -----------------------------------------------------------------------------------------
-def spied(*slots, launches=1):
+ASKED = Asked(("walk", 16, True, None), False, True, (), 0.5, lambda t: None)
+
+
+def chain(arguments, slots, launches, asked=ASKED, options=ASKED.options, **more):
+    """A launcher of such arguments, as a function of tensors and a scale: whether it took them."""
+    run = launcher(NONE, asked, arguments, slots, launches, **dict(dict(results=()), **more))
+    return lambda *t, scale=None: run(t, options, scale, asked.decode) is not None
+
+
+def spied(*slots, launches=1, **more):
     """A chain of kernels that note what they get, on a tensor [4, 6] and nothing."""
     seen = []
     kernel = lent()(lambda *args: seen.append([torch.from_dlpack(x).clone() if hasattr(x, "shape") else x for x in args]))
-    run = launcher(NONE, [torch.zeros(4, 6), None], slots,
-                      [(kernel, tuple(range(len(slots))), (7, n), (1, 0)) for n in range(launches)])
-    return run, seen
+    runs = [row(_as_data(kernel, (7, n), len(slots) - 1, 1), range(len(slots))) for n in range(launches)]
+    return chain([torch.zeros(4, 6), None], slots, runs, **more), seen
 
 
-@pytest.mark.slow
 def test_kernels_get_dense_tensors_numbers_and_workspaces_of_their_own():
     x = torch.arange(24.0).view(4, 6)
     slots = [(ARGUMENT, 0, (4, 6)), (ARGUMENT, 0, (24,)), (FIXED, torch.full((3,), 5.0)),
              (WORKSPACE, torch.empty(1).expand(33, 7)), (WORKSPACE, torch.empty(5, dtype=torch.float16))]
     run, seen = spied(*slots, launches=2)
-    assert run(x, None, 0.5, 0.25) and len(seen) == 2
-    for n, (a, flat, fixed, w, h, seven, which, *numbers) in enumerate(seen):
+    assert run(x, None, scale=0.25) and run(x, None) and len(seen) == 4
+    for n, (a, flat, fixed, w, h, seven, which, number) in enumerate(seen):
         assert torch.equal(a, x) and torch.equal(flat, x.view(-1)) and fixed.tolist() == [5, 5, 5]
         assert w.shape == (33, 7) and w.dtype == torch.float32 and h.shape == (5,) and h.dtype == torch.float16
-        assert (seven, which, numbers) == (7, n, [0.25, 0.5])
+        assert (seven, which, number) == (7, n % 2, (0.25, 0.5)[n // 2])
 
 
-@pytest.mark.slow
 def test_workspaces_lie_apart():
     places = []
     kernel = lent()(lambda *args: places.append([torch.from_dlpack(x) for x in args]))
     like = [torch.empty(1).expand(3, n) for n in (5, 64, 1)]
-    run = launcher(NONE, [torch.zeros(4)], [(WORKSPACE, x) for x in like], [(kernel, (0, 1, 2), (), ())])
+    run = chain([torch.zeros(4)], [(WORKSPACE, x) for x in like], [row(_as_data(kernel, (), 2, 0), range(3))])
     assert run(torch.zeros(4))
     spans = sorted((x.data_ptr(), x.data_ptr() + 4 * x.numel()) for x in places[0])
     assert all((a - spans[0][0]) % 256 == 0 for a, _ in spans) and all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("other", [
-    torch.zeros(4, 7), torch.zeros(24), torch.zeros(4, 6, dtype=torch.float64), torch.zeros(6, 4).T, torch.zeros(8, 6)[::2],
-    torch.zeros(25)[1:].view(4, 6), torch.zeros(4, 6, dtype=torch.int32), None, "x", 3], ids=lambda x: f"{type(x).__name__}")
-def test_arguments_of_another_kind_start_nothing(other):
+class Mine(torch.Tensor):
+    pass
+
+
+ODD = {
+    "shape": lambda: torch.zeros(4, 7), "rank": lambda: torch.zeros(24), "dtype": lambda: torch.zeros(4, 6, dtype=torch.float64),
+    "strides": lambda: torch.zeros(6, 4).T, "steps": lambda: torch.zeros(8, 6)[::2], "int": lambda: torch.zeros(4, 6).int(),
+    "place": lambda: torch.zeros(25)[1:].view(4, 6), "None": lambda: None, "str": lambda: "x", "number": lambda: 3,
+    "negative": lambda: torch._neg_view(torch.zeros(4, 6)), "class": lambda: torch.zeros(4, 6).as_subclass(Mine),
+    "sparse": lambda: torch.zeros(4, 6).to_sparse(), "meta": lambda: torch.zeros(4, 6, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(6)] * 4), "gradient": lambda: torch.zeros(4, 6, requires_grad=True),
+    "freed": lambda: (x := torch.zeros(4, 6), x.untyped_storage().resize_(0))[0]}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_arguments_of_another_kind_start_nothing(name):
     run, seen = spied((ARGUMENT, 0, (4, 6)))
-    assert run(torch.ones(4, 6), None, 1.0, 2.0) and len(seen) == 1
-    assert not run(other, None, 1.0, 2.0)
-    assert not run(torch.ones(4, 6), torch.ones(1), 1.0, 2.0)
-    assert not run(torch.ones(4, 6)) and not run(torch.ones(4, 6), None, 1.0)
+    assert run(torch.ones(4, 6), None) and run(torch.nn.Parameter(torch.ones(4, 6), False), None) and len(seen) == 2
+    assert not run(ODD[name](), None)
+    assert not run(torch.ones(4, 6), torch.ones(1)) and not run(torch.ones(4, 6))
+    assert len(seen) == 2
+
+
+def test_a_tensor_that_only_could_want_a_gradient_is_taken():
+    run, seen = spied((ARGUMENT, 0, (4, 6)))
+    with torch.no_grad():
+        assert run(ODD["gradient"](), None)
+    with torch.inference_mode():
+        assert run(torch.ones(4, 6), None) and len(seen) == 2
+
+
+@pytest.mark.parametrize("changed, scale, decode", [
+    (("walk", 16, 1, None), None, False), (("walk", 16.0, True, None), None, False), (("fused", 16, True, None), None, False),
+    (("walk", 16, True), None, False), (("walk", 16, True, torch.ones(2)), None, False), ([], None, False),
+    (ASKED.options, 1, False), (ASKED.options, float("nan"), False), (ASKED.options, 1e39, False), (ASKED.options, "1", False),
+    (ASKED.options, None, True)])
+def test_other_options_start_nothing(changed, scale, decode):
+    kernel = lent()(lambda *args: pytest.fail("started"))
+    run = launcher(NONE, ASKED, [torch.zeros(4)], [(ARGUMENT, 0, (4,))], [row(_as_data(kernel, (), 0, 0), (0,))], ())
+    assert run((torch.zeros(4),), changed, scale, decode) is None
+    assert run((torch.zeros(4),), ASKED.options) is None
+
+
+def test_equal_words_are_the_same_options():
+    run, seen = spied((ARGUMENT, 0, (4, 6)), options=("".join(["wa", "lk"]), 16, True, None))
+    assert run(torch.ones(4, 6), None) and len(seen) == 1
+
+
+def test_modes_and_transforms_take_the_other_way():
+    from torch.autograd import forward_ad
+    from torch.utils._python_dispatch import TorchDispatchMode
+    run, seen = spied((ARGUMENT, 0, (4, 6)))
+    x = torch.ones(4, 6)
+    with TorchDispatchMode():
+        assert not run(x, None)
+    with forward_ad.dual_level():
+        assert run(x, None) and not run(forward_ad.make_dual(x, x), None)
+    torch.func.vmap(lambda y: (pytest.fail("taken") if run(y, None) or run(x, None) else y))(torch.ones(2, 4, 6))
     assert len(seen) == 1
 
 
-@pytest.mark.slow
-def test_what_a_kernel_raises_is_raised():
+def test_what_is_written_is_apart_from_what_is_read():
+    whole = torch.zeros(64)
+    kernel = lent()(lambda *args: None)
+    run = chain([whole[:16], whole[16:32]], [(ARGUMENT, 0, (16,))], [row(_as_data(kernel, (), 0, 0), (0,))],
+                ASKED._replace(written=(1,)))
+    assert run(whole[:16], whole[16:32]) and run(whole[32:48], whole[16:32])
+    assert not run(whole[:16], whole[12:28]) and not run(whole[16:32], whole[16:32]) and not run(whole[28:44], whole[16:32])
+
+
+def test_results_are_new_or_given_and_rows_are_made_once():
+    seen, made = [], []
+    kernel = lent()(lambda *args: [seen.append(torch.from_dlpack(x).data_ptr()) for x in args])
+    x, like = torch.zeros(4), torch.empty(1, dtype=torch.float16).expand(2, 3)
+    run = launcher(NONE, ASKED, [x, None], [(ARGUMENT, 0, (4,)), (ARGUMENT, 2, (2, 3)), (ARGUMENT, 3, (5,))],
+                   [row(_as_data(kernel, (), 2, 0), range(3))], (2, -1, 0), [like], True,
+                   lambda: made.append(torch.zeros(5, dtype=torch.int32)) or made[-1])
+    a, b = (run((x, None), ASKED.options, None, False) for _ in range(2))
+    assert a[1] is None and a[2] is x and a[0].shape == (2, 3) and a[0].dtype == torch.float16 and a[0].isnan().all()
+    assert len(made) == 1 and seen == [x.data_ptr(), a[0].data_ptr(), made[0].data_ptr(),
+                                       x.data_ptr(), b[0].data_ptr(), made[0].data_ptr()] and a[0].data_ptr() != b[0].data_ptr()
+
+
+def test_further_tensors_are_looked_at_first():
+    seen = []
+
+    def look(t):
+        seen.append(t)
+        raise ValueError("no such table")
+    kernel = lent()(lambda *args: pytest.fail("started"))
+    run = chain([torch.zeros(4)], [(ARGUMENT, 0, (4,))], [row(_as_data(kernel, (), 0, 0), (0,))], ASKED._replace(look=look))
+    with pytest.raises(ValueError, match="no such table"):
+        run(torch.zeros(4), None, "table")
+    assert len(seen[0]) == 3
+
+
+def test_a_kernel_that_fails_first_leaves_the_call_to_python_and_a_later_one_raises():
     def fails(*args):
         raise ValueError("the kernel says so")
-    run = launcher(NONE, [torch.zeros(4)], [(ARGUMENT, 0, (4,))], [(lent()(fails), (0,), (), ())])
-    with pytest.raises(ValueError, match="the kernel says so"):
-        run(torch.zeros(4))
+    good, bad = (row(_as_data(lent()(f), (), 0, 0), (0,)) for f in (lambda *args: None, fails))
+    assert not chain([torch.zeros(4)], [(ARGUMENT, 0, (4,))], [bad, good])(torch.zeros(4))
+    with pytest.raises(RuntimeError, match="kernel 1 of the call did not start"):
+        chain([torch.zeros(4)], [(ARGUMENT, 0, (4,))], [good, bad])(torch.zeros(4))
 
 
 # --- where it comes from ----------------------------------------------------------------------------------------------
@@ -278,31 +373,24 @@ def empty_cache(tmp_path, monkeypatch):
     native_launcher._library.cache_clear()
 
 
-def arguments():
-    return [torch.zeros(4)], [(ARGUMENT, 0, (4,))], []
+def made_of(ahead):
+    return launcher(ahead, ASKED, [torch.zeros(4)], [(ARGUMENT, 0, (4,))], [], ())
 
 
-@pytest.mark.slow
+def takes(run):
+    return run((torch.zeros(4),), ASKED.options, None, False) == ()
+
+
 def test_beside_kernels_compiled_ahead_it_is_loaded_and_never_compiled(empty_cache, monkeypatch):
     ahead = empty_cache / "ahead"
     ahead.mkdir()
     monkeypatch.setattr(native_launcher, "compile_to", lambda path: pytest.fail("compiled"))
-    assert launcher(ahead, *arguments()) is None
+    assert made_of(ahead) is None
     native_launcher._library.cache_clear()
     monkeypatch.undo()
     native_launcher.compile_to(ahead / native_launcher.file_name())
     monkeypatch.setattr(native_launcher, "compile_to", lambda path: pytest.fail("compiled"))
-    assert launcher(ahead, *arguments())(torch.zeros(4))
-
-
-@pytest.mark.slow
-def test_where_torch_gives_the_ffi_no_memory_there_is_none(empty_cache, monkeypatch):
-    def none(*args):
-        raise RuntimeError("no allocator")
-    assert launcher(NONE, *arguments())(torch.zeros(4))
-    native_launcher._library.cache_clear()
-    monkeypatch.setattr(tvm_ffi, "load_module", lambda path: SimpleNamespace(native_launcher=lambda *a: none))
-    assert launcher(NONE, *arguments()) is None
+    assert takes(made_of(ahead))
 
 
 @pytest.fixture
@@ -313,19 +401,16 @@ def no_compiler(empty_cache, monkeypatch):
 
 def test_without_a_compiler_there_is_none(no_compiler):
     with pytest.warns(RuntimeWarning, match="slower way"):
-        assert launcher(NONE, *arguments()) is None
+        assert made_of(NONE) is None
 
 
-@pytest.mark.slow
 def test_without_a_compiler_calls_go_the_other_way(no_compiler, started):
     with pytest.warns(RuntimeWarning, match="slower way"):
-        assert launcher(NONE, *arguments()) is None
-    for _ in range(2):
-        chunk_gated_delta_rule(**tensors(), target="tilelang", chunk_size=16, schedule="walk")
+        for _ in range(2):
+            chunk_gated_delta_rule(**tensors(), target="tilelang", chunk_size=16, schedule="walk")
     assert {how for _, how in started} == {"python"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["k", "A_log"])
 def test_a_sign_beside_the_memory_and_an_option_that_only_equals_are_seen(name, started):
     x = dict(FORMS["raw gates"](tensors()), target="tilelang", schedule="walk", chunk_size=16)

@@ -17,8 +17,9 @@ import torch
 
 from ... import targets
 from ...schedule import ScheduleError, varied
+from ...targets import DEFAULT_SCHEDULE
 from ...targets.candidates import Asked, Candidate, several
-from ..build import CHUNKS, DEFAULT_SCHEDULE, Build, lowered
+from ..build import CHUNKS, Build, lowered
 from ..targets import choose
 from . import tables
 from .request import DEFAULT_CHUNK, DTYPES, Call

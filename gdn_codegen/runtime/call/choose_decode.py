@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ...schedule import Schedule, named, varied
-from ...targets import find
-from ..build import DEFAULT_SCHEDULE, Build
+from ...targets import DEFAULT_SCHEDULE, find
+from ..build import Build
 from ..targets import choose, runs
 from . import tables
 from .choose import TOKEN_COLUMNS, Choice, by_token, first, names, said, units

@@ -21,8 +21,8 @@ from .arguments import FINAL, IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Opti
 from .choose import choice, refuse
 from .compiling import DoesNotCompile, compiling
 from .dtypes import adapted, adapts
-from .native_launcher import call_launcher, kernels_ahead
-from .normalise import check_chunks, check_written, reads, settled, transformed
+from .native_launcher import Asked, call_launcher, kernels_ahead
+from .normalise import check_chunks, check_written, reads, settled, transformed, written
 from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
@@ -44,8 +44,15 @@ class Settled:
 
 
 _kept: dict[Any, Settled] = {}
-#: The function of the last call. The next call is mostly of the same kind, as in all layers of a model.
-_last: Callable[..., Any] | None = None
+
+
+def _nothing(t: Any, x: Any, scale: Any, decode: Any) -> None:
+    """Stands for the function of the last call before there is one."""
+
+
+#: The function of the last call: (tensors, options, scale, decode) -> results, or None if it is of another kind. The next call is
+#: mostly of the same kind, as in all layers of a model.
+last: Callable[..., Any] = _nothing
 
 #: Classes of tensors whose values are those in their memory.
 PLAIN = Tensor, torch.nn.Parameter
@@ -148,33 +155,22 @@ def _kind(x: Any) -> Any:
     return x.shape, x.stride(), x.dtype, x.device
 
 
-def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> Callable[..., Any] | None:
+def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], decode: bool) -> Callable[..., Any] | None:
     """A settled call as one function of Tensors, Options, scale and decode: what the op returns, or None where something else
-    came. None where it cannot be one (runtime/call/native_launcher.py)."""
-    asked, m, host = s.asked, s.module, s.plan.host
-    if asked.checkpoint_chunks:
+    came. None where it cannot be one (runtime/call/native_launcher.py), or where each call looks at values of g."""
+    asked, m = s.asked, s.module
+    if asked.checkpoint_chunks or (asked.gate == "linear" and reads(t.g)):
         return None
     at = Tensors._fields.index
     buffers = () if asked.in_place else (FINAL,)
     place = (*range(RAW_INPUTS if asked.gate == "raw" else INPUTS), INITIAL, OUT, *buffers, at("state_indices"))
-    run = call_launcher(s.plan, kernels_ahead(m), t[:IN_KERNELS], place, at("cu_seqlens"))
-    if run is None:
-        return None
-    options, known, numbers, one_state = x, scale, _numbers(host, scale), t.initial_state is t.final_state
-    initial, final, out, ends, chunks = INITIAL, FINAL, OUT, at("cu_seqlens"), IN_KERNELS  # locals are found faster
-    sorts, given = s.sorts, s.given
+    one_state = t.initial_state is t.final_state
 
-    def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
-        if ([*map(type, x)] != sorts or x != options or decode != asked.decode or (t[initial] is t[final]) != one_state
-                or not _is_memory(t, given) or (torch.is_grad_enabled() and _wants_gradients(t))):
-            return None
-        if t[out] is not None or t[final] is not None or asked.in_place:
-            check_written(t, asked.in_place, s.reaches)
-        if t[chunks] is not None or t[chunks + 1] is not None:
-            check_chunks(t[chunks], t[chunks + 1], t[ends], asked.chunk_size)
-        return run(t[:chunks], numbers if scale == known else _numbers(host, scale))
+    def look(t: tuple[Any, ...]) -> None:
+        check_chunks(t[at("chunk_indices")], t[at("chunk_offsets")], t[at("cu_seqlens")], asked.chunk_size)
 
-    return again
+    about = Asked(x, decode, one_state, tuple(written(t, asked.in_place)), s.numbers[0], look)
+    return call_launcher(s.plan, kernels_ahead(m), about, t[:IN_KERNELS], place, at("cu_seqlens"))
 
 
 def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
@@ -231,12 +227,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
 
     One look-up finds all decisions that a call of the same kind made before. Each microsecond here delays every call.
     """
-    global _last
-    last = _last
-    if last is not None:
-        results = last(t, x, scale, decode)
-        if results is not None:
-            return results  # type: ignore[no-any-return]
+    global last
     try:
         q, k, v, g, beta, a_log, dt_bias, initial, indices, ends, final, out, *tables = t
         about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
@@ -260,9 +251,9 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
             torch.is_grad_enabled() and _wants_gradients(t)):
         check_values(Tensors(*t), found.asked, few)
     if not found.came_again:
-        found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
+        found.came_again, found.again = True, _as_one(found, Tensors(*t), x, decode)
     if found.again is not None:
-        _last = found.again
+        last = found.again
         results = found.again(t, x, scale, decode)
         if results is not None:
             return results  # type: ignore[no-any-return]
@@ -277,6 +268,6 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
 
 def forget() -> None:
     """Drop what is kept for further calls: for tests."""
-    global _last
-    _last = None
+    global last
+    last = _nothing
     _kept.clear()

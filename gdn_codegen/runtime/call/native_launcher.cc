@@ -1,142 +1,289 @@
-// What a settled call does on the host, without Python between its kernels: compare the kinds of its tensors with those it was
-// made for, allocate workspaces, launch. Knows no algorithm: runtime/call/native_launcher.py says what the arguments are.
-#include <tvm/ffi/container/array.h>
-#include <tvm/ffi/container/shape.h>
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/function.h>
-
-#include <algorithm>
-#include <optional>
-#include <vector>
+// What a settled call does on the host, without Python between its kernels: compare its options and the kinds of its tensors with
+// those it was made for, allocate results and workspaces, launch. Knows no algorithm: runtime/call/native_launcher.py says what
+// the arguments are.
+#include "native_launcher.h"
 
 namespace {
-using namespace tvm::ffi;
-
-constexpr int64_t kArgument = 0, kWorkspace = 1, kFixed = 2;
-constexpr uintptr_t kAligned = 16;      // what kernels take of callers
-constexpr int64_t kWorkspaceAlign = 256;
-
-struct Kind {
-  std::vector<int64_t> shape, strides;
-  DLDataType dtype;
-  DLDevice device;
-
-  explicit Kind(const DLTensor& x) : shape(x.shape, x.shape + x.ndim), strides(x.strides, x.strides + x.ndim), dtype(x.dtype),
-                                     device(x.device) {}
-
-  bool operator==(const DLTensor& x) const {
-    return x.ndim == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), x.shape) && x.strides &&
-           std::equal(strides.begin(), strides.end(), x.strides) && x.dtype.code == dtype.code && x.dtype.bits == dtype.bits &&
-           x.dtype.lanes == dtype.lanes && x.device.device_type == device.device_type &&
-           x.device.device_id == device.device_id && (reinterpret_cast<uintptr_t>(x.data) + x.byte_offset) % kAligned == 0;
-  }
-};
-
-// A tensor as kernels see it: dense, at an argument's address, within the workspaces, or always the same.
-struct Slot {
-  int64_t from, index;  // of the argument; in bytes, for a workspace
-  std::vector<int64_t> shape, strides;
-  DLDataType dtype;
-  std::optional<Tensor> fixed;
-};
-
-struct Launch {
-  Function kernel;
-  std::vector<int64_t> slots, ints, numbers;
-};
-
-DLTensor* Given(const AnyView& x) {
-  std::optional<DLTensor*> found = x.try_cast<DLTensor*>();
-  return found ? *found : nullptr;
-}
-
 struct Launcher {
   std::vector<std::optional<Kind>> kinds;
+  std::vector<Kind> made;
+  std::vector<DLDataType> dtypes;  // of arguments, then of results, then of cu_seqlens
+  DLDevice here;
   std::vector<Slot> slots;
+  std::vector<DLTensor> seen;
   std::vector<Launch> launches;
-  int64_t bytes = 0, numbers = 0;
-  DLDevice device;
+  std::vector<int64_t> written, results;
+  std::vector<py::object> options;
+  int64_t initial, final, inputs, bytes = 0;
+  bool same, decode, poison, ffi = false, cuda = false;
+  double number;
+  at::Device device;
+  py::object rows, capturing, look, kept;  // kept: what holds kernels
+  at::Tensor last_rows;
+  void* rows_stream = nullptr;
+  DLPackExchangeAPI* torch;
+  FfiCall call;
+  FfiSetStream set_stream;
+  FfiDrop drop;
+  CuGetContext context = nullptr;
+  CuLaunch launch = nullptr;
 
-  // arguments: (example or None, ...), the first a tensor; slots: (kArgument, index, shape), (kWorkspace, like) or
-  // (kFixed, tensor); launches: (kernel, slots, whole numbers, indices of numbers). After the arguments a call passes numbers.
-  Launcher(Array<Any> arguments, Array<Array<Any>> given, Array<Array<Any>> kernels) {
-    for (const Any& x : arguments) {
-      DLTensor* t = Given(x);
-      kinds.push_back(t ? std::optional<Kind>(*t) : std::nullopt);
+  explicit Launcher(const py::dict& d)
+      : written(d["written"].cast<std::vector<int64_t>>()), results(d["results"].cast<std::vector<int64_t>>()),
+        options(d["options"].cast<std::vector<py::object>>()), initial(d["initial"].cast<int64_t>()),
+        final(d["final"].cast<int64_t>()), inputs(d["inputs"].cast<int64_t>()), same(d["same"].cast<bool>()),
+        decode(d["decode"].cast<bool>()), poison(d["poison"].cast<bool>()), number(d["scale"].cast<double>()), device(at::kCPU),
+        rows(d["rows"]), capturing(d["capturing"]), look(d["look"]), kept(d["launches"]),
+        torch(static_cast<DLPackExchangeAPI*>(PyCapsule_GetPointer(d["torch"].cast<py::object>().ptr(), "dlpack_exchange_api"))),
+        call(Pointer<FfiCall>(d["ffi"].cast<py::tuple>()[0])), set_stream(Pointer<FfiSetStream>(d["ffi"].cast<py::tuple>()[1])),
+        drop(Pointer<FfiDrop>(d["ffi"].cast<py::tuple>()[2])) {
+    if (!torch) throw py::error_already_set();
+    for (py::handle x : d["arguments"]) {
+      kinds.push_back(x.is_none() ? std::nullopt : std::optional<Kind>(Unpacked(x)));
+      dtypes.push_back(x.is_none() ? DLDataType{} : Seen(x).dtype);
     }
     device = kinds.at(0).value().device;
-    for (const Array<Any>& row : given) {
-      Slot s{row[0].cast<int64_t>(), 0, {}, {}, {}, std::nullopt};
-      if (s.from == kArgument) {
-        s.index = row[1].cast<int64_t>();
-        s.dtype = kinds.at(s.index).value().dtype;
-        for (int64_t n : row[2].cast<Array<int64_t>>()) s.shape.push_back(n);
-      } else {
-        Tensor like = row[1].cast<Tensor>();
-        s.dtype = like.dtype();
-        s.shape.assign(like.shape().begin(), like.shape().end());
-        if (s.from == kFixed) s.fixed = like;
-      }
-      s.strides.resize(s.shape.size());
-      int64_t size = 1;
-      for (size_t i = s.shape.size(); i-- > 0; size *= s.shape[i] ? s.shape[i] : 1) s.strides[i] = size;
-      if (s.from == kWorkspace) {
-        s.index = bytes;
-        bytes += (size * s.dtype.bits / 8 + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign;
-      }
-      slots.push_back(std::move(s));
+    here = Seen(d["arguments"].cast<py::list>()[0]).device;
+    for (py::handle x : d["made"]) {
+      made.emplace_back(Unpacked(x));
+      dtypes.push_back(Seen(x).dtype);
     }
-    for (const Array<Any>& row : kernels) {
-      Launch l{row[0].cast<Function>(), {}, {}, {}};
-      std::vector<int64_t>* lists[] = {&l.slots, &l.ints, &l.numbers};
-      for (int i = 0; i < 3; ++i)
-        for (int64_t n : row[i + 1].cast<Array<int64_t>>()) lists[i]->push_back(n);
-      for (int64_t n : l.numbers) numbers = std::max(numbers, n + 1);
+    dtypes.push_back({kDLInt, 32, 1});
+    for (py::handle row : d["slots"]) Take(row.cast<py::tuple>());
+    for (py::handle row : d["launches"]) {
+      auto r = row.cast<py::tuple>();
+      Launch l{r[0].cast<std::string>() == "ffi", Pointer<void*>(r[1]), 0, 0, 0, {}};
+      std::tie(l.grid, l.block, l.shared) = r[2].cast<std::tuple<unsigned, unsigned, unsigned>>();
+      for (auto& [what, value] : r[3].cast<std::vector<std::pair<std::string, int64_t>>>()) l.given.push_back({what[0], value});
+      (l.ffi ? ffi : cuda) = true;
       launches.push_back(std::move(l));
     }
+    if (!cuda) return;
+    void* driver = dlopen(d["driver"].cast<std::string>().c_str(), RTLD_NOW);
+    if (driver) context = reinterpret_cast<CuGetContext>(dlsym(driver, "cuCtxGetCurrent"));
+    if (driver) launch = reinterpret_cast<CuLaunch>(dlsym(driver, "cuLaunchKernel"));
+    if (!context || !launch) throw std::runtime_error("no driver of CUDA");
   }
 
-  // Whether these arguments are of the kinds it was made for; only then anything runs.
-  bool operator()(PackedArgs args) const {
-    int n = static_cast<int>(kinds.size());
-    if (args.size() < n + numbers) return false;
-    std::vector<const DLTensor*> tensors(n);
-    for (int i = 0; i < n; ++i) {
-      tensors[i] = Given(args[i]);
-      if (kinds[i] ? !(tensors[i] && *kinds[i] == *tensors[i]) : args[i].type_index() != TypeIndex::kTVMFFINone) return false;
+  static const at::Tensor& Unpacked(py::handle x) { return THPVariable_Unpack(x.ptr()); }
+
+  DLTensor Seen(py::handle x) const {
+    DLTensor t{};
+    if (torch->dltensor_from_py_object_no_sync(x.ptr(), &t)) throw py::error_already_set();
+    return t;
+  }
+
+  void Take(const py::tuple& row) {
+    Slot s{row[0].cast<int64_t>(), 0, {}, {}, {}};
+    DLTensor t{};
+    if (s.from == kArgument) {
+      s.index = row[1].cast<int64_t>();
+      s.shape = row[2].cast<std::vector<int64_t>>();
+      t.dtype = dtypes.at(s.index);
+    } else {
+      s.shape = Unpacked(row[1]).sizes().vec();
+      t.dtype = Seen(row[1]).dtype;
+      if (s.from == kFixed) s.fixed = Unpacked(row[1]);
     }
-    std::optional<Tensor> held;
-    if (bytes) held = Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ShapeView(&bytes, 1), DLDataType{kDLUInt, 8, 1}, device);
-    std::vector<DLTensor> seen(slots.size());
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const Slot& s = slots[i];
-      if (s.fixed) {
-        seen[i] = *s.fixed->GetDLTensorPtr();
-        continue;
-      }
-      char* data = s.from == kArgument ? static_cast<char*>(tensors[s.index]->data) + tensors[s.index]->byte_offset
-                                       : static_cast<char*>(held->data_ptr()) + s.index;
-      seen[i] = DLTensor{data, device, static_cast<int>(s.shape.size()), s.dtype, const_cast<int64_t*>(s.shape.data()),
-                         const_cast<int64_t*>(s.strides.data()), 0};
+    s.strides.resize(s.shape.size());
+    int64_t size = 1;
+    for (size_t i = s.shape.size(); i-- > 0; size *= s.shape[i] ? s.shape[i] : 1) s.strides[i] = size;
+    if (s.from == kWorkspace) {
+      s.index = bytes;
+      bytes += (size * t.dtype.bits / 8 + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign;
     }
-    std::vector<AnyView> passed;
-    for (const Launch& l : launches) {
-      passed.clear();
-      for (int64_t i : l.slots) passed.push_back(&seen[i]);
-      for (int64_t i : l.ints) passed.push_back(i);
-      for (int64_t i : l.numbers) passed.push_back(args[n + static_cast<int>(i)]);
-      Any result;
-      l.kernel.CallPacked(passed.data(), static_cast<int32_t>(passed.size()), &result);
+    t.device = here;
+    t.ndim = static_cast<int32_t>(s.shape.size());
+    t.shape = s.shape.data(), t.strides = s.strides.data();  // of a vector that is moved, its memory stays
+    slots.push_back(std::move(s));
+    seen.push_back(t);
+  }
+
+  template <class T>
+  static int64_t Count(const std::vector<T>& x) {
+    return static_cast<int64_t>(x.size());
+  }
+
+  bool SameOptions(PyObject* x) const {
+    if (!PyTuple_Check(x) || PyTuple_GET_SIZE(x) != Count(options)) return false;
+    for (size_t i = 0; i < options.size(); ++i) {
+      PyObject *a = PyTuple_GET_ITEM(x, i), *b = options[i].ptr();
+      if (a == b) continue;
+      if (Py_TYPE(a) != Py_TYPE(b)) return false;  // 1 equals True
+      int equal = PyObject_RichCompareBool(a, b, Py_EQ);
+      if (equal < 0) PyErr_Clear();
+      if (equal <= 0) return false;
     }
     return true;
   }
+
+  // Whether this call is of the kind that the launcher was made for. Then `m` says where its arguments are.
+  bool Fits(PyObject* t, PyObject* x, PyObject* scale, PyObject* decoding, Memory& m) const {
+    if (!PyTuple_Check(t) || PyTuple_GET_SIZE(t) < Count(kinds) || (decoding == Py_True) != decode || !SameOptions(x)) return false;
+    m.number = number;
+    if (scale != Py_None) {
+      if (!PyFloat_CheckExact(scale) || !(std::fabs(PyFloat_AS_DOUBLE(scale)) <= FLT_MAX)) return false;
+      m.number = PyFloat_AS_DOUBLE(scale);
+    }
+    if (initial >= 0 && (PyTuple_GET_ITEM(t, initial) == PyTuple_GET_ITEM(t, final)) != same) return false;
+    // modes that see torch's ops, and transforms
+    const auto local = c10::impl::tls_local_dispatch_key_set();
+    if (!(local.included_ - c10::default_included_set).empty() || c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
+    const bool differentiates = c10::GradMode::is_enabled();
+    m.at.resize(kinds.size());
+    for (int64_t i = 0; i < Count(kinds); ++i) {
+      PyObject* y = PyTuple_GET_ITEM(t, i);
+      if (!kinds[i]) {
+        if (y != Py_None) return false;
+        continue;
+      }
+      if (Py_TYPE(y) != reinterpret_cast<PyTypeObject*>(THPVariableClass) &&
+          Py_TYPE(y) != reinterpret_cast<PyTypeObject*>(ParameterClass))
+        return false;
+      const at::Tensor& z = THPVariable_Unpack(y);
+      if (!kinds[i]->Fits(z) || (differentiates && i < inputs && z.requires_grad())) return false;
+      m.at[i] = static_cast<char*>(z.data_ptr());
+      if (reinterpret_cast<uintptr_t>(m.at[i]) % kAligned || (kinds[i]->reach && !m.at[i])) return false;
+    }
+    return IsApart(m);
+  }
+
+  // Whether what the call writes shares no byte with what else it reads or writes.
+  bool IsApart(const Memory& m) const {
+    for (int64_t n : written)
+      for (int64_t i = 0; i < Count(kinds); ++i)
+        if (kinds[i] && i != n && !(n == initial && i == final) && m.at[i] < m.at[n] + kinds[n]->reach &&
+            m.at[n] < m.at[i] + kinds[i]->reach)
+          return false;
+    return true;
+  }
+
+  // cu_seqlens of equal rows. Calls on one stream share it; a graph that is being captured gets its own.
+  void TakeRows(Memory& m) {
+    const bool captures = !capturing.is_none() && capturing().is(py::bool_(true));
+    if (!captures && last_rows.defined() && rows_stream == m.stream) {
+      m.rows = last_rows;
+    } else {
+      m.rows = Unpacked(rows());
+      if (!captures) last_rows = m.rows, rows_stream = m.stream;
+    }
+  }
+
+  void Allocate(Memory& m) const {
+    for (const Kind& like : made) {
+      m.made.push_back(at::empty(like.shape, at::TensorOptions(like.dtype).device(like.device)));
+      if (poison) m.made.back().fill_(std::numeric_limits<double>::quiet_NaN());
+      m.at.push_back(static_cast<char*>(m.made.back().data_ptr()));
+    }
+    m.at.push_back(m.rows.defined() ? static_cast<char*>(m.rows.data_ptr()) : nullptr);
+    if (bytes) m.held = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+  }
+
+  char* Address(const Slot& s, const Memory& m) const {
+    return s.from == kArgument ? m.at[s.index] : s.from == kFixed ? static_cast<char*>(s.fixed.data_ptr())
+                                                                  : static_cast<char*>(m.held.data_ptr()) + s.index;
+  }
+
+  // Starts the kernels. How many started.
+  size_t Start(const Memory& m) const {
+    std::vector<DLTensor> tensors(seen);
+    for (size_t i = 0; i < slots.size(); ++i) tensors[i].data = Address(slots[i], m);
+    std::vector<FfiAny> values;
+    std::vector<void*> places;
+    void* before = nullptr;
+    const bool streams = ffi && device.is_cuda();
+    if (streams && set_stream(here.device_type, here.device_id, m.stream, &before)) return 0;
+    size_t n = 0;
+    for (; n < launches.size(); ++n) {
+      const Launch& l = launches[n];
+      values.clear();
+      for (const Parameter& p : l.given) {
+        FfiAny v{p.what == 't' ? kFfiTensor : p.what == 'i' ? kFfiInt : kFfiFloat, 0, {p.value}};
+        if (p.what == 't') v.p = l.ffi ? &tensors[p.value] : tensors[p.value].data;
+        if (p.what == 'd' || p.what == 'f') v.f = m.number;
+        if (p.what == 'f') {
+          const float narrow = static_cast<float>(m.number);
+          std::memcpy(&v.f, &narrow, sizeof narrow);
+        }
+        values.push_back(v);
+      }
+      if (l.ffi) {
+        FfiAny result{};
+        if (call(l.kernel, values.data(), static_cast<int32_t>(values.size()), &result)) break;
+        if (result.type >= kFfiObjects) drop(result.p);
+      } else {
+        values.push_back({}), values.push_back({});  // Triton's scratch, which these kernels do not use
+        places.clear();
+        for (FfiAny& v : values) places.push_back(&v.p);
+        if (launch(l.kernel, l.grid, 1, 1, l.block, 1, 1, l.shared, m.stream, places.data(), nullptr)) break;
+      }
+    }
+    if (streams && before != m.stream) set_stream(here.device_type, here.device_id, before, nullptr);
+    return n;
+  }
+
+  // The results, or None on arguments of another kind, and where no kernel started: the way through Python says what is wrong.
+  PyObject* operator()(PyObject* t, PyObject* x, PyObject* scale, PyObject* decoding) {
+    Memory m;
+    if (!Fits(t, x, scale, decoding, m)) Py_RETURN_NONE;
+    for (Py_ssize_t i = Count(kinds); i < PyTuple_GET_SIZE(t); ++i)
+      if (PyTuple_GET_ITEM(t, i) != Py_None) {
+        look(py::handle(t));
+        break;
+      }
+    void* current = nullptr;
+    if (device.is_cuda()) {
+      if (c10::impl::VirtualGuardImpl(device.type()).getDevice() != device) Py_RETURN_NONE;
+      if (torch->current_work_stream(here.device_type, here.device_id, &m.stream)) throw py::error_already_set();
+    }
+    if (context && (context(&current) || !current)) Py_RETURN_NONE;
+    if (!rows.is_none()) TakeRows(m);
+    size_t started = 0;
+    std::string said;
+    {
+      py::gil_scoped_release other_threads_run;
+      try {
+        Allocate(m);
+        started = Start(m);
+      } catch (const std::exception& e) {  // no memory
+        said = e.what();
+      }
+    }
+    if (PyErr_Occurred()) return nullptr;
+    if (started < launches.size()) {
+      if (!started) Py_RETURN_NONE;
+      throw std::runtime_error("kernel " + std::to_string(started) + " of the call did not start " + said);
+    }
+    PyObject* all = PyTuple_New(Count(results));
+    for (int64_t i = 0; all && i < Count(results); ++i) {
+      const int64_t n = results[i];
+      PyObject* y = n < 0 ? Py_NewRef(Py_None) : n < Count(kinds) ? Py_NewRef(PyTuple_GET_ITEM(t, n))
+                                                                  : THPVariable_Wrap(m.made[n - Count(kinds)]);
+      PyTuple_SET_ITEM(all, i, y);
+    }
+    return all;
+  }
 };
 
-Function MakeLauncher(Array<Any> arguments, Array<Array<Any>> slots, Array<Array<Any>> launches) {
-  return Function::FromPacked(
-      [launcher = Launcher(arguments, slots, launches)](PackedArgs args, Any* result) { *result = launcher(args); });
+PyObject* Call(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+  try {
+    if (n != 4) Py_RETURN_NONE;
+    return (*static_cast<Launcher*>(PyCapsule_GetPointer(self, kName)))(args[0], args[1], args[2], args[3]);
+  } catch (py::error_already_set& e) {
+    e.restore();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+  }
+  return nullptr;
+}
+
+PyMethodDef kCall{"again", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call)), METH_FASTCALL,
+                  "(tensors, options, scale, decode) -> the results of the call, or None"};
+
+py::object Make(const py::dict& about) {
+  py::capsule self(new Launcher(about), kName, [](PyObject* c) { delete static_cast<Launcher*>(PyCapsule_GetPointer(c, kName)); });
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&kCall, self.ptr()));
 }
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(native_launcher, MakeLauncher)
+PYBIND11_MODULE(native_launcher, m) { m.def("make", &Make); }

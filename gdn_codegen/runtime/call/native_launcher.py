@@ -1,49 +1,83 @@
-"""Makes native launchers: C++ functions that start all kernels of a settled call, without Python between the kernels.
+"""Makes native launchers: C++ functions that make a whole settled call, without Python between its kernels.
 
-native_launcher.cc compares the arguments with the kind of call that it was made for, allocates workspaces, and launches.
+native_launcher.cc compares the options and tensors with those of the call that it was made for, allocates results and workspaces,
+and launches.
 """
 from __future__ import annotations
 
-import itertools
-import operator
+import ctypes
+import importlib.machinery
+import importlib.util
 import platform
 import subprocess
+import sysconfig
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache as once
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...host.plan import Plan
-from ...host.tensors import _new
 from ...targets import machine
 from .. import cache
+from .arguments import FINAL, INITIAL, RAW_INPUTS
 
 SOURCE = Path(__file__).with_name("native_launcher.cc")
 #: The origin of a kernel's tensor, as in native_launcher.cc: dense memory at an argument's address, a workspace, or a constant.
 ARGUMENT, WORKSPACE, FIXED = range(3)
+#: CUDA's driver, which launches Triton's kernels.
+DRIVER = "libcuda.so.1"
+
+
+class Asked(NamedTuple):
+    """What a launcher compares or looks at besides the kinds of tensors.
+
+    options, decode: those of the call. same: whether initial and final state are one tensor. written: indices of arguments that
+    the call writes; where they share memory with another the launcher declines. scale: for calls without one. look: called with
+    all tensors where some are given after those of the kernels; it raises what is wrong with them.
+    """
+
+    options: tuple[Any, ...]
+    decode: bool
+    same: bool
+    written: tuple[int, ...]
+    scale: float
+    look: Callable[[tuple[Any, ...]], None]
 
 
 def file_name() -> str:
-    """The library's file name. It changes with the source, the version of TVM's FFI and the machine's architecture."""
-    import tvm_ffi
-    return f"native_launcher_{cache.digest(SOURCE.read_bytes(), tvm_ffi.__version__, platform.machine())}.so"
+    """The library's file name. It changes with the source, the versions of torch and Python, and the machine's architecture."""
+    texts = SOURCE.read_bytes(), SOURCE.with_suffix(".h").read_bytes()
+    machines = torch.__version__, str(sysconfig.get_config_var("SOABI")), platform.machine()
+    return f"native_launcher_{cache.digest(*texts, *machines)}.so"
 
 
 def compile_to(path: Path, source: Path = SOURCE) -> None:
-    """Compile a source that exports functions of TVM's FFI; RuntimeError with what the compiler said, or where there is none."""
-    from tvm_ffi import libinfo
+    """Compile an extension against torch; RuntimeError with what the compiler said, or where there is none."""
     compiler = machine.cxx()
     if not compiler:
         raise RuntimeError(f"{source.name}: no C++ compiler; install g++, or set CXX")
-    done = subprocess.run([compiler, "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{libinfo.find_include_path()}",
-                           f"-I{libinfo.find_dlpack_include_path()}", str(source), "-o", str(path), libinfo.find_libtvm_ffi()],
+    home = Path(torch.__file__).parent
+    libraries = [f"-L{home / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10", "-ldl"]
+    done = subprocess.run([compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{home / 'include'}",
+                           f"-I{sysconfig.get_path('include')}", str(source), "-o", str(path), *libraries],
                           capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{source.name}: {done.stderr}")
+
+
+def imported(path: Path) -> Any:
+    """The extension module in this file."""
+    loader = importlib.machinery.ExtensionFileLoader("native_launcher", str(path))
+    spec = importlib.util.spec_from_loader("native_launcher", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 @lru_cache(maxsize=64)
@@ -51,7 +85,6 @@ def _library(ahead: Path) -> Any:
     """The function that makes launchers, or None.
 
     If kernels were compiled ahead of time, nothing is compiled here: the library is beside them, or is not used."""
-    import tvm_ffi
     path = ahead / file_name()
     if not path.exists():
         if ahead.exists():
@@ -62,26 +95,64 @@ def _library(ahead: Path) -> Any:
         except (OSError, RuntimeError) as e:
             warnings.warn(f"calls take the slower way through Python: {e}", RuntimeWarning, stacklevel=2)
             return None
-    make = tvm_ffi.load_module(str(path)).native_launcher
-    x = torch.empty(1)
+    return imported(path).make
+
+
+@once
+def _ffi() -> tuple[int, int, int]:
+    """Addresses of the functions of TVM's FFI that the launcher calls; zeros without the package."""
+    if importlib.util.find_spec("tvm_ffi") is None:
+        return 0, 0, 0
+    from tvm_ffi import libinfo
+    library = ctypes.CDLL(libinfo.find_libtvm_ffi())
+    names = "TVMFFIFunctionCall", "TVMFFIEnvSetStream", "TVMFFIObjectDecRef"
+    a, b, c = (ctypes.cast(getattr(library, n), ctypes.c_void_p).value or 0 for n in names)
+    return a, b, c
+
+
+@once
+def _drives(driver: str) -> bool:
+    """Whether CUDA's driver is here, for launches that call it."""
     try:
-        make((x,), ((WORKSPACE, x),), ())(x)
-    except RuntimeError:  # this torch gives TVM's FFI no memory: before 2.10 that takes torch-c-dlpack-ext
-        return None
-    return make
+        ctypes.CDLL(driver)
+    except OSError:
+        return False
+    return True
 
 
-def launcher(ahead: Path, arguments: Sequence[Tensor | None], slots: Sequence[tuple[Any, ...]],
-          launches: Sequence[tuple[Any, ...]]) -> Callable[..., bool] | None:
-    """A function of such arguments, and of numbers after them, that launches kernels on them and says whether it did: not on
-    arguments of other kinds (shape, strides, dtype, device, 16-byte alignment, None or not).
+def row(compiled: tuple[Any, ...], slots: Sequence[int]) -> tuple[Any, ...]:
+    """A launch for native_launcher.cc: its form, the kernel's address, the grid, its parameters, and what keeps the kernel.
 
-    slots: (ARGUMENT, index, shape that kernels see), (WORKSPACE, tensor of its shape) or (FIXED, tensor). launches: kernel, its
-    slots, its whole numbers, indices of numbers. ahead: the folder of kernels that were compiled ahead.
+    compiled: as Host's launchers give it: the kernel, (instances, threads, bytes of shared memory) or None for a function of
+    TVM's FFI, and its parameters, of which tensors are given by their place in `slots`.
     """
-    make = _library(ahead)
-    made: Callable[..., bool] | None = make and make(arguments, slots, launches)
-    return made
+    kernel, grid, parameters, held = compiled
+    given = [(what, slots[x] if what == "t" else int(x)) for what, x in parameters]
+    return ("ffi", kernel.__chandle__(), (0, 0, 0), given, held) if grid is None else ("cuda", kernel, grid, given, held)
+
+
+def launcher(ahead: Path, asked: Asked, arguments: Sequence[Tensor | None], slots: Sequence[tuple[Any, ...]],
+             launches: Sequence[tuple[Any, ...]], results: Sequence[int], made: Sequence[Tensor] = (), poison: bool = False,
+             rows: Callable[[], Tensor] | None = None) -> Callable[..., Any] | None:
+    """A function of such arguments as a tuple, options, scale and decode: the results of the call. None, and nothing is launched,
+    on other options, or arguments of other kinds (shape, strides, dtype, device, 16-byte alignment, None or not). The function
+    is None where it cannot be made.
+
+    slots: (ARGUMENT, index, shape that kernels see), (WORKSPACE, tensor of its shape) or (FIXED, tensor). launches: what `row`
+    gives. made: tensors like those that the call makes, whose indices follow those of arguments; rows: makes the tensor after
+    them. results: indices, -1 for None. ahead: the folder of kernels that were compiled ahead.
+    """
+    make, exchange = _library(ahead), getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if make is None or exchange is None or (any(how == "cuda" for how, *_ in launches) and not _drives(DRIVER)):
+        return None
+    first = arguments[0]
+    assert first is not None
+    capturing = torch._C._cuda_isCurrentStreamCapturing if first.device.type == "cuda" else None
+    run: Callable[..., Any] = make(dict(
+        asked._asdict(), initial=INITIAL if len(arguments) > FINAL else -1, final=FINAL, inputs=RAW_INPUTS + 1,
+        arguments=list(arguments), made=list(made), poison=poison, rows=rows, capturing=capturing, torch=exchange, ffi=_ffi(),
+        driver=DRIVER, slots=list(slots), launches=list(launches), results=list(results)))
+    return run
 
 
 def kernels_ahead(m: Any) -> Path:
@@ -89,56 +160,36 @@ def kernels_ahead(m: Any) -> Path:
     return Path(m.__file__).with_suffix(".kernels")
 
 
-def call_launcher(plan: Plan, ahead: Path, arguments: Sequence[Tensor | None], place: Sequence[int], ends: int
-                  ) -> Callable[..., tuple[Any, ...] | None] | None:
-    """The call of a plan as a function of numbers and of arguments such as these: results, or None where they are of other kinds.
+def call_launcher(plan: Plan, ahead: Path, asked: Asked, arguments: Sequence[Tensor | None], place: Sequence[int], ends: int
+                  ) -> Callable[..., Any] | None:
+    """The call of a plan as one function, as `launcher` gives it.
     None where it cannot be one: some tensor must be copied or looked at, or kernels start only from Python.
 
     place: where what the module was given (states, buffers and so on) is among arguments; ends: where cu_seqlens is; ahead: the
     folder of kernels that were compiled ahead.
     """
     native, host = plan.native, plan.host
-    if native is None or not all(hasattr(launch, "compiled") for launch, *_ in native.launches):
+    if native is None:
         return None
-    new: Callable[[Tensor], Tensor] = (lambda like: _new(like).fill_(float("nan"))) if host.poison else _new
     made_here = ("result", "workspace") if host.poison else ("result",)
-    first, ends_given = arguments[0], arguments[ends] is not None
-    assert first is not None
-    kin = [x for kind, *_, x in native.sources if kind in made_here]
-    # then None, for results that the call does not want, and the ends of equal rows if cu_seqlens is not given
-    filled: list[Any] = [*arguments, *map(new, kin), None]
-    if not ends_given:  # their kind alone is looked at, and filling them would be a kernel of a graph that is being captured
-        filled.append(torch.empty(first.shape[0] + 1, dtype=torch.int32, device=first.device))
-    ends = ends if ends_given else len(filled) - 1
+    made = [x for kind, *_, x in native.sources if kind in made_here]
     slots: list[tuple[Any, ...]] = []
     memory: list[int] = []  # of each of the module's tensors, which of ours it is
-    made = itertools.count(len(arguments))
     for kind, *rest in native.sources:
         if kind == "given" or kind in made_here:
-            memory.append(place[rest[0]] if kind == "given" else next(made))
+            memory.append(place[rest[0]] if kind == "given" else len(arguments) + sum(n >= len(arguments) for n in memory))
             slots.append((ARGUMENT, memory[-1], rest[1] if kind == "given" else tuple(rest[0].shape)))
         else:
             memory.append(-1)
             slots.append((WORKSPACE if kind == "workspace" else FIXED, rest[0]))
-    slots.append((ARGUMENT, ends, tuple(filled[ends].shape)))
-    runs = [(kernel, (*tensors, len(slots) - 1), fixed, used)
-            for (kernel, fixed), tensors, used in ((go.compiled, *rest) for go, *rest in native.launches)]
-    launch = launcher(ahead, filled, slots, runs)
-    if launch is None:
-        return None
-    pick = operator.itemgetter(*[len(arguments) + len(kin) if n is None else n for n in host.results(memory, plan.wanted)])
-    device, rows = first.device, native.rows
-    current = torch._C._cuda_getDevice if device.type == "cuda" else lambda: device.index
-
-    def run(arguments: tuple[Any, ...], numbers: tuple[float, ...]) -> tuple[Any, ...] | None:
-        if current() != device.index:
+    given = arguments[ends]
+    slots.append((ARGUMENT, len(arguments) + len(made), (plan.sequences + 1,)) if given is None else
+                 (ARGUMENT, ends, tuple(given.shape)))
+    launches = []
+    for go, tensors, numbers in native.launches:
+        compiled = go.compiled(len(tensors), len(numbers)) if hasattr(go, "compiled") else None
+        if compiled is None:
             return None
-        all_of = (*arguments, *map(new, kin), None)
-        try:
-            done = launch(*all_of, *numbers) if ends_given else launch(*all_of, rows(), *numbers)
-        except RuntimeError:  # a tensor without memory, or none left: the way through Python says so better
-            return None
-        results: tuple[Any, ...] | None = pick(all_of) if done else None
-        return results
-
-    return run
+        launches.append(row(compiled, (*tensors, len(slots) - 1)))
+    results = [-1 if n is None else n for n in host.results(memory, plan.wanted)]
+    return launcher(ahead, asked, arguments, slots, launches, results, made, host.poison, native.rows if given is None else None)

@@ -175,6 +175,12 @@ def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
     return found
 
 
+def written(t: tuple[Any, ...], in_place: bool) -> list[int]:
+    """Indices of the given tensors that the call writes."""
+    state = FINAL if t[FINAL] is not None and t[FINAL] is not t[INITIAL] else INITIAL if in_place else None
+    return [n for n in (OUT, state) if n is not None and t[n] is not None]
+
+
 def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) -> None:
     """ValueError where a tensor that the call writes shares memory with another that it reads or writes: kernels run side by
     side, in no order.
@@ -182,10 +188,7 @@ def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) 
     t: the call's Tensors as a tuple. reaches: bytes from each tensor's first element to its last. They depend on its kind alone,
     so most calls compare only addresses.
     """
-    state = FINAL if t[FINAL] is not None and t[FINAL] is not t[INITIAL] else INITIAL if in_place else None
-    for n in (OUT, state):
-        if n is None or t[n] is None:
-            continue
+    for n in written(t, in_place):
         x: Any = t[n]
         first = x.data_ptr()
         last = first + reaches[n]
