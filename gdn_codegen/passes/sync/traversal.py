@@ -39,13 +39,12 @@ class Traversal:
         """Traverse the steps up to number `end`. True if all their accesses are ordered without an addition."""
         clocks, one, free = self.clocks, self.trace.pipes.one, self.trace.pipes.free
         known, heard, issued, issuer = clocks.known, clocks.heard, clocks.issued, self.trace.pipes.issuer
-        ordered = [n not in self.trace.pipes.unordered for n in range(len(one))]
+        unordered = self.trace.pipes.unordered
         before, after, done, numbers = self.before, self.after, self.done, self.numbers
         for s in self.trace.steps[:end]:  # most of the time of lowering goes by here: nothing is called that need not be
             kind, path, at, current, pipe, earlier = s[:6]
-            if at in before and kind != "end":
-                for x in before[at]:
-                    self.wait(x, current)
+            for x in before[at] if at in before and kind != "end" else ():
+                self.wait(x, current)
             if kind == "op":
                 if path in self.waits.pipe_barriers:
                     self.barrier(path)
@@ -59,11 +58,9 @@ class Traversal:
                         break
                     clocks.start(pipe)
                 issued[pipe] += 1
-                if ordered[pipe]:
+                if pipe not in unordered:
                     known[pipe] += one[pipe]
-                    done.append(known[pipe])
-                else:
-                    done.append(clocks.snapshot(pipe))
+                done.append(clocks.snapshot(pipe) if pipe in unordered else known[pipe])
                 numbers.append(issued[pipe] * one[pipe])
             else:
                 self.begin(path) if kind == "begin" else self.end(s)
@@ -71,9 +68,8 @@ class Traversal:
                 numbers.append(0)
             if self.drains and kind != "begin":
                 self.drain(("after", path))
-            if at in after and kind != "begin":
-                for x in after[at]:
-                    self.signal(x, ("after", path), current + x.distance)
+            for x in after[at] if at in after and kind != "begin" else ():
+                self.signal(x, ("after", path), current + x.distance)
         return self.whole
 
     def begin(self, path: Path) -> None:
