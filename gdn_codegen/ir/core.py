@@ -233,8 +233,8 @@ class Program:
 
     @property
     def skips(self) -> str:
-        """The tensor (index "number") with negative numbers for sequences that are skipped: their instances only clear rows."""
-        return next((t.at for t in self.role("input") if t.at), "")
+        """The tensor with negative numbers for sequences that are skipped: their instances only clear rows."""
+        return next((t.at for t in self.role("input") if t.at and t.index == "sequence"), "")
 
     def clears(self, k: Kernel) -> tuple[Tensor, ...]:
         """The outputs in which `k` writes zeros to the rows that no sequence covers. `k` also stores these outputs."""

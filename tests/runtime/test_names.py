@@ -83,7 +83,7 @@ TABLE = table()
 
 
 def own():
-    t = Tensors(**GIVEN, **dict.fromkeys(Tensors._fields[5:12]))
+    t = Tensors(**GIVEN, **dict.fromkeys(Tensors._fields[5:15]))
     x = Options(False, False, False, None, "log", "given", False, False, None, None, "auto", None)
     return {**t._asdict(), **x._asdict()}
 
@@ -122,6 +122,7 @@ def test_what_the_page_says_of_a_keyword_is_done(name):
         assert here.startswith("means ") and name in names.MEANT
 
 
+STEPS = {"intermediate_states_buffer": torch.zeros(2, 5, 1, 32, 32)}
 MEANT = {
     "use_gate_in_kernel": [({"gate": "raw", "A_log": Q}, {"A_log": Q}, True), ({}, {"A_log": Q, "dt_bias": Q}, False)],
     "use_beta_sigmoid_in_kernel": [({"beta_form": "sigmoid"}, {}, True), ({}, {}, False)],
@@ -131,6 +132,7 @@ MEANT = {
     "output_state_indices": [({"state_indices": Q}, {"state_indices": Q}, Q), ({}, {}, None)],
     "checkpoint_every_n_tokens": [({"checkpoint_chunks": 2}, {}, 128), ({}, {}, 0),
                                   ({"checkpoint_chunks": 3, "chunk_size": 32}, {"chunk_size": 32}, 96)],
+    "cache_steps": [({}, {}, None), ({}, {}, 0), (STEPS, STEPS, 5)],
     "cu_seqlens_cpu": [({"cu_seqlens": torch.tensor([0, 20])}, {"cu_seqlens": torch.tensor([0, 20])}, torch.tensor([0, 20])),
                        ({}, {}, None)],
     "seq_idx": [({"cu_seqlens": Q}, {"cu_seqlens": Q}, Q), ({}, {}, None)],

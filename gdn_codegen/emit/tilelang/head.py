@@ -4,12 +4,15 @@ from __future__ import annotations
 from ...ir.types import Tensor
 from ..base import (
     CLEAR,
+    WIDTH_OF,
     KernelText,
     Writer,
     blocks,
     in_pairs,
     integers,
+    is_pool,
     numbers,
+    own_numbers,
     touched,
     written,
 )
@@ -51,9 +54,9 @@ class Head(Tiles):
             self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1, C)")
         if self.k.grid == "parts":
             self.w("size = C * span", "n = t.find_sequence(cu_seqlens, part, ends - 1, size)")
-        for x in touched(self.p, self.k):
-            if x.index == "number":
-                self.w(f"{x.name}_n = T.cast({self.params[x.name]}[n], T.int64)")
+        for x in own_numbers(self.p, self.k):
+            first = "" if x.index == "number" else f", {x.at}_n - 1" if x.at else ", 0"
+            self.w(f"{x.name}_n = T.cast({self.params[x.name]}[n{first}], T.int64)")
         if "b" in self.uses:
             self.w("b = n * batched")
         if "length" in self.uses or self.k.grid != "sequences":
@@ -118,11 +121,11 @@ class Head(Tiles):
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32",
                    *(["parts: T.int32", "span: T.int32"] if self.k.grid == "parts" else [])]
-        ints = integers(self.p, self.k)
+        ints = tuple(x for x in integers(self.p, self.k) if not x.endswith(WIDTH_OF))  # that is in a tensor's shape
         params += [f"{x}: {'T.int64' if '_stride' in x else 'T.int32'}" for x in ints]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
         bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].rstrip(",").split(", ")), "ends"]
-        long = [f"n_{x.name}" for x in tensors if x.at]  # elements of a pool
+        long = [f"n_{x.name}" for x in tensors if is_pool(x)]  # elements of a pool
         fixed = [x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare]
         parts = [f"n_{x.name}" for x in tensors if x.index == "part"]
         own = [x for x in bare if x.startswith("n_") and x not in (*long, *parts)]

@@ -52,7 +52,7 @@ class Tiles(Addresses):
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n", CLEAR[:-1])}
-        self.taken |= {f"{x}_{y}" for x in self.params for y in ("stride", "n")}
+        self.taken |= {f"{x}_{y}" for x in self.params for y in ("stride", "n", "t", "width", "parent")}
         self.w = Writer(p, "#", 2, k)
 
     def name(self, value: str) -> str:
