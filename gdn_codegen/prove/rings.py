@@ -126,8 +126,8 @@ class _Check:
         self.holder = {o.buffer: o.agent for o in walk(k.body) if o.buffer}
         *before, self.loop = loops(k.body)
         self.before = next(iter(before), self.loop)  # the loop of the iterations of the warm-up
-        #: identity of an op -> the values that it reads, with their buffers
-        self.sources = {id(o): [(x, self.buffers[home.get(x, x)]) for x in read(o)] for lp in (*before, self.loop)
+        #: op -> the values that it reads, with their buffers
+        self.sources = {o: [(x, self.buffers[home.get(x, x)]) for x in read(o)] for lp in (*before, self.loop)
                         for o in lp.body if isinstance(o, Op)}
         # A copy is ordered only with copies that arrive at the same barrier.
         copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in walk(k.body) if o.kind == "load" and o.attr("channel"))
@@ -245,7 +245,7 @@ class _Check:
         whole = units is not None and i >= self.warm_up and not o.attr("tail")
         if whole and is_of_tokens(self.p, o) and o.type is not None and o.type.rank == 2:
             raise self.error(f"{o.out} of {o.agent} is copied in whole tiles in iteration {i}, where a chunk may have fewer rows")
-        begun, sources = [b.out for b, _ in self.begun.get(o.agent, ())], self.sources[id(o)]
+        begun, sources = [b.out for b, _ in self.begun.get(o.agent, ())], self.sources[o]
         for value, x in sources:
             if value in begun:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i}, a product that was begun and "
