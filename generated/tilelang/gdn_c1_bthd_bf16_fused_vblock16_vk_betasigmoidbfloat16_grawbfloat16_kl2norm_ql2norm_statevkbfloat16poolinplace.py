@@ -34,9 +34,9 @@ V = 128
 # --- device functions: kernels call NAME_cuda, NAME_cpu or NAME as t.NAME -----------------------------------------------
 copy_cuda = T.copy
 parallel_cuda = T.Parallel
+blocks_at_least_cuda = T.annotate_min_blocks_per_sm
 bfloat16_cuda = T.bfloat16
 bfloat16_cpu = T.float32  # the C backend has no bfloat16: the host widens such tensors
-LANES = 4
 
 
 @T.macro
@@ -61,48 +61,54 @@ def kernel_cpu(*grid, threads):
     return T.Kernel(*grid)
 
 
-def lane_of_column(j, columns):
-    """The lane that holds column j of a row, and the place of the column in it: each lane has 16 bytes of every 64 in 16 bit."""
-    each = min(8, columns // LANES)
-    return j // each % LANES, j // (each * LANES) * each + j % each
+def blocks_at_least_cpu(n):
+    """Nothing: there are no multiprocessors."""
 
 
-def state_rows_cuda(shape, dtype, threads):
-    """A fragment [rows, columns] whose rows LANES neighbouring threads share, so that sums of rows cross few threads."""
-    x, teams = T.alloc_fragment(shape, dtype), threads // LANES
+def lane_of_column(j, columns, lanes):
+    """The lane that holds column j of a row, and the place of the column in it: each lane has pieces of 8 columns, which are 16
+    bytes in 16 bit."""
+    each = min(8, columns // lanes)
+    return j // each % lanes, j // (each * lanes) * each + j % each
+
+
+def state_rows_cuda(shape, dtype, threads, lanes):
+    """A fragment [rows, columns] whose rows `lanes` neighbouring threads share, so that sums of rows cross few threads."""
+    x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(shape, lambda i, j: (
-        i % teams * LANES + lane_of_column(j, shape[1])[0], i // teams * (shape[1] // LANES) + lane_of_column(j, shape[1])[1]))})
+        i % teams * lanes + lane_of_column(j, shape[1], lanes)[0],
+        i // teams * (shape[1] // lanes) + lane_of_column(j, shape[1], lanes)[1]))})
     return x
 
 
-def along_columns_cuda(shape, dtype, threads):
-    """A vector with an entry for each column of such a fragment. Each team of LANES threads has it."""
+def along_columns_cuda(shape, dtype, threads, lanes):
+    """A vector with an entry for each column of such a fragment. Each team of `lanes` threads has it."""
     x = T.alloc_fragment(shape, dtype)
     T.annotate_layout({x: tilelang.layout.Fragment(
-        shape, forward_thread_fn=lambda j, team: team * LANES + lane_of_column(j, shape[0])[0], replicate=threads // LANES,
-        forward_index_fn=lambda j: lane_of_column(j, shape[0])[1])})
+        shape, forward_thread_fn=lambda j, team: team * lanes + lane_of_column(j, shape[0], lanes)[0],
+        replicate=threads // lanes, forward_index_fn=lambda j: lane_of_column(j, shape[0], lanes)[1])})
     return x
 
 
-def along_rows_cuda(shape, dtype, threads):
+def along_rows_cuda(shape, dtype, threads, lanes):
     """A vector with an entry for each row of such a fragment. All threads of the row's team have it."""
-    x, teams = T.alloc_fragment(shape, dtype), threads // LANES
+    x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(
-        shape, forward_thread_fn=lambda i, one: i % teams * LANES + one, replicate=LANES, forward_index_fn=lambda i: i // teams)})
+        shape, forward_thread_fn=lambda i, one: i % teams * lanes + one, replicate=lanes, forward_index_fn=lambda i: i // teams)})
     return x
 
 
-def state_rows_cpu(shape, dtype, threads):
+def state_rows_cpu(shape, dtype, threads, lanes):
     """A tile whose rows are summed."""
     return T.alloc_local(shape, dtype)
 
 
-def along_columns_cpu(shape, dtype, threads):
+def along_columns_cpu(shape, dtype, threads, lanes):
     """A vector with an entry for each column of such a tile."""
     return T.alloc_local(shape, dtype)
 
 
-def along_rows_cpu(shape, dtype, threads):
+def along_rows_cpu(shape, dtype, threads, lanes):
     """A vector with an entry for each row of such a tile."""
     return T.alloc_local(shape, dtype)
 
@@ -146,13 +152,13 @@ def row_sum_cpu(src, dst):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        along_columns=along_columns_cuda, along_rows=along_rows_cuda, bfloat16=bfloat16_cuda, copy=copy_cuda,
-        kernel=kernel_cuda, parallel=parallel_cuda, row_sum=row_sum_cuda, state_rows=state_rows_cuda,
-        vector_sum=vector_sum_cuda),
+        along_columns=along_columns_cuda, along_rows=along_rows_cuda, bfloat16=bfloat16_cuda,
+        blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, kernel=kernel_cuda, parallel=parallel_cuda,
+        row_sum=row_sum_cuda, state_rows=state_rows_cuda, vector_sum=vector_sum_cuda),
     "cpu": SimpleNamespace(
-        along_columns=along_columns_cpu, along_rows=along_rows_cpu, bfloat16=bfloat16_cpu, copy=copy_cpu,
-        kernel=kernel_cpu, parallel=parallel_cpu, row_sum=row_sum_cpu, state_rows=state_rows_cpu,
-        vector_sum=vector_sum_cpu),
+        along_columns=along_columns_cpu, along_rows=along_rows_cpu, bfloat16=bfloat16_cpu,
+        blocks_at_least=blocks_at_least_cpu, copy=copy_cpu, kernel=kernel_cpu, parallel=parallel_cpu,
+        row_sum=row_sum_cpu, state_rows=state_rows_cpu, vector_sum=vector_sum_cpu),
 }
 
 
@@ -180,33 +186,37 @@ def o_S_kernel(t):
         clear_o: T.int32,
         scale: T.float32,
     ):
-        with t.kernel(ends - 1, HV, V // BV, threads=32) as (n, hv, block):
+        with t.kernel((ends - 1) * HV * (V // BV), threads=32) as instance:
+            walk = T.alloc_var(T.int32, init=T.truncdiv(instance, (V // BV)))
+            block = T.alloc_var(T.int32, init=instance - walk * (V // BV))
+            n = T.alloc_var(T.int32, init=T.truncdiv(walk, HV))
+            hv = T.alloc_var(T.int32, init=walk - n * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             state_indices_n = T.cast(state_indices_in[n], T.int64)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
-            S_0_bf16 = t.state_rows((BV, K), t.bfloat16, 32)
-            S = t.state_rows((BV, K), T.float32, 32)
-            q_in_ = t.along_columns((K,), t.bfloat16, 32)
-            q_f32 = t.along_columns((K,), T.float32, 32)
-            q_q = t.along_columns((K,), T.float32, 32)
+            S_0_bf16 = t.state_rows((BV, K), t.bfloat16, 32, 8)
+            S = t.state_rows((BV, K), T.float32, 32, 8)
+            q_in_ = t.along_columns((K,), t.bfloat16, 32, 8)
+            q_f32 = t.along_columns((K,), T.float32, 32, 8)
+            q_q = t.along_columns((K,), T.float32, 32, 8)
             row_sums_q_q = T.alloc_local((1,), T.float32)
             row_sums_q_scaled = T.alloc_var(T.float32)
             row_sums_q_minimum = T.alloc_var(T.float32)
             row_sums_q_q_sum = T.alloc_var(T.float32)
             row_sums_q_q_rsqrt = T.alloc_var(T.float32)
             rq = T.alloc_var(T.float32)
-            k_in_ = t.along_columns((K,), t.bfloat16, 32)
-            k_f32 = t.along_columns((K,), T.float32, 32)
-            k_k = t.along_columns((K,), T.float32, 32)
+            k_in_ = t.along_columns((K,), t.bfloat16, 32, 8)
+            k_f32 = t.along_columns((K,), T.float32, 32, 8)
+            k_k = t.along_columns((K,), T.float32, 32, 8)
             k_kT_2 = T.alloc_local((1,), T.float32)
             row_sums_k_scaled = T.alloc_var(T.float32)
             row_sums_k_minimum = T.alloc_var(T.float32)
             row_sums_k_k_2_sum = T.alloc_var(T.float32)
             row_sums_k_k_rsqrt = T.alloc_var(T.float32)
             rk = T.alloc_var(T.float32)
-            v = t.along_rows((BV,), t.bfloat16, 32)
+            v = t.along_rows((BV,), t.bfloat16, 32, 8)
             g_in_ = T.alloc_var(t.bfloat16)
             exp_A_log = T.alloc_var(T.float32)
             minus_exp_A_log = T.alloc_var(T.float32)
@@ -235,17 +245,18 @@ def o_S_kernel(t):
             sigmoid_beta = T.alloc_var(T.float32)
             G = T.alloc_var(T.float32)
             exp_G = T.alloc_var(T.float32)
-            k_S = t.state_rows((BV, K), T.float32, 32)
-            k_S_2 = t.along_rows((BV,), T.float32, 32)
+            k_S = t.state_rows((BV, K), T.float32, 32, 8)
+            k_S_2 = t.along_rows((BV,), T.float32, 32, 8)
             rk_exp_G = T.alloc_var(T.float32)
             beta_rk = T.alloc_var(T.float32)
-            beta_rk_scaled = t.along_rows((BV,), T.float32, 32)
-            q_S = t.state_rows((BV, K), T.float32, 32)
-            q_S_2 = t.along_rows((BV,), T.float32, 32)
+            beta_rk_scaled = t.along_rows((BV,), T.float32, 32, 8)
+            q_S = t.state_rows((BV, K), T.float32, 32, 8)
+            q_S_2 = t.along_rows((BV,), T.float32, 32, 8)
             rq_exp_G = T.alloc_var(T.float32)
-            q_k = t.along_columns((K,), T.float32, 32)
+            q_k = t.along_columns((K,), T.float32, 32, 8)
             q_kT_2 = T.alloc_local((1,), T.float32)
             q_kT = T.alloc_var(T.float32)
+            t.blocks_at_least(16)
             if clear_o != 0:
                 row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 clear_begin = T.alloc_var(T.int32, init=T.if_then_else(state_indices_n < 0, 0, length))

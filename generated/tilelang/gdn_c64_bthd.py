@@ -495,7 +495,9 @@ def o_S_kernel(t):
         clear_o: T.int32,
         scale: T.float32,
     ):
-        with t.kernel(ends - 1, HV, threads=256) as (n, hv):
+        with t.kernel((ends - 1) * HV, threads=256) as instance:
+            n = T.alloc_var(T.int32, init=T.truncdiv(instance, HV))
+            hv = T.alloc_var(T.int32, init=instance - n * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             b = n * batched
             start = cu_seqlens[n]

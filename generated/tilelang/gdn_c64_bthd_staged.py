@@ -712,7 +712,9 @@ def S_U_kernel(t):
         has_initial_state: T.int32,
         has_final_state: T.int32,
     ):
-        with t.kernel(ends - 1, HV, threads=256) as (n, hv):
+        with t.kernel((ends - 1) * HV, threads=256) as instance:
+            n = T.alloc_var(T.int32, init=T.truncdiv(instance, HV))
+            hv = T.alloc_var(T.int32, init=instance - n * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             b = n * batched
             start = cu_seqlens[n]
