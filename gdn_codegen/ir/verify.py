@@ -103,14 +103,13 @@ class _Kernel:
         self.body(self.k.body, inside=self.k.grid == "chunks" and not items)
 
     def launch(self) -> None:
-        """Check that threads are whole warps and enough for the agents, and that registers and blocks are only set with
-        threads."""
+        """Check that threads are whole warps and enough for the agents. Registers, blocks and lanes need threads."""
         k, mine = self.k, sum(a.threads for a in self.k.agents)
         if k.threads % 32 or (k.threads and k.threads < mine):
             raise self.fail(None, f"has {k.threads} threads; accepted: a multiple of 32 that is at least {mine}, the sum "
                                   "over its agents")
-        if (k.registers or k.blocks_per_sm) and not k.threads:
-            raise self.fail(None, "has `registers` or `blocks_per_sm`, but no `threads`")
+        if (k.registers or k.blocks_per_sm or k.lanes) and not k.threads or k.threads % (k.lanes or 1):
+            raise self.fail(None, "has `registers`, `blocks_per_sm` or `lanes`, but no `threads` that are a multiple of lanes")
 
     def layouts(self) -> None:
         """Check that dims of buffers match their shapes, that layouts are known and used for tiles, and that padding has a

@@ -34,9 +34,9 @@ V = 128
 # --- device functions: kernels call NAME_cuda, NAME_cpu or NAME as t.NAME -----------------------------------------------
 copy_cuda = T.copy
 parallel_cuda = T.Parallel
+blocks_at_least_cuda = T.annotate_min_blocks_per_sm
 bfloat16_cuda = T.bfloat16
 bfloat16_cpu = T.float32  # the C backend has no bfloat16: the host widens such tensors
-LANES = 4
 
 
 @T.macro
@@ -61,48 +61,54 @@ def kernel_cpu(*grid, threads):
     return T.Kernel(*grid)
 
 
-def lane_of_column(j, columns):
-    """The lane that holds column j of a row, and the place of the column in it: each lane has 16 bytes of every 64 in 16 bit."""
-    each = min(8, columns // LANES)
-    return j // each % LANES, j // (each * LANES) * each + j % each
+def blocks_at_least_cpu(n):
+    """Nothing: there are no multiprocessors."""
 
 
-def state_rows_cuda(shape, dtype, threads):
-    """A fragment [rows, columns] whose rows LANES neighbouring threads share, so that sums of rows cross few threads."""
-    x, teams = T.alloc_fragment(shape, dtype), threads // LANES
+def lane_of_column(j, columns, lanes):
+    """The lane that holds column j of a row, and the place of the column in it: each lane has pieces of 8 columns, which are 16
+    bytes in 16 bit."""
+    each = min(8, columns // lanes)
+    return j // each % lanes, j // (each * lanes) * each + j % each
+
+
+def state_rows_cuda(shape, dtype, threads, lanes):
+    """A fragment [rows, columns] whose rows `lanes` neighbouring threads share, so that sums of rows cross few threads."""
+    x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(shape, lambda i, j: (
-        i % teams * LANES + lane_of_column(j, shape[1])[0], i // teams * (shape[1] // LANES) + lane_of_column(j, shape[1])[1]))})
+        i % teams * lanes + lane_of_column(j, shape[1], lanes)[0],
+        i // teams * (shape[1] // lanes) + lane_of_column(j, shape[1], lanes)[1]))})
     return x
 
 
-def along_columns_cuda(shape, dtype, threads):
-    """A vector with an entry for each column of such a fragment. Each team of LANES threads has it."""
+def along_columns_cuda(shape, dtype, threads, lanes):
+    """A vector with an entry for each column of such a fragment. Each team of `lanes` threads has it."""
     x = T.alloc_fragment(shape, dtype)
     T.annotate_layout({x: tilelang.layout.Fragment(
-        shape, forward_thread_fn=lambda j, team: team * LANES + lane_of_column(j, shape[0])[0], replicate=threads // LANES,
-        forward_index_fn=lambda j: lane_of_column(j, shape[0])[1])})
+        shape, forward_thread_fn=lambda j, team: team * lanes + lane_of_column(j, shape[0], lanes)[0],
+        replicate=threads // lanes, forward_index_fn=lambda j: lane_of_column(j, shape[0], lanes)[1])})
     return x
 
 
-def along_rows_cuda(shape, dtype, threads):
+def along_rows_cuda(shape, dtype, threads, lanes):
     """A vector with an entry for each row of such a fragment. All threads of the row's team have it."""
-    x, teams = T.alloc_fragment(shape, dtype), threads // LANES
+    x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(
-        shape, forward_thread_fn=lambda i, one: i % teams * LANES + one, replicate=LANES, forward_index_fn=lambda i: i // teams)})
+        shape, forward_thread_fn=lambda i, one: i % teams * lanes + one, replicate=lanes, forward_index_fn=lambda i: i // teams)})
     return x
 
 
-def state_rows_cpu(shape, dtype, threads):
+def state_rows_cpu(shape, dtype, threads, lanes):
     """A tile whose rows are summed."""
     return T.alloc_local(shape, dtype)
 
 
-def along_columns_cpu(shape, dtype, threads):
+def along_columns_cpu(shape, dtype, threads, lanes):
     """A vector with an entry for each column of such a tile."""
     return T.alloc_local(shape, dtype)
 
 
-def along_rows_cpu(shape, dtype, threads):
+def along_rows_cpu(shape, dtype, threads, lanes):
     """A vector with an entry for each row of such a tile."""
     return T.alloc_local(shape, dtype)
 
@@ -146,13 +152,13 @@ def row_sum_cpu(src, dst):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        along_columns=along_columns_cuda, along_rows=along_rows_cuda, bfloat16=bfloat16_cuda, copy=copy_cuda,
-        kernel=kernel_cuda, parallel=parallel_cuda, row_sum=row_sum_cuda, state_rows=state_rows_cuda,
-        vector_sum=vector_sum_cuda),
+        along_columns=along_columns_cuda, along_rows=along_rows_cuda, bfloat16=bfloat16_cuda,
+        blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, kernel=kernel_cuda, parallel=parallel_cuda,
+        row_sum=row_sum_cuda, state_rows=state_rows_cuda, vector_sum=vector_sum_cuda),
     "cpu": SimpleNamespace(
-        along_columns=along_columns_cpu, along_rows=along_rows_cpu, bfloat16=bfloat16_cpu, copy=copy_cpu,
-        kernel=kernel_cpu, parallel=parallel_cpu, row_sum=row_sum_cpu, state_rows=state_rows_cpu,
-        vector_sum=vector_sum_cpu),
+        along_columns=along_columns_cpu, along_rows=along_rows_cpu, bfloat16=bfloat16_cpu,
+        blocks_at_least=blocks_at_least_cpu, copy=copy_cpu, kernel=kernel_cpu, parallel=parallel_cpu,
+        row_sum=row_sum_cpu, state_rows=state_rows_cpu, vector_sum=vector_sum_cpu),
 }
 
 
@@ -180,33 +186,37 @@ def o_S_kernel(t):
         clear_o: T.int32,
         scale: T.float32,
     ):
-        with t.kernel(ends - 1, HV, V // BV, threads=32) as (n, hv, block):
+        with t.kernel((ends - 1) * HV * (V // BV), threads=32) as instance:
+            walk = T.alloc_var(T.int32, init=T.truncdiv(instance, (V // BV)))
+            block = T.alloc_var(T.int32, init=instance - walk * (V // BV))
+            n = T.alloc_var(T.int32, init=T.truncdiv(walk, HV))
+            hv = T.alloc_var(T.int32, init=walk - n * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             state_indices_n = T.cast(state_indices_in[n], T.int64)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
-            S_0_bf16 = t.state_rows((BV, K), t.bfloat16, 32)
-            S = t.state_rows((BV, K), T.float32, 32)
-            q_in_ = t.along_columns((K,), t.bfloat16, 32)
-            q_f32 = t.along_columns((K,), T.float32, 32)
-            q_q = t.along_columns((K,), T.float32, 32)
+            S_0_bf16 = t.state_rows((BV, K), t.bfloat16, 32, 8)
+            S = t.state_rows((BV, K), T.float32, 32, 8)
+            q_in_ = t.along_columns((K,), t.bfloat16, 32, 8)
+            q_f32 = t.along_columns((K,), T.float32, 32, 8)
+            q_q = t.along_columns((K,), T.float32, 32, 8)
             row_sums_q_q = T.alloc_local((1,), T.float32)
             row_sums_q_scaled = T.alloc_var(T.float32)
             row_sums_q_minimum = T.alloc_var(T.float32)
             row_sums_q_q_sum = T.alloc_var(T.float32)
             row_sums_q_q_rsqrt = T.alloc_var(T.float32)
             rq = T.alloc_var(T.float32)
-            k_in_ = t.along_columns((K,), t.bfloat16, 32)
-            k_f32 = t.along_columns((K,), T.float32, 32)
-            k_k = t.along_columns((K,), T.float32, 32)
+            k_in_ = t.along_columns((K,), t.bfloat16, 32, 8)
+            k_f32 = t.along_columns((K,), T.float32, 32, 8)
+            k_k = t.along_columns((K,), T.float32, 32, 8)
             k_kT_2 = T.alloc_local((1,), T.float32)
             row_sums_k_scaled = T.alloc_var(T.float32)
             row_sums_k_minimum = T.alloc_var(T.float32)
             row_sums_k_k_2_sum = T.alloc_var(T.float32)
             row_sums_k_k_rsqrt = T.alloc_var(T.float32)
             rk = T.alloc_var(T.float32)
-            v = t.along_rows((BV,), t.bfloat16, 32)
+            v = t.along_rows((BV,), t.bfloat16, 32, 8)
             g_in_ = T.alloc_var(t.bfloat16)
             exp_A_log = T.alloc_var(T.float32)
             minus_exp_A_log = T.alloc_var(T.float32)
@@ -235,17 +245,18 @@ def o_S_kernel(t):
             sigmoid_beta = T.alloc_var(T.float32)
             G = T.alloc_var(T.float32)
             exp_G = T.alloc_var(T.float32)
-            k_S = t.state_rows((BV, K), T.float32, 32)
-            k_S_2 = t.along_rows((BV,), T.float32, 32)
+            k_S = t.state_rows((BV, K), T.float32, 32, 8)
+            k_S_2 = t.along_rows((BV,), T.float32, 32, 8)
             rk_exp_G = T.alloc_var(T.float32)
             beta_rk = T.alloc_var(T.float32)
-            beta_rk_scaled = t.along_rows((BV,), T.float32, 32)
-            q_S = t.state_rows((BV, K), T.float32, 32)
-            q_S_2 = t.along_rows((BV,), T.float32, 32)
+            beta_rk_scaled = t.along_rows((BV,), T.float32, 32, 8)
+            q_S = t.state_rows((BV, K), T.float32, 32, 8)
+            q_S_2 = t.along_rows((BV,), T.float32, 32, 8)
             rq_exp_G = T.alloc_var(T.float32)
-            q_k = t.along_columns((K,), T.float32, 32)
+            q_k = t.along_columns((K,), T.float32, 32, 8)
             q_kT_2 = T.alloc_local((1,), T.float32)
             q_kT = T.alloc_var(T.float32)
+            t.blocks_at_least(16)
             if clear_o != 0:
                 row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 clear_begin = T.alloc_var(T.int32, init=T.if_then_else(state_indices_n < 0, 0, length))
@@ -395,7 +406,8 @@ class Tables:
     head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
-    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool.
+    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
+    rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
     value head. part_workspaces: one tile for each part and value head.
@@ -442,6 +454,7 @@ class Tables:
     by_token: tuple[str, ...] = ()
     rows: bool = False
     slots: bool = False
+    positions: bool = False
     heads: Mapping[str, int] = field(default_factory=dict)
     heads_per_instance: int = 1
     units: Mapping[str, int] = field(default_factory=dict)
@@ -603,7 +616,7 @@ def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 #: What the integers of a tensor say.
 _WHAT = {"state_indices": "slot", "num_accepted_tokens": "number", "intermediate_state_indices": "row",
-         "retrieve_parent_token": "parent"}
+         "retrieve_parent_token": "parent", "checkpoint_rows": "row"}
 _ANY_FLOAT = tuple(_FLOATS.values())
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -973,8 +986,8 @@ class Plan:
         self.as_integers: list[bool] = []
         for name, x in zip(t.numbers, indices, strict=True):
             if x is not None or name != "intermediate_state_indices":  # without it sequences have rows in order
-                _check_indices(name, x, self.sequences, self.device, (0 if self.packed else self.tokens) if name in t.by_token
-                               else -1)
+                least = 0 if self.packed else -(-self.tokens // t.chunk)
+                _check_indices(name, x, self.sequences, self.device, least if name in t.by_token else -1)
             if name in t.by_token:
                 self.ints[f"{name}_width"] = x.shape[1]
             self.as_integers.append(x is not None and _is_plain(x, torch.int32))
@@ -1018,11 +1031,16 @@ class Plan:
                                                           self.device, self.state)
                 self.stored_rows, self.row_tokens = x.shape[:2]
                 lent.append((name, tuple(x.shape), None))
+        elif t.positions:
+            for (name, dims), x in zip(t.checkpoints, buffers[len(t.final):], strict=True):
+                self.ints[f"{name}_stride"] = _check_pool(name, x, (self.value_heads, *dims), self.device, self.state)
+                self.stored_rows = x.shape[0]
+                lent.append((name, tuple(x.shape), None))
         elif t.checkpoints:
             rows = self.batch * self.tokens // (self.every * t.chunk)
             lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
         self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
-        if t.rows:  # they are read where they lie
+        if t.rows or t.positions:  # they are read where they lie
             self.as_they_are[len(t.final):] = [True] * len(t.checkpoints)
         self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
 
@@ -1113,7 +1131,8 @@ class Plan:
         if t.pool:
             sources += [("given", n, tuple(_flat(name, x).shape))
                         for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
-        sources += [("given", n, tuple((_flat("", x) if t.rows and n >= first_buffer + len(t.final) else x).shape))
+        flat = first_buffer + len(t.final) if t.rows or t.positions else math.inf
+        sources += [("given", n, tuple((_flat("", x) if n >= flat else x).shape))
                     if x is not None else ("result", like) if absent is None else ("fixed", absent)
                     for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
         sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
@@ -1212,6 +1231,9 @@ def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: An
             _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} states", f"{max(lengths)} or more, as a sequence has tokens")
         _check_slots(rows, "intermediate_state_indices", p.stored_rows, True)
         kept = [[row >= 0] * p.tokens for row in rows]
+    for n, row in enumerate(found.get("checkpoint_rows", ())):
+        if any(not -1 <= i < p.stored_rows for i in row):
+            _fail("checkpoint_rows", f"{row} for sequence {n}", f"rows from 0 to {p.stored_rows - 1}, or -1 to store no state")
     if "retrieve_parent_token" in found:
         _check_parents(found["retrieve_parent_token"], lengths, kept)
 
@@ -1240,7 +1262,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
     special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None
-    rows = t.checkpoints if t.rows else ()
+    rows = t.checkpoints if t.rows or t.positions else ()
     first_out, first_final = t.place("outputs").start, host.final.start
 
     def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = ()) -> list[Any]:
@@ -1328,7 +1350,7 @@ class Host:
         self.plans: dict[Any, Plan] = {}
         self.kind = _kind_and_place if tables.strided else _kind
         self.outputs = tables.place("outputs")
-        self.checkpoints = slice(0) if tables.rows else tables.place("checkpoints")  # the caller has its rows
+        self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
         self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
@@ -1341,7 +1363,7 @@ class Host:
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
-        if t.checkpoints and not t.rows:
+        if t.checkpoints and not (t.rows or t.positions):
             _check_chunks("checkpoint_chunks", every, 1)
         wanted = t.in_place
         if t.final:
@@ -1523,7 +1545,7 @@ class Check:
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
             return [chunk + 3] * 2
-        if self.tables.by_token or self.tables.rows:
+        if self.by_token:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
@@ -1640,8 +1662,19 @@ class Check:
                 "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
                 "intermediate_state_indices": rows,
                 "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
-                                                       for n in range(len(lengths))], device="cpu")}
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
         return {name: made[name].to(torch.int32).to(device) for name in names}
+
+    def rows(self, lengths: Any) -> Any:
+        """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
+        chunk."""
+        chunk, start = self.tables.chunk, 0
+        rows = torch.full((len(lengths), max(lengths) // chunk + 1), -1, device="cpu")
+        for n, length in enumerate(lengths):
+            rows[n, :length // chunk] = start // chunk + torch.arange(length // chunk, device="cpu")
+            start += length
+        return rows
 
     def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
         """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
@@ -1673,6 +1706,9 @@ class Check:
         for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
             shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
             arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
+            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
+            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
@@ -1687,7 +1723,7 @@ class Check:
         """(error, accepted error) by output of one call."""
         tables, once = self.tables, self.lengths(packed)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        instances = self.INSTANCES_BY_TOKEN if tables.by_token or tables.rows else self.INSTANCES
+        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
         copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
         x, lengths = self.drawn(once, heads), once * copies
         outs, finals, after = self.expected(x, once, heads, given)
@@ -1723,6 +1759,8 @@ class Check:
             got = self.kv_order(arguments[name].cpu()[by_token], dims)
             found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
                                                zip(got, tokens_of(lengths, served), strict=True)]), accepted
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
@@ -1735,10 +1773,17 @@ class Check:
                 own[written.view(own.shape[:2]).to(device)] = True
             elif name in dict(self.kept):
                 own[tuple(at.to(device) for at in by_token)] = True
+            elif name in dict(tables.checkpoints):
+                own[[row for row in self.rows(lengths).flatten().tolist() if row >= 0]] = True
             else:
                 own[served if slots is None else slots[served].to(device)] = True
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
+
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
     @property
     def kept(self) -> Any:
@@ -1754,7 +1799,7 @@ class Check:
     def writable(self, arguments: Any) -> Any:
         """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
         states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows else []
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
         return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
 
 
