@@ -86,6 +86,19 @@ def test_two_states_of_one_shape(target):
         render(build(target, two_states, state_layout=layout))
 
 
+@pytest.mark.parametrize("target, page", [("triton", odd), ("triton", two_states), ("tilelang", two_states)])
+@pytest.mark.parametrize("state", ["rows/parents", "vk/float16/pool/in_place/slots/accepted/parents"])
+def test_several_states_are_kept_for_each_token(target, page, state):
+    """Each in memory of its own, with the same slots, rows and parents."""
+    b = build(target, page, accept=f"state={state}", state_layout="vk")
+    p = lowered(b)
+    kept = [o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "store" and p.tensor(
+        o.attr("tensor")).index == "checkpoint"]
+    resumed = [o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "resume"]
+    assert sorted(kept) == sorted(resumed) and len(set(kept)) == 2
+    render(b)
+
+
 @algorithm(k="C K", v="C V", S=carried("K V"))
 def columns(k, v, S):
     """Tiles [V, C]: rows of one entry where a chunk has one token."""

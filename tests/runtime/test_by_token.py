@@ -10,6 +10,7 @@ from gdn_codegen.runtime.load import function, module
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract, ContractError
+from gdn_codegen.tools.verify import Case, compare
 
 TARGETS = [t for t in ("triton", "tilelang") if runs(t, "cpu")]
 SLOW = {"tilelang": [pytest.mark.slow]}
@@ -207,6 +208,16 @@ def test_a_module_checks_itself(accept):
                 m.check("cpu")
         finally:
             m.check.page = right
+
+
+@pytest.mark.parametrize("target, accept", [("triton", "vk/bfloat16/pool/in_place/slots/accepted/parents"),
+                                            ("triton", "pool/frozen/rows")])
+def test_the_command_line_verifies_such_builds(target, accept):
+    c = Contract.parse(f"state={accept}")
+    b = Build(target, 1, schedule=varied("fused", v_block=16, state_layout=c.state_layout), dtype="float32", head_dim_k=K,
+              head_dim_v=V, contract=c)
+    errors = compare(b, Case((3, 0, 5)))
+    assert max(errors.values()) < 5e-3 and ("final_state" in errors) == c.slots
 
 
 @pytest.mark.slow
