@@ -184,7 +184,7 @@ def test_what_has_no_room_on_hopper_is_refused_with_the_chunks_that_would(gpu, m
     with pytest.raises(ValueError, match=said):
         ask(chunk=128, **x)
     assert choose.fits(ask(chunk=64, **x).build)
-    assert (ask(chunk=1, **x).build.chunk, ask(chunk=1, **x).build.plan.v_block) == (1, 8)
+    assert (ask(chunk=1, **x).build.chunk, ask(chunk=1, **x).build.plan.v_block) == (1, 16)
     assert ask(chunk=128, schedule="staged", **x).build.chunk == 128  # what is asked for is not looked at
     passes_for(monkeypatch, replace(H200, arch=""))  # another GPU or a CPU: building says what is wrong
     assert ask(chunk=128, **x).build.chunk == 128
