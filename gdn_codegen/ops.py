@@ -29,11 +29,12 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     decode: take the kernel for decoding steps. few: refuse more tokens than such a step has.
     """
     if others:
-        t, x = spelled(Tensors(*t), Options(*x), others, -1 if few else DECODE_CHUNK if decode else 0)
+        t, x = spelled(t, x, others, -1 if few else DECODE_CHUNK if decode else 0)
     if not torch.compiler.is_dynamo_compiling():
-        results: tuple[Any, ...] | None = launch.last(t, x, scale, decode)
-        if results is not None:
-            return results
+        for again in launch.recent:
+            results: tuple[Any, ...] | None = again(t, x, scale, decode)
+            if results is not None:
+                return results
     scale = None if scale is None else _check_number("scale", scale)
     # tensors of classes that dispatch ops themselves, as fake ones, and tracers get a torch op
     if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
@@ -155,20 +156,22 @@ def fused_recurrent_gated_delta_rule(
     if g is None or beta is None:
         g = v.new_zeros(rows, dtype=torch.float32) if g is None else g
         beta = v.new_ones(rows, dtype=torch.float32) if beta is None else beta
-    t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, None, cu_seqlens, None, None)
-    x = Options(output_final_state, use_qk_l2norm_in_kernel, False, None, "log", "given", allow_neg_eigval, state_v_first, None,
-                None, "auto", None)
-    others = dict(kwargs, gk=gk, gv=gv)
-    for name, said, form in (("use_gate_in_kernel", use_gate_in_kernel, "gate"),
-                             ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel, "beta_form")):
-        if said is not False or form not in kwargs:  # our own keyword wins over a flag that was not set
-            others[name] = said
-    t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
-    x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
-    tokens = 2 if x.head_first is True or x.layout in ("bhtd", "bnsd") else 1
+    take = kwargs.pop
+    head_first, layout = take("head_first", False), take("layout", None)
+    t = (q, k, v, g, beta, A_log, dt_bias, initial_state, take("state_indices", None), cu_seqlens, take("final_state", None),
+         take("out", None), take("chunk_indices", None), take("chunk_offsets", None))
+    invariant = take("batch_invariant", None)
+    x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, take("gate", "log"), take("beta_form", "given"),
+         allow_neg_eigval, state_v_first, take("state_dtype", None), take("inplace_final_state", None), take("target", "auto"),
+         take("schedule", None), take("chunk_size", None), take("checkpoint_chunks", 0), take("unit_keys", False), invariant)
+    unset: tuple[tuple[str, Any, Any], ...] = (
+        ("gk", gk, None), ("gv", gv, None), ("use_gate_in_kernel", use_gate_in_kernel, False),
+        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel, False))
+    kwargs.update({name: said for name, said, default in unset if said is not default})  # our own keyword wins over an unset flag
+    tokens = 2 if head_first is True or layout in ("bhtd", "bnsd") else 1
     few = v.ndim == 4 and v.shape[0] * v.shape[tokens] <= DECODE_CHUNK * sequences
-    decode = few or is_batch_invariant(x.batch_invariant)  # how many tokens there are on average depends on the batch
-    return _call(t, x, scale, others, decode=decode)
+    decode = few or is_batch_invariant(invariant)  # how many tokens there are on average depends on the batch
+    return _call(t, x, scale, kwargs, decode=decode)
 
 
 def chunk_gated_delta_rule_npu(
