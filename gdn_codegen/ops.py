@@ -102,8 +102,8 @@ def chunk_gated_delta_rule(
 
     Raises ValueError that names the bad argument (docs/errors.md).
     """
-    t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, final_state, out, chunk_indices,
-         chunk_offsets)
+    t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, None, None, None, cu_seqlens, final_state, out, None,
+         chunk_indices, chunk_offsets)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
          state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks, unit_keys, batch_invariant)
     return _call(t, x, scale, kwargs)
@@ -117,6 +117,8 @@ def recurrent_gated_delta_rule(
         beta_form: str = "given", allow_neg_eigval: bool = False,
         state_v_first: bool = False, state_dtype: torch.dtype | None = None, final_state: State = None,
         state_indices: Tensor | None = None, inplace_final_state: bool | None = None,
+        num_accepted_tokens: Tensor | None = None, retrieve_parent_token: Tensor | None = None,
+        intermediate_states_buffer: Tensor | None = None, intermediate_state_indices: Tensor | None = None,
         target: str = "auto", schedule: str | Schedule | None = None, batch_invariant: bool | None = None,
         **kwargs: Any) -> tuple[Any, ...]:
     """Gated DeltaNet decoding: 1 to 16 new tokens per sequence. Returns (o, final state or None). Forward only.
@@ -125,9 +127,20 @@ def recurrent_gated_delta_rule(
     chunks. One kernel computes all tokens, as one chunk of 16 or as chunks of one token. With batch_invariant=True chunks have
     one token, so that any cut leaves the bits as they are.
 
+    Verification of draft tokens keeps a state for each token (W is at least the most tokens of a sequence):
+      state_indices: [N, W], slots of the pool. The state after token t of sequence n is written to slot [n, t]; -1 stores none.
+      num_accepted_tokens: [N]. Sequence n starts from slot [n, num_accepted_tokens[n] - 1], not from slot [n, 0].
+      intermediate_states_buffer: [rows, W, HV, K, V], or [rows, W, HV, V, K] with state_v_first=True, in the dtype of the other
+      states. Instead of slots: the state after token t is written to [row, t]. intermediate_state_indices: [N], the row of each
+      sequence; -1 stores nothing. None means rows in order.
+      retrieve_parent_token: [N, W]. Tokens form a tree. A token starts from the state after its parent, an earlier token of the
+      sequence; -1 is the initial state, from which first tokens start in any case.
+      disable_state_update=True (or inplace_final_state=False): nothing is written to the pool.
+
     Raises ValueError where T is above 16, or where values of cu_seqlens are read and a sequence has more than 16 tokens.
     """
-    t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, final_state, out, None, None)
+    t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, num_accepted_tokens, retrieve_parent_token,
+         intermediate_state_indices, cu_seqlens, final_state, out, intermediate_states_buffer, None, None)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
          state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant)
     return _call(t, x, scale, kwargs, decode=True, few=True)
@@ -156,22 +169,20 @@ def fused_recurrent_gated_delta_rule(
     if g is None or beta is None:
         g = v.new_zeros(rows, dtype=torch.float32) if g is None else g
         beta = v.new_ones(rows, dtype=torch.float32) if beta is None else beta
-    take = kwargs.pop
-    head_first, layout = take("head_first", False), take("layout", None)
-    t = (q, k, v, g, beta, A_log, dt_bias, initial_state, take("state_indices", None), cu_seqlens, take("final_state", None),
-         take("out", None), take("chunk_indices", None), take("chunk_offsets", None))
-    invariant = take("batch_invariant", None)
-    x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, take("gate", "log"), take("beta_form", "given"),
-         allow_neg_eigval, state_v_first, take("state_dtype", None), take("inplace_final_state", None), take("target", "auto"),
-         take("schedule", None), take("chunk_size", None), take("checkpoint_chunks", 0), take("unit_keys", False), invariant)
-    unset: tuple[tuple[str, Any, Any], ...] = (
-        ("gk", gk, None), ("gv", gv, None), ("use_gate_in_kernel", use_gate_in_kernel, False),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel, False))
-    kwargs.update({name: said for name, said, default in unset if said is not default})  # our own keyword wins over an unset flag
-    tokens = 2 if head_first is True or layout in ("bhtd", "bnsd") else 1
+    t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, None, None, None, None, cu_seqlens, None, None)
+    x = Options(output_final_state, use_qk_l2norm_in_kernel, False, None, "log", "given", allow_neg_eigval, state_v_first, None,
+                None, "auto", None)
+    others = dict(kwargs, gk=gk, gv=gv)
+    for name, said, form in (("use_gate_in_kernel", use_gate_in_kernel, "gate"),
+                             ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel, "beta_form")):
+        if said is not False or form not in kwargs:  # our own keyword wins over a flag that was not set
+            others[name] = said
+    t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
+    x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
+    tokens = 2 if x.head_first is True or x.layout in ("bhtd", "bnsd") else 1
     few = v.ndim == 4 and v.shape[0] * v.shape[tokens] <= DECODE_CHUNK * sequences
-    decode = few or is_batch_invariant(invariant)  # how many tokens there are on average depends on the batch
-    return _call(t, x, scale, kwargs, decode=decode)
+    decode = few or is_batch_invariant(x.batch_invariant)  # how many tokens there are on average depends on the batch
+    return _call(t, x, scale, others, decode=decode)
 
 
 def chunk_gated_delta_rule_npu(

@@ -11,11 +11,11 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from . import algorithms
-from .runtime.build import DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, Build
+from .runtime.build import LAYOUTS, Build
 from .runtime.targets import serving
 from .schedule import SCHEDULES, Schedule, named
 from .schedule.contract import Contract
-from .targets import find, names
+from .targets import DEFAULT_SCHEDULE, find, names
 
 if TYPE_CHECKING:
     from .runtime.call.choose import Choice
@@ -58,10 +58,11 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     algorithms.find(a.algorithm)  # a name that is none is said before torch is imported
     asked = gpus(a)
     arch = "" if asked else a.arch
-    plan = schedule(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE), arch)
+    targets = names() if a.target == "all" else (a.target,)
+    default = next((find(t).archs[arch].schedule for t in targets if arch in find(t).archs), DEFAULT_SCHEDULE)
+    plan = schedule(a.schedule or default, arch)
     from .runtime.call.choose import Choice
     from .runtime.defaults import planned, words
-    targets = names() if a.target == "all" else (a.target,)
     fields = {**({"launch": a.launch} if a.launch != "kernels" else {}),
               **({"partition": a.partition} if a.partition else {}), **_fields(a.set)}
     counts = heads(a.heads) if getattr(a, "heads", None) is not None else None

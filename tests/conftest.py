@@ -47,25 +47,40 @@ def _small(p, parts):
     """Inputs of a program: two sequences, one of two chunks, both ending in a partial one; a head group of two value heads.
     With parts of a chunk, two chunks more in the first, and a head that forgets within one."""
     C = p.sizes["C"]
-    problem = Problem([C * (3 if parts else 1) + 3, C // 2 + 1], 1, 2, span=1, every=1 + parts, pool=3, rest=3)
-    return problem, _drawn(problem.tokens, parts, tuple((t, () if t.index == "number" else p.shape(t)) for t in p.role("input")))
+    lengths = [C * (3 if parts else 1) + 3, C // 2 + 1]
+    by_chunk = any(t.index == "numbers" or (t.index == "checkpoint" and t.at) for t in p.tensors)
+    width = -(-lengths[0] // C) + 1 if by_chunk else 0
+    problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=2 * width + 3, rest=3, width=width)
+    inputs = tuple((t, _integers(p, t) if t.index in ("number", "numbers") else p.shape(t)) for t in p.role("input"))
+    return problem, _drawn(problem.tokens, parts, width, inputs)
 
 
 @cache
-def _drawn(tokens, parts, inputs):
-    """The inputs, tensors with the shapes of their tiles. The interpreter copies them."""
-    gen, x = torch.Generator().manual_seed(0), {}
+def _drawn(tokens, parts, width, inputs):
+    """The inputs, tensors with the shapes of their tiles; of integers, what they say. The interpreter copies them."""
+    gen, x, pool = torch.Generator().manual_seed(0), {}, 2 * width + 3
+    draws = {"count": lambda: torch.tensor([2, 1]), "slot": lambda: torch.randperm(pool, generator=gen)[:2],
+             "slots": lambda: torch.randperm(pool, generator=gen)[:2 * width].view(2, width),
+             "parents": lambda: torch.tensor([[(7 * c + n) % (c + 1) - 1 for c in range(width)] for n in range(2)])}
     for t, shape in inputs:
-        if t.index == "number":
-            x[t.name] = torch.randperm(3, generator=gen)[:2]
+        if t.index in ("number", "numbers"):
+            x[t.name] = draws[shape]()
             continue
         heads = 1 if t.heads == "H" else 2
-        lead = {"sequence": (3 if t.at else 2, heads), "head": (heads,)}.get(t.index, (tokens, heads))
+        lead = {"sequence": (pool if t.at else 2, heads), "head": (heads,)}.get(t.index, (tokens, heads))
         x[t.name] = torch.randn(*lead, *shape[t.index == "token":], generator=gen, dtype=torch.float64) / 8
         if t.name.startswith("g"):
             x[t.name] = -x[t.name].abs()
             x[t.name][:, 0] *= 500 if parts else 1
     return x
+
+
+def _integers(p, t):
+    """What the integers of a tensor say."""
+    users = {x.index for x in p.tensors if x.at == t.name}
+    if t.index == "number":
+        return "count" if "numbers" in users else "slot"
+    return "slots" if users else "parents"
 
 
 def computed(p):

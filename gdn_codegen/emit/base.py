@@ -1,7 +1,6 @@
 """Code that all emitters share: tables of rules, lines with comments from the page, and the data of a kernel for templates."""
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,18 @@ from ..ir.core import NO_LINE, Kernel, Line, Loop, Op, Program, Stmt, walk
 from ..ir.ops import OPS
 from ..ir.stages import is_decomposed
 from ..ir.types import Tensor
+from .parameters import (
+    CLEAR,
+    EVERY,
+    SUMMED,
+    WIDTH_OF,
+    integers,
+    is_pool,
+    own_numbers,
+    stride_unit,
+    strides,
+    touched,
+)
 
 #: (H, HV) if head counts are compiled into the kernels. None if kernels take them at run time.
 Heads = tuple[int, int] | None
@@ -67,16 +78,8 @@ class Rules:
                         + (f"; pass {by} should have removed it" if by else ""))
 
 
-#: The parameter with the number of chunks between two checkpoints.
-EVERY = "checkpoint_chunks"
-#: The parameter that is nonzero if the host launches the kernels for the summaries of parts.
-SUMMED = "summed"
-
 #: The most characters of a line of emitted text.
 WIDTH = 120
-#: Prefix, before the name of an output, of the parameter that is nonzero if the kernel clears the rows that no sequence covers.
-CLEAR = "clear_"
-
 #: Precedence levels of operators in emitted text. A higher level binds tighter.
 ATOM, UNARY, PRODUCT, SUM = 4, 3, 2, 1
 
@@ -180,19 +183,6 @@ def no_heads(target: str, heads: Heads) -> None:
         raise EmitError(f"heads: got {heads[0]}/{heads[1]}; accepted: none, since {target} takes head counts at run time")
 
 
-def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
-    """The tensors for which a kernel has pointer parameters, in the program's order.
-
-    These are the tensors that it loads or stores, the tensors with the numbers of their tiles, and the one that marks skipped
-    sequences.
-    """
-    reads = ("load", "store", "warm_up_length", "scalar")
-    named = {o.attr(x) for o in walk(k.body) if o.kind in reads for x in ("tensor", "kept")}
-    used = [t for t in p.tensors if t.name in named]
-    names = {t.over or t.name for t in used} | {t.at for t in used} | {p.skips}
-    return tuple(t for t in p.tensors if t.name in names)
-
-
 def numbers(k: Kernel) -> tuple[str, ...]:
     """The caller's numbers that a kernel reads, in order of first use."""
     return tuple(dict.fromkeys(o.attr("param") for o in walk(k.body) if o.kind == "scalar" and o.attr("param")))
@@ -224,30 +214,6 @@ def in_buffers(k: Kernel) -> list[Op]:
     return [o for o in walk(k.body) if o.buffer]
 
 
-def strides(t: Tensor) -> tuple[str, ...]:
-    """The names of the parameters with a tensor's strides: of batch, token and head. There are none if it is not strided."""
-    return tuple(f"{t.name}_stride_{x}" for x in ("b", "t", "h")) if t.strided else ()
-
-
-def stride_unit(p: Program, t: Tensor) -> int:
-    """A number of elements that divides the strides of a dense tensor: 16 bytes of elements, or less if a row is no multiple."""
-    return math.gcd(p.shape(t)[-1], 4 if t.dtype == "float32" else 8) if len(t.dims) > 1 else 1
-
-
-def integers(p: Program, k: Kernel) -> tuple[str, ...]:
-    """The names of a kernel's integer parameters, besides sizes.
-
-    In order: whether optional tensors are given, the strides of tensors whose tiles are found by numbers, the chunks between
-    checkpoints, whether summaries of parts are computed, whether outputs are cleared, strides of strided tensors.
-    """
-    tensors = touched(p, k)
-    stored = [p.tensor(o.attr("tensor")) for o in walk(k.body) if o.kind == "store"]
-    return (*(f"has_{t.name}" for t in tensors if t.optional), *(f"{t.name}_stride" for t in tensors if t.at),
-            *([EVERY] if any(t.index == "checkpoint" for t in stored) else []),
-            *([SUMMED] if any(o.attr("kept") for o in walk(k.body)) else []), *(f"{CLEAR}{t.name}" for t in p.clears(k)),
-            *(x for t in tensors for x in strides(t)))
-
-
 def is_of_a_part(k: Kernel, t: Tensor, o: Op) -> bool:
     """Whether `o` stores the tile of a chunk in a loop that also runs the warm-up. Such a store must happen in the part's own
     chunks only."""
@@ -268,6 +234,7 @@ __all__ = [
     "SUM",
     "SUMMED",
     "UNARY",
+    "WIDTH_OF",
     "EmitError",
     "Heads",
     "Kernel",
@@ -287,8 +254,10 @@ __all__ = [
     "in_pairs",
     "integers",
     "is_of_a_part",
+    "is_pool",
     "no_heads",
     "numbers",
+    "own_numbers",
     "quoted",
     "stride_unit",
     "strides",

@@ -15,6 +15,9 @@ import torch
 from .tensors import _FLOATS, _dense, _fail, _is_apart, _is_plain
 
 # --- copied from here on ---
+#: What the integers of a tensor say.
+_WHAT = {"state_indices": "slot", "num_accepted_tokens": "number", "intermediate_state_indices": "row",
+         "retrieve_parent_token": "parent"}
 _ANY_FLOAT = tuple(_FLOATS.values())
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -178,26 +181,77 @@ def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, 
     return stride
 
 
-def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
-    """Check state_indices: one slot number for each sequence."""
-    _check_integers("state_indices", indices)
-    if tuple(indices.shape) != (sequences,):
-        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
-    _check_device("state_indices", indices, device)
+def _check_indices(name: str, indices: Any, sequences: int, device: torch.device, least: int = -1) -> None:
+    """Check a tensor of integers: one for each sequence, or `least` or more for each if that is not -1."""
+    _check_integers(name, indices)
+    shape = tuple(indices.shape)
+    if least < 0 and shape != (sequences,):
+        _fail(name, f"shape {shape}", f"shape ({sequences},), one {_WHAT[name]} for each sequence")
+    if least >= 0 and not (indices.ndim == 2 and shape[0] == sequences and shape[1] >= least):
+        _fail(name, f"shape {shape}", f"shape ({sequences}, {least} or more), one {_WHAT[name]} for each token of each sequence")
+    _check_device(name, indices, device)
 
 
-def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
-    """Check the values of state_indices. On a GPU this waits for the device. written: True if final states are written to these
-    slots. Sequences run side by side, so two of them would race for one slot. They may share a slot that is only read."""
-    seen = indices.tolist()
+def _check_rows(name: str, x: Any, tile: tuple[int, ...], tokens: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Elements from one row to the next of a buffer [rows, tokens or more, *tile] for states by token."""
+    _check_tensor(name, x)
+    if x.ndim != 2 + len(tile) or tuple(x.shape[2:]) != tile or x.shape[1] < tokens:
+        _fail(name, f"shape {tuple(x.shape)}", f"shape [rows, {tokens} or more, {', '.join(map(str, tile))}]")
+    return _check_pool(name, x, tuple(x.shape[1:]), device, dtype)
+
+
+def _check_slots(seen: Sequence[int], name: str, slots: int, written: bool) -> None:
+    """Check the values of a tensor with the slot or row of each sequence. written: True if states are written there. Sequences
+    run side by side, so two of them would race for one slot. They may share a slot that is only read."""
+    what = _WHAT[name]
     if any(not -1 <= i < slots for i in seen):
-        _fail("state_indices", seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
-              f"slots from 0 to {slots - 1}, or -1 to skip a sequence")
+        _fail(name, seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
+              f"{what}s from 0 to {slots - 1}, or -1 to skip a sequence")
     owner: dict[int, int] = {}
     for n, i in enumerate(seen):
         if written and i >= 0 and owner.setdefault(i, n) != n:
-            _fail("state_indices", f"slot {i} for sequences {owner[i]} and {n}",
-                  "a different slot for each sequence whose state is written, or -1 to skip a sequence")
+            _fail(name, f"{what} {i} for sequences {owner[i]} and {n}",
+                  f"a different {what} for each sequence whose state is written, or -1 to skip a sequence")
+
+
+def _check_accepted(accepted: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
+    """Check the values of num_accepted_tokens. slots: those of each sequence."""
+    for n, (count, own) in enumerate(zip(accepted, slots, strict=True)):
+        if not 1 <= count <= len(own):
+            _fail("num_accepted_tokens", f"{count} for sequence {n}", f"1 to {len(own)}, as many as state_indices has slots")
+
+
+def _check_slots_by_token(slots: Sequence[Sequence[int]], first: Sequence[int], lengths: Sequence[int], pool: int, written: bool
+                          ) -> None:
+    """Check the values of state_indices [N, tokens]. first: the slot of each sequence's initial state. written: True if states
+    are written to the slots. Then no other token may write a slot, and no other sequence may start from it."""
+    owner: dict[int, tuple[int, int]] = {}
+    for n, (own, at, length) in enumerate(zip(slots, first, lengths, strict=True)):
+        if length > len(own):
+            _fail("state_indices", f"{len(own)} slots for the {length} tokens of sequence {n}", "a slot for each token")
+        for i in (at, *own[:length]):
+            if not -1 <= i < pool:
+                _fail("state_indices", f"slot {i} for sequence {n}", f"slots from 0 to {pool - 1}, or -1")
+        for t, i in enumerate(own[:length] if written else ()):
+            if i >= 0 and owner.setdefault(i, (n, t)) != (n, t):
+                _fail("state_indices", f"slot {i} for token {owner[i][1]} of sequence {owner[i][0]} and token {t} of {n}",
+                      "a different slot for each token of each sequence, or -1 to store no state")
+    for n, at in enumerate(first):
+        if at in owner and owner[at][0] != n:
+            _fail("state_indices", f"slot {at}, from which sequence {n} starts, for a token of sequence {owner[at][0]}",
+                  "a different slot for each token of each sequence")
+
+
+def _check_parents(parents: Sequence[Sequence[int]], lengths: Sequence[int], kept: Sequence[Sequence[bool]]) -> None:
+    """Check the values of retrieve_parent_token. kept: for each token of each sequence, whether its state is stored. The parent
+    of a first token is not read."""
+    for n, (own, length, there) in enumerate(zip(parents, lengths, kept, strict=True)):
+        if length > len(own):
+            _fail("retrieve_parent_token", f"{len(own)} parents for {length} tokens of sequence {n}", "a parent for each token")
+        for t in range(1, length):
+            if own[t] >= t or (0 <= own[t] < t - 1 and not there[own[t]]):
+                _fail("retrieve_parent_token", f"{own[t]} for token {t} of sequence {n}",
+                      f"an earlier token whose state is stored, from 0 to {t - 1}, or -1 for the initial state")
 
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:

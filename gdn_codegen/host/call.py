@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .arguments import _check_ends, _check_slots
+from .arguments import _check_accepted, _check_ends, _check_parents, _check_slots, _check_slots_by_token
 from .plan import Plan
 from .tables import Tables
 from .tensors import _equal_rows, _fail, _filled, _flat, _full, _is_elsewhere, _new, _picker, _plain
@@ -69,12 +69,11 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
 
 
 def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
-    """The inputs, with defaults for absent ones. The values of cu_seqlens and state_indices are checked if the plan says so."""
+    """The inputs, with defaults for absent ones. The values of cu_seqlens and of indices are checked if the plan says so."""
     if p.check_ends:
         _check_ends(cu_seqlens, p.tokens)
-    if p.check_slots:
-        written = p.tables.in_place or any(x is not None for x in buffers[:len(p.tables.final)])
-        _check_slots(indices, min(p.pool_slots), written)
+    if p.check_numbers:
+        _check_numbers(p, cu_seqlens, buffers, indices)
     if p.lacking:
         given = list(given)
         for at, *about in p.lacking:
@@ -82,13 +81,42 @@ def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence
     return given
 
 
-def _slots_of(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
-    """The slots of initial states and, if these are other memory, of final states. A final state outside a pool has one tile
-    for each sequence."""
-    slots = indices if p.indices_as_they_are and indices.data_ptr() % 16 == 0 else _plain(indices, torch.int32)
-    if p.tables.in_place:
-        return [slots]
-    return [slots, _filled(_equal_rows, p.sequences, 1, p.device)[:-1] if buffers[0] is None else slots]
+def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> None:
+    """Check the values of the tensors of integers. On a GPU this waits for the device."""
+    t = p.tables
+    found = {name: x.tolist() for name, x in zip(t.numbers, indices, strict=True) if x is not None}
+    lengths = [p.tokens] * p.sequences if cu_seqlens is None else cu_seqlens.diff().tolist()
+    slots, rows = found.get("state_indices", []), found.get("intermediate_state_indices", list(range(p.sequences)))
+    kept = [[True] * p.tokens] * p.sequences
+    if "state_indices" in t.by_token:
+        accepted = found.get("num_accepted_tokens", [1] * p.sequences)
+        _check_accepted(accepted, slots)
+        first = [own[n - 1] for own, n in zip(slots, accepted, strict=True)]
+        lengths = [0 if at < 0 else n for at, n in zip(first, lengths, strict=True)]  # a skipped sequence has no tokens
+        _check_slots_by_token(slots, first, lengths, min(p.pool_slots), t.slots)
+        kept = [[x >= 0 for x in own] for own in slots] if t.slots else kept
+    elif t.pool:
+        _check_slots(slots, "state_indices", min(p.pool_slots), t.in_place or any(x is not None for x in buffers[:len(t.final)]))
+        lengths = [0 if at < 0 else n for at, n in zip(slots, lengths, strict=True)]
+    if t.rows:
+        if max(lengths, default=0) > p.row_tokens:
+            _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} states", f"{max(lengths)} or more, as a sequence has tokens")
+        _check_slots(rows, "intermediate_state_indices", p.stored_rows, True)
+        kept = [[row >= 0] * p.tokens for row in rows]
+    if "retrieve_parent_token" in found:
+        _check_parents(found["retrieve_parent_token"], lengths, kept)
+
+
+def _integers(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
+    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots. Outside a
+    pool they have one tile for each sequence; so have rows without indices."""
+    found = {name: x if fits and x.data_ptr() % 16 == 0 else
+             _filled(_equal_rows, p.sequences, 1, p.device)[:-1] if x is None else _plain(x, torch.int32)
+             for name, x, fits in zip(p.tables.numbers, indices, p.as_integers, strict=True)}
+    if "final_indices" in p.tables.indices:
+        found["final_indices"] = (_filled(_equal_rows, p.sequences, 1, p.device)[:-1] if buffers[0] is None else
+                                  found["state_indices"])
+    return [found[name] for name in p.tables.indices]
 
 
 def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
@@ -101,11 +129,12 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
     moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
-    special = p.check_ends or p.check_slots or bool(p.lacking)
+    special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None
+    rows = t.checkpoints if t.rows else ()
     first_out, first_final = t.place("outputs").start, host.final.start
 
-    def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = None) -> list[Any]:
+    def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = ()) -> list[Any]:
         """Launch the plan's kernels on these arguments."""
         if _is_elsewhere(device):
             with torch.cuda.device(device):
@@ -123,6 +152,8 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             memory += _plain_ones(list(zip(held, as_they_are))[len(t.final):], state)
         else:
             memory += _plain_ones(zip(held, as_they_are), state) if lends else held
+        if rows:
+            memory[-len(rows):] = [_flat(name, x) for (name, _), x in zip(rows, held[-len(rows):])]
         memory += map(_new, kin)
         memory += unread
         if zeroes or host.poison:
@@ -132,8 +163,8 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             ends = _filled(_equal_rows, batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
-        if pool:
-            memory += _slots_of(p, indices, buffers)
+        if t.indices:
+            memory += _integers(p, indices, buffers)
         for launch, tensors, used in picked:
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if copied:

@@ -45,8 +45,9 @@ class Check:
     LEAST = 1e-6
     #: Guard elements before and after each tensor of the kernels.
     GUARD = 1 << 16
-    #: Instances on a GPU, by copies of the problem: enough to fill it.
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
     INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
 
     def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
         """tables, host, page: those of the module. function: the function under test, as callers see it.
@@ -121,6 +122,8 @@ class Check:
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
             return [chunk + 3] * 2
+        if self.tables.by_token or self.tables.rows:
+            return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
     def drawn(self, lengths: Any, heads: Any) -> Any:
@@ -176,6 +179,9 @@ class Check:
             states = [s[n] for s in initial]
             step = min(self.STEP, tables.chunk)  # so that there is a state after each chunk
             for t in range(0, length, step):
+                if "retrieve_parent_token" in tables.indices and t:
+                    parent = self.parent(n, t)
+                    states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
                 results = self.page([y[:, rows] for y in inputs], states, numbers)
                 states = results[count:]
@@ -203,12 +209,38 @@ class Check:
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
-    def pool(self, x: Any, slots: Any) -> Any:
-        """A pool with gaps between slots, and slots that no sequence uses."""
+    def pool(self, x: Any, slots: Any, count: int) -> Any:
+        """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
         size = x[0].numel()
-        pool = x.new_full((len(slots) + 2, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
         pool[slots] = x
         return pool
+
+    @staticmethod
+    def parent(n: int, t: int) -> int:
+        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
+        return (7 * t + n) % (t + 1) - 1
+
+    def places(self, lengths: Any) -> Any:
+        """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
+        count, width = len(lengths), max(lengths) + 1
+        rows = torch.arange(count, 0, -1, device="cpu")
+        if "state_indices" not in self.tables.by_token:
+            return rows, None, rows
+        slots = torch.arange(count * width, 0, -1, device="cpu").view(count, width)
+        accepted = "num_accepted_tokens" in self.tables.indices
+        return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
+
+    def integers(self, lengths: Any, once: int, device: Any) -> Any:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu")}
+        return {name: made[name].to(torch.int32).to(device) for name in names}
 
     def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
         """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
@@ -233,10 +265,13 @@ class Check:
             y = torch.cat([x[name].to(device)] * copies)
             arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
         if tables.pool:
-            slots = torch.arange(len(lengths), 0, -1, device="cpu")
-            arguments.update({name: self.pool(arguments[name], slots) for name, _ in tables.initial})
-            arguments["state_indices"] = torch.tensor([-1 if self.is_skipped(n) else int(i) for n, i in enumerate(slots)],
-                                                 dtype=torch.int32, device="cpu").to(device)
+            slots, all_slots, _ = self.places(lengths)
+            count = (slots if all_slots is None else all_slots).numel() + 2
+            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
+            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
+            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
@@ -251,7 +286,8 @@ class Check:
         """(error, accepted error) by output of one call."""
         tables, once = self.tables, self.lengths(packed)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        copies = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
+        instances = self.INSTANCES_BY_TOKEN if tables.by_token or tables.rows else self.INSTANCES
+        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
         x, lengths = self.drawn(once, heads), once * copies
         outs, finals, after = self.expected(x, once, heads, given)
         arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
@@ -266,6 +302,8 @@ class Check:
         found, accepted = {}, self.ACCEPTED[tables.dtype]
         if tables.tf32 and device.type == "cuda":
             accepted = self.ACCEPTED_TF32
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         first = [sum(once[:n]) for n in range(len(once))]
         for (name, *_), got, want in zip(tables.outputs, results[:len(outs)], outs, strict=True):
             rows = got if tables.layout == "bthd" else got.transpose(1, 2)
@@ -275,10 +313,15 @@ class Check:
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
-            if got is not None:
+            if got is not None and not tables.slots:
                 got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in served]
                 found[name.replace("initial", "final")] = worst(each), accepted
+        by_token = self.stored_by_token(lengths, served)
+        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
+            got = self.kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
+                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
@@ -289,15 +332,34 @@ class Check:
             if name in tables.outs:
                 own = own if tables.layout == "bthd" else own.transpose(1, 2)
                 own[written.view(own.shape[:2]).to(device)] = True
+            elif name in dict(self.kept):
+                own[tuple(at.to(device) for at in by_token)] = True
             else:
                 own[served if slots is None else slots[served].to(device)] = True
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
+    @property
+    def kept(self) -> Any:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
+
+    def stored_by_token(self, lengths: Any, served: Any) -> Any:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
+
     def writable(self, arguments: Any) -> Any:
         """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
         states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        return [n for n in (*self.tables.outs, *states) if n in arguments]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows else []
+        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
+
+
+def tokens_of(lengths: Any, served: Any) -> Any:
+    """The tokens of these sequences, as pairs (sequence, token)."""
+    return [(n, t) for n in served for t in range(lengths[n])]
 
 
 def whole(x: Any) -> Any:

@@ -62,38 +62,39 @@ class Host:
         self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
         self.plans: dict[Any, Plan] = {}
         self.kind = _kind_and_place if tables.strided else _kind
-        self.outputs, self.checkpoints = tables.place("outputs"), tables.place("checkpoints")
+        self.outputs = tables.place("outputs")
+        self.checkpoints = slice(0) if tables.rows else tables.place("checkpoints")  # the caller has its rows
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
         self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
 
     # --- a call ---
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-                 buffers: Sequence[Any], output_final_state: Any, indices: Any = None, every: Any = 0) -> tuple[Any, ...]:
+                 buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
         """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
-        if t.checkpoints:
+        if t.checkpoints and not t.rows:
             _check_chunks("checkpoint_chunks", every, 1)
-        wanted = True
+        wanted = t.in_place
         if t.final:
             wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])
         return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-            buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
+            buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> list[Any]:
         """Launch every kernel; the call's tensors, as Tables.tensors names them."""
         plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
         return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
 
     def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+                wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> Plan:
         """The plan of arguments of this kind. It is made once, and checks them then."""
         kind = self.kind
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
-               kind(indices), every)
+               *map(kind, indices), every)
         plan = self.plans.get(key)
         if plan is None:
             plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
@@ -119,7 +120,7 @@ class Host:
         """What a call returns, of its tensors."""
         if wanted:
             return self.returned(memory)
-        return (*memory[self.outputs], *(None for _ in self.tables.final), *memory[self.checkpoints])
+        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints])
 
     # --- what a build makes of sizes ---
     def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:

@@ -19,6 +19,7 @@ from .arguments import (
     _check_inputs,
     _check_out,
     _check_pool,
+    _check_rows,
     _check_sequences,
     _check_state,
 )
@@ -55,7 +56,7 @@ class Plan:
     call: Callable[..., list[Any]]
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-                 buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> None:
         """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
@@ -71,8 +72,7 @@ class Plan:
         self.ints: dict[str, int] = {}  # integers that kernels get, by name
         self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
-        if t.pool:
-            _check_indices(indices, self.sequences, self.device)
+        self.expect_numbers(indices)
         self.expect_states(states)
         self.expect_buffers(buffers)
         self.expect_outs(outs)
@@ -80,9 +80,8 @@ class Plan:
         self.count(given, states, outs)
         self.launches = self.launched()
         self.ends_as_they_are = self.packed and _is_plain(cu_seqlens, torch.int32)
-        self.indices_as_they_are = t.pool and _is_plain(indices, torch.int32)
         looks = host.check or self.device.type == "cpu"
-        self.check_ends, self.check_slots = self.packed and looks, t.pool and looks
+        self.check_ends, self.check_numbers = self.packed and looks, bool(t.indices) and looks
         self.native = self.native_arguments(given, states, outs, buffers)
 
     # --- arguments ---
@@ -97,6 +96,19 @@ class Plan:
             self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
             if x is None:
                 self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
+
+    def expect_numbers(self, indices: Sequence[Any]) -> None:
+        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller gives, True if it is passed
+        without a copy."""
+        t = self.tables
+        self.as_integers: list[bool] = []
+        for name, x in zip(t.numbers, indices, strict=True):
+            if x is not None or name != "intermediate_state_indices":  # without it sequences have rows in order
+                _check_indices(name, x, self.sequences, self.device, (0 if self.packed else self.tokens) if name in t.by_token
+                               else -1)
+            if name in t.by_token:
+                self.ints[f"{name}_width"] = x.shape[1]
+            self.as_integers.append(x is not None and _is_plain(x, torch.int32))
 
     def expect_states(self, states: Sequence[Any]) -> None:
         """Initial states: slots of a pool, or one tile for each sequence, or None."""
@@ -130,10 +142,19 @@ class Plan:
                     self.pool_slots.append(x.shape[0])
                     shape, absent = tuple(x.shape), None
             lent.append((name, shape, absent))
-        if t.checkpoints:
+        self.stored_rows = self.row_tokens = 0
+        if t.rows:
+            for (name, dims), x in zip(t.checkpoints, buffers[len(t.final):], strict=True):
+                self.ints[f"{name}_stride"] = _check_rows(name, x, (self.value_heads, *dims), 0 if self.packed else self.tokens,
+                                                          self.device, self.state)
+                self.stored_rows, self.row_tokens = x.shape[:2]
+                lent.append((name, tuple(x.shape), None))
+        elif t.checkpoints:
             rows = self.batch * self.tokens // (self.every * t.chunk)
             lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
         self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
+        if t.rows:  # they are read where they lie
+            self.as_they_are[len(t.final):] = [True] * len(t.checkpoints)
         self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
 
     def expect_outs(self, outs: Sequence[Any]) -> None:
@@ -212,8 +233,8 @@ class Plan:
         t = self.tables
         as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
                     and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
-        looked_at = self.check_ends or self.check_slots or (self.packed and not self.ends_as_they_are)
-        if not as_it_is or looked_at or (t.pool and not (t.in_place and self.indices_as_they_are)):
+        looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are)
+        if not as_it_is or looked_at or t.indices != t.numbers or not all(self.as_integers):
             return None
         first_out = len(given) + len(states)
         first_buffer = first_out + len(outs)
@@ -223,13 +244,14 @@ class Plan:
         if t.pool:
             sources += [("given", n, tuple(_flat(name, x).shape))
                         for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
-        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
+        sources += [("given", n, tuple((_flat("", x) if t.rows and n >= first_buffer + len(t.final) else x).shape))
+                    if x is not None else ("result", like) if absent is None else ("fixed", absent)
                     for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
         sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
                     for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
         sources += [("workspace", like) for like in self.kin[len(outs):]]
         sources += [("fixed", x) for x in self.unread]
-        if t.pool:
-            sources.append(("given", first_buffer + len(buffers), (self.sequences,)))
+        widths = [(self.ints[f"{name}_width"],) if name in t.by_token else () for name in t.numbers]
+        sources += [("given", n, (self.sequences, *width)) for n, width in enumerate(widths, first_buffer + len(buffers))]
         rows = functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device)
         return NativeCall(sources, self.launches, rows)

@@ -22,11 +22,12 @@ class Tables:
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
     head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
-    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head.
+    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
+    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
     value head. part_workspaces: one tile for each part and value head.
-    indices: names of the tensors that give the pool slot of each sequence.
+    indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
     ints: for each kernel, the integers that it gets besides the sizes.
@@ -66,6 +67,9 @@ class Tables:
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
+    by_token: tuple[str, ...] = ()
+    rows: bool = False
+    slots: bool = False
     heads: Mapping[str, int] = field(default_factory=dict)
     heads_per_instance: int = 1
     units: Mapping[str, int] = field(default_factory=dict)
@@ -89,6 +93,11 @@ class Tables:
     def tensors(self) -> tuple[str, ...]:
         """Names of a call's tensors, in the order in which the host holds them."""
         return (*(row[0] for rows in self.ORDER for row in getattr(self, rows)), *self.indices)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Those of `indices` that the caller gives."""
+        return tuple(n for n in self.indices if n != "final_indices")
 
     def place(self, rows: str) -> slice:
         """The slice of `tensors` that belongs to the field `rows`."""

@@ -148,8 +148,8 @@ class Kernel:
     says nothing), or moves the values of all ("heads"). agents: of a thread block, if it has several. slices: how many instances
     share the iterations of a loop "before" a part: of n, instance i processes chunks i, i + n, i + 2 n and so on.
 
-    threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks on a multiprocessor at a
-    time. These are 0 if not set. comments: line -> what the kernel computes there, if passes have rewritten it."""
+    threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks that share a multiprocessor.
+    lanes: neighbours that share a row of a tile, for single tokens. 0: not set. comments: line -> what passes made of it."""
 
     name: str
     grid: str
@@ -163,6 +163,7 @@ class Kernel:
     threads: int = 0
     registers: int = 0
     blocks_per_sm: int = 0
+    lanes: int = 0
     comments: tuple[tuple[Line, str], ...] = ()
 
     @property
@@ -233,8 +234,8 @@ class Program:
 
     @property
     def skips(self) -> str:
-        """The tensor (index "number") with negative numbers for sequences that are skipped: their instances only clear rows."""
-        return next((t.at for t in self.role("input") if t.at), "")
+        """The tensor with negative numbers for sequences that are skipped: their instances only clear rows."""
+        return next((t.at for t in self.role("input") if t.at and t.index == "sequence"), "")
 
     def clears(self, k: Kernel) -> tuple[Tensor, ...]:
         """The outputs in which `k` writes zeros to the rows that no sequence covers. `k` also stores these outputs."""

@@ -21,7 +21,7 @@ class Problem:
     """The sizes of a problem. lengths: the number of tokens of each sequence. heads: the heads of q and k. value_heads: the
     heads of v, a multiple of `heads`. span: the chunks of a part; 0 if a part is the whole sequence. every: the chunks between
     two checkpoints. pool: the number of slots of tensors in which a number gives each sequence's slot. rest: tokens past the
-    end of the last sequence."""
+    end of the last sequence. width: the integers of a sequence where it has one for each chunk, and the tiles of its row."""
 
     lengths: list[int]
     heads: int
@@ -30,6 +30,7 @@ class Problem:
     every: int = 1
     pool: int = 0
     rest: int = 0
+    width: int = 0
 
     @property
     def tokens(self) -> int:
@@ -89,8 +90,8 @@ class Interpreter:
     def shape(self, t: Tensor) -> tuple[int, ...]:
         """The whole tensor's shape: token [T, heads, ...], slot [slots, HV, ...], sequence [N, HV, ...], head [HV]."""
         pr = self.problem
-        if t.index == "number":
-            return (len(pr.lengths),)
+        if t.index in ("number", "numbers"):
+            return (len(pr.lengths), *([pr.width] if t.index == "numbers" else []))
         tile = self.p.shape(t)
         heads = pr.heads if t.heads == "H" else pr.value_heads
         if t.index == "token":
@@ -101,6 +102,8 @@ class Interpreter:
             return (pr.slots(pr.part(self.p.sizes["C"])), heads, *tile)
         if t.index == "sequence":
             return (pr.pool if t.at else len(pr.lengths), heads, *tile)
+        if t.index == "checkpoint" and t.at:
+            return (pr.pool, pr.width, heads, *tile)
         if t.index == "checkpoint":
             return (pr.tokens // (pr.every * self.p.sizes["C"]), heads, *tile)
         return (heads,) if t.index == "head" else tile
@@ -116,7 +119,7 @@ class Interpreter:
             if t.over:
                 continue
             x = inputs.get(t.name)
-            if t.index == "number":
+            if t.index in ("number", "numbers"):
                 assert x is not None and tuple(x.shape) == shape
                 self.memory[t.name] = x
             elif t.role == "input":
@@ -171,8 +174,21 @@ class Interpreter:
 
     def sequences(self) -> list[tuple[int, int]]:
         """The sequences that are not skipped, with their lengths."""
-        numbers = self.memory.get(self.p.skips)
-        return [(n, x) for n, x in enumerate(self.problem.lengths) if numbers is None or numbers[n] >= 0]
+        at = self.p.skips
+        return [(n, x) for n, x in enumerate(self.problem.lengths) if not at or self.number(at, n) >= 0]
+
+    def number(self, name: str, seq: int) -> int:
+        """A sequence's own number in a tensor of integers. Of one number for each chunk, that is the one which `at` counts."""
+        t, x = self.p.tensor(name), self.memory[name][seq]
+        return int(x if t.index == "number" else x[int(self.memory[t.at][seq]) - 1 if t.at else 0])
+
+    def kept(self, t: Tensor, at: _At) -> tuple[int, ...]:
+        """The first indices of a checkpoint that lies where numbers say. () if they say nowhere."""
+        if self.p.tensor(t.at).index == "numbers":
+            slot = int(self.memory[t.at][at.seq, at.chunk])
+            return (slot,) if slot >= 0 else ()
+        row = int(self.memory[t.at][at.seq])
+        return (row, at.chunk) if row >= 0 else ()
 
     def instances(self, parts: range) -> Iterable[int]:
         """The parts of a sequence, in the order in which they run. Any order must give the same results."""
@@ -246,6 +262,8 @@ class Interpreter:
         elif o.kind == "claim_part":
             if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.half == 0):
                 raise _Leave
+        elif o.kind == "resume":
+            env[o.out] = self.resume(k, o, env, at, sizes)
         elif o.kind == "store":
             self.store(k, o, env[o.args[0]], self.headed(at, o), sizes)
         elif OPS[o.kind].effect == "sync":
@@ -329,7 +347,9 @@ class Interpreter:
         if t.index == "part":
             return (pr.starts[at.seq] // pr.part(sizes["C"]) + at.seq + at.part, head, *cut)
         if t.index == "sequence":
-            return (int(self.memory[t.at][at.seq]) if t.at else at.seq, head, *cut)
+            return (self.number(t.at, at.seq) if t.at else at.seq, head, *cut)
+        if t.index == "checkpoint" and t.at:
+            return (*self.kept(t, at), head, *cut)
         if t.index == "checkpoint":
             return (pr.starts[at.seq] // (pr.every * sizes["C"]) + (at.chunk + 1) // pr.every - 1, head, *cut)
         return cut
@@ -347,6 +367,18 @@ class Interpreter:
         tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
         tile[tuple(slice(n) for n in x.shape)] = x
         return tile[-1] if o.attr("last") else tile[0] if o.attr("one_token") else tile.T if o.attr("transposed") else tile
+
+    def resume(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> torch.Tensor:
+        """The state after a chunk's parent. The first chunk has none, and starts from the carried state."""
+        before, initial = (env[a] for a in o.args)
+        t, parent = self.p.tensor(o.attr("tensor")), int(self.memory[o.attr("parents")][at.seq, at.chunk])
+        if at.chunk == 0 or parent == at.chunk - 1:
+            return before
+        if parent < 0:
+            return initial
+        if not self.kept(t, replace(at, chunk=parent)):
+            return before
+        return self.load(k, o, replace(at, chunk=parent), sizes).to(before.dtype)
 
     def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
         """Write this instance's tile, without padding and without rows past the sequence's end.
@@ -366,7 +398,8 @@ class Interpreter:
         if k.grid == "parts" and (at.part + 1 < self.problem.parts(at.seq, sizes["C"]) if t.index == "sequence" else
                                   0 <= at.chunk < self.own(at, sizes) and not at.before):
             return
-        if t.index == "checkpoint" and ((at.chunk + 1) % self.problem.every or self.rows(at, sizes) < sizes["C"]):
+        if t.index == "checkpoint" and (not self.kept(t, at) if t.at else (at.chunk + 1) % self.problem.every or
+                                        self.rows(at, sizes) < sizes["C"]):
             return
         at = replace(at, part=at.part + o.attr("parts_ahead", 0))
         if o.attr("parts_ahead") and at.part >= self.problem.parts(at.seq, sizes["C"]):

@@ -50,6 +50,7 @@ class OpDef:
     number: whether the result is a number that does not depend on operands, agents and iterations.
     entry: whether the result is an entry of the operand, a vector, or a row of it, a tile. Cores and warp groups read the entry
     from the operand's storage when the op runs. It needs no storage of its own.
+    loaded: the attribute with which a load reads only the result, of a vector in a workspace. "" if there is none.
     """
 
     name: str
@@ -66,6 +67,7 @@ class OpDef:
     view: tuple[str, ...] = ()
     number: bool = False
     entry: bool = False
+    loaded: str = ""
 
 
 OPS: dict[str, OpDef] = {}
@@ -85,13 +87,13 @@ ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
        effect: str = "pure", elementwise: bool = False, attrs: tuple[str, ...] = (), zero: ZeroRule = zeros.nowhere,
        decompose: Callable[[Op, Body], str] | None = None, text: TextRule | None = None, sums: Sums | None = None,
-       view: tuple[str, ...] = (), number: bool = False, entry: bool = False) -> None:
+       view: tuple[str, ...] = (), number: bool = False, entry: bool = False, loaded: str = "") -> None:
     """Add an op to the table. Other packages may call it, too. The arguments are the fields of OpDef. ValueError if the name is
     taken."""
     if name in OPS:
         raise ValueError(f"name: got {name!r}, an op that is in the table; accepted: a name that is not")
     OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text, sums, view, number,
-                      entry)
+                      entry, loaded)
 
 
 def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
@@ -289,6 +291,12 @@ def _effect(attrs: Attrs, *args: Tile) -> Tile:
     return Tile(())
 
 
+def _resumed(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("resume", 2, args)
+    _need(args[0] == args[1], lambda: f"resume takes two states of one type; got {args[0]} and {args[1]}")
+    return args[0]
+
+
 def _loaded(attrs: Attrs, *args: Tile) -> Tile:
     raise TypeRuleError("load has no type rule: its type is that of the tensor that it names")
 
@@ -417,7 +425,7 @@ op("from_quarters", "a tile made of its four quarters: upper left, upper right, 
    _of_four, attrs=("dims",))
 op("last", "the last row of a tile, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
-   zero=zeros.columns, text=texts.last, view=("cores",), entry=True)
+   zero=zeros.columns, text=texts.last, view=("cores",), entry=True, loaded="last")
 op("row_sum", "sum over the columns of each row, or over the entries of a vector", _row_sum, lambda attrs, x: x.sum(-1),
    zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, -1),))
 op("column_sum", "sum over the rows of each column", _column_sum, lambda attrs, x: x.sum(0), zero=zeros.column_sums,
@@ -457,6 +465,10 @@ op("load", "a tile from global memory. An asynchronous copy arrives at the barri
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
    "`one_token`: as for load", _effect,
    effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token"))
+op("resume", "the state from which a chunk of a tree starts: the tile of `tensor` that this walk stored after the chunk that "
+   "`parents` names. The first operand, the state after the chunk before, if that is the parent or if the parent's tile was not "
+   "stored. The second operand, the initial state, if the parent is negative. The tile in memory may have another dtype",
+   _resumed, effect="read", attrs=("tensor", "parents", "transposed"), zero=zeros.all_operands)
 op("warm_up_length", "the warm-up length of a part, in chunks: the least n for which the sum of `tensor` over the n chunks "
    "before the part is at most -`bound`, or all chunks back to the sequence's first. -1 if n is more than `most` times the "
    "chunks of a part. Without `tensor`: -1, and 0 in the first part. `parts_ahead`: for the part this number of parts later; "

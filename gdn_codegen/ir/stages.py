@@ -31,12 +31,12 @@ LEGAL = {
     "traced..checked": """
         const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
         Program.dims Program.extents Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over
-        grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index head""",
+        grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head""",
     "traced": "Program.scales",
     "traced..cut": "Program.forgets",
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",
-    "traced..assigned placed..checked": "neg sigmoid cumsum lower strictly_lower Tensor.cleared",
+    "traced..assigned placed..checked": "neg sigmoid cumsum lower strictly_lower resume Tensor.cleared",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks; index slot",
     "cut..assigned placed..checked": """
         column_sum load.one_token store.one_token
@@ -59,7 +59,7 @@ LEGAL = {
         batch interleaved""",
     "placed..checked": """
         wait load.channel *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
-        Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
+        Kernel.lanes Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
     "synchronised..checked": "signal fence drain barrier load.tail Buffer.own",
     "checked": "Program.launch",
 }
@@ -92,7 +92,7 @@ _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() i
 _PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "cleared": False, "slots": 1}
 _KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
-           "threads": 0, "registers": 0, "blocks_per_sm": 0, "comments": ()}
+           "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "comments": ()}
 _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}
 
 
@@ -106,7 +106,7 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
     for t in p.tensors:
         yield f"index {t.index}", None, None
         yield from ((f, None, None) for f in annotations(t, _TENSOR))
-        if t.dtype != "float32" and t.index not in ("head", "number"):
+        if t.dtype != "float32" and t.index not in ("head", "number", "numbers"):
             yield "Tensor.dtype", None, None
     for k in p.kernels:
         yield f"grid {k.grid}", k, None

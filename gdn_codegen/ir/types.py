@@ -85,8 +85,10 @@ INDEXING = {
     "sequence": "one tile for each (sequence, value head): the state before the first chunk or after the last. In a grid over "
                 "parts a load gives zeros unless the walk begins at chunk 0, and only the last part stores",
     "checkpoint": "one tile for each (checkpoint, value head). A store in a walk happens once every `checkpoint_chunks` whole "
-                  "chunks",
+                  "chunks. With `at`: after each chunk, where its numbers say",
     "number": "one integer for each sequence: the index of its tile in other tensors",
+    "numbers": "one integer for each (sequence, chunk of its walk). The integers of a sequence are a row, whose length is known "
+               "at run time",
     "block": "`slots` tiles for each core group: a channel between agents that share no memory",
     "const": "one tile that all instances read: a mask or table made on the host",
     "head": "one number for each value head, which only `scalar` reads",
@@ -107,8 +109,11 @@ class Tensor:
     slots: for index "block", the number of tiles of each core group. The iterations of a loop use them in rotation.
     strided: whether the caller gives the strides of batch, token and head at run time. The elements of a token's row are
     contiguous.
-    at: for index "sequence", the tensor of index "number" that gives the tile of each sequence. The stride between tiles is known
-    at run time.
+    at: the tensor of integers that says where the tiles of this one lie. The stride between tiles is known at run time.
+    "sequence" at a "number": the tile of each sequence. At "numbers": the number of one chunk, the first or the one that the
+    numbers' own `at` counts. "checkpoint" at "numbers": the tile after each chunk. At a "number": the row of each sequence, in
+    which the tiles after its chunks follow one another. Nothing is stored where such a number is negative. "numbers" at a
+    "number": how many chunks to count, from 1.
     over: the tensor whose memory this tensor shares.
     cleared: for an output of tokens, whether its kernel writes zeros to the rows that no sequence covers: rows past the end of
     the last sequence, and rows of skipped sequences. A parameter of the kernel (`clear_NAME`) turns this off, so that a caller's

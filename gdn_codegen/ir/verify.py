@@ -5,15 +5,15 @@ The types of ops, loads and stores must be right. Sums over padding must have an
 """
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, zip_longest
 
 from .core import Kernel, Loop, Op, Program, Stmt, loops, types, walk
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
+from .places import misplaced
 from .required import missing
 from .stages import illegal
-from .types import LAYOUTS, Tensor, Tile
+from .types import LAYOUTS, Tile
 
 
 class VerifyError(ValueError):
@@ -31,7 +31,8 @@ def verify(p: Program, verified: Program | None = None) -> Program:
         if len(set(names)) != len(names):
             raise VerifyError(f"{p.name}: several {what} have the same name: {names}")
     for t in p.tensors:
-        _lies(p, t)
+        for text in misplaced(p, t):
+            raise VerifyError(f"{p.name}: {text}")
     alike = verified is not None and (p.tensors, p.dims, p.extents) == (verified.tensors, verified.dims, verified.extents)
     twins = verified.kernels if verified is not None and alike else ()
     stored, by_twins = set[str](), set[str]()
@@ -60,19 +61,6 @@ def verify_stage(p: Program) -> None:
     for text, k, o in chain(illegal(p), missing(p)):
         at = "".join([f", kernel {k.name}" if k else "", f", {o.out or o.kind} ({o.line})" if o else ""])
         raise VerifyError(f"{p.name}{at}: {text}")
-
-
-def _lies(p: Program, t: Tensor) -> None:
-    """Check the fields `at`, `over` and `cleared` of a tensor."""
-    by_name = {x.name: x for x in p.tensors}
-    if t.at and (t.index != "sequence" or t.at not in by_name or by_name[t.at].index != "number"):
-        raise VerifyError(f"{p.name}: tensor {t.name} lies at {t.at!r}; one tile for each sequence lies at a number")
-    if t.over:
-        under = by_name.get(t.over)
-        if t.role != "output" or under is None or replace(t, name=t.over, role=under.role, over="") != under:
-            raise VerifyError(f"{p.name}: output {t.name} lies over {t.over!r}, which is not an input like it")
-    if t.cleared and (t.role != "output" or t.index != "token"):
-        raise VerifyError(f"{p.name}: tensor {t.name} is cleared; only an output of tokens has rows that no sequence covers")
 
 
 def describes(p: Program, k: Kernel, o: Op) -> bool:
@@ -115,14 +103,13 @@ class _Kernel:
         self.body(self.k.body, inside=self.k.grid == "chunks" and not items)
 
     def launch(self) -> None:
-        """Check that threads are whole warps and enough for the agents, and that registers and blocks are only set with
-        threads."""
+        """Check that threads are whole warps and enough for the agents. Registers, blocks and lanes need threads."""
         k, mine = self.k, sum(a.threads for a in self.k.agents)
         if k.threads % 32 or (k.threads and k.threads < mine):
             raise self.fail(None, f"has {k.threads} threads; accepted: a multiple of 32 that is at least {mine}, the sum "
                                   "over its agents")
-        if (k.registers or k.blocks_per_sm) and not k.threads:
-            raise self.fail(None, "has `registers` or `blocks_per_sm`, but no `threads`")
+        if (k.registers or k.blocks_per_sm or k.lanes) and not k.threads or k.threads % (k.lanes or 1):
+            raise self.fail(None, "has `registers`, `blocks_per_sm` or `lanes`, but no `threads` that are a multiple of lanes")
 
     def layouts(self) -> None:
         """Check that dims of buffers match their shapes, that layouts are known and used for tiles, and that padding has a
@@ -226,6 +213,8 @@ class _Kernel:
         if o.kind in ("load", "store"):
             self.move(o, args, inside)
             return
+        if o.kind == "resume":
+            self.resume(o, args, inside)
         if o.kind == "scalar" and o.attr("tensor") is not None:
             of = self.tensors.get(o.attr("tensor"))
             if of is None or (of.index, of.dtype) != ("head", o.attr("dtype", "float32")):
@@ -264,7 +253,8 @@ class _Kernel:
         if o.attr("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
         moved = t.moved(heads, o.attr("transposed", False), last, o.attr("one_token", False))
-        if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
+        if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (
+                o.kind == "store" and inside and self.k.grid != "chunks")):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")
         if t.index == "part" and self.k.grid != "parts":
             raise self.fail(o, f"tensor {name} has one tile for each part, and the grid is over {self.k.grid}")
@@ -274,6 +264,15 @@ class _Kernel:
             raise self.fail(o, f"has the operands {', '.join(map(str, args))}; accepted: none, or a number and the {moved} "
                                "that is taken where the number is not negative")
         self.store(o, args[0], moved) if o.kind == "store" else self.load(o, moved)
+
+    def resume(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
+        """Check an op that reads a tile that this kernel stores after an earlier chunk."""
+        t, parents = (self.tensors.get(o.attr(x)) for x in ("tensor", "parents"))
+        kept = any(s.kind == "store" and s.attr("tensor") == o.attr("tensor") for s in walk(self.k.body))
+        if not (inside and kept and t and t.index == "checkpoint" and t.at and parents and parents.index == "numbers"):
+            raise self.fail(o, "accepted: in a walk that stores the tensor after each chunk, with the numbers of parents")
+        if args[0].dims != (moved := t.moved(transposed=o.attr("transposed", False))).dims:
+            raise self.fail(o, f"takes {args[0]}, and {t.name} holds {moved}")
 
     def store(self, o: Op, stored: Tile, moved: Tile) -> None:
         """Check the type and the tensor of a store. moved: the type of what it moves."""

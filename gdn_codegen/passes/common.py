@@ -42,9 +42,9 @@ def _reads(body: tuple[Stmt, ...]) -> set[str]:
 
 
 def walk_body(p: Program) -> Body:
-    """An empty body for the single walk of `p`. The names that the walk uses are taken in it."""
-    loop = p.walk
-    b = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in loop.carried})
+    """An empty body for the single walk of `p`. The names that the walk uses are taken in it. It knows the initial values."""
+    loop, before = p.walk, {o.out: o.type for o in p.kernels[0].body if isinstance(o, Op) and o.type is not None}
+    b = Body({t.name: t for t in p.tensors}, {**before, **{c.name: c.type for c in loop.carried}})
     b.taken |= {o.out for o in walk(loop.body)} | {c.result for c in loop.carried}
     return b
 

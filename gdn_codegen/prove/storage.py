@@ -26,6 +26,7 @@ class _Storage:
         self.where = f"{p.name}, kernel {k.name}"
         self.defs = {o.out: o for o in walk(k.body) if o.out}
         self.home = {o.out: o.buffer for o in self.defs.values() if o.buffer}  # value -> buffer
+        self.buffers = {b.name for b in k.buffers}
         self.holds: dict[str, str] = {}  # buffer -> the value in it now
 
     def leaves(self, a: str) -> list[str]:
@@ -67,7 +68,8 @@ class _Storage:
     def loop(self, lp: Loop) -> None:
         """Track a loop for two iterations. The second starts with the buffers as the first leaves them."""
         for c in lp.carried:
-            self.home[c.name] = self.home[c.result] = self.home.get(c.init, "")
+            own = c.name if c.name in self.buffers else self.home.get(c.init, "")  # its own, or the initial value's
+            self.home[c.name] = self.home[c.result] = own
         for iteration in range(2):
             for c in lp.carried:
                 start = c.init if iteration == 0 else c.next

@@ -14,7 +14,7 @@ from ..ir.builder import Algorithm
 from ..ir.core import Program
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
-from ..targets import Target, find, lower
+from ..targets import DEFAULT_SCHEDULE, Target, find, lower
 from .tables import arguments, documentation, forms_text, literal, signature, tables
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ CHUNKS = (1, 16, 32, 64, 128)
 LAYOUTS = {"bthd": "bthd", "bsnd": "bthd", "bhtd": "bhtd", "bnsd": "bhtd"}
 DTYPES = ("float16", "bfloat16", "float32")
 HEAD_DIMS = (16, *range(32, 257, 4))
-DEFAULT_SCHEDULE = "fused"
-#: Default schedules of builds for one architecture.
-DEFAULTS = {"sm_90a": "walk"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class Build:
         if self.dtype != "float16":
             parts.append({"bfloat16": "bf16", "float32": "f32"}[self.dtype])
         own = {n: v for n, v in changes(self.plan, self.arch).items() if n not in ("launch", "partition", "part_chunks")}
-        if own or self.plan.name != DEFAULTS.get(self.arch, DEFAULT_SCHEDULE):
+        if own or self.plan.name != find(self.target).lowered_for(self.arch).schedule:
             numbers = {n: n.replace("_", "") for n, v in own.items() if isinstance(v, int)}
             parts.append(self.plan.name)
             parts += [numbers.get(n, "") + re.sub(r"\W", "_", spelled(v).replace(",", "")) for n, v in own.items()]

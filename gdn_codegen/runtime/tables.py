@@ -53,7 +53,8 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "slot"),
         end_workspaces=rows("workspace", "sequence", typed),
         part_workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "part"),
-        indices=rows("input", "number", lambda t: t.name),
+        indices=tuple(t.name for t in p.role("input") if t.index in ("number", "numbers")),
+        by_token=rows("input", "numbers", lambda t: t.name), rows=c.rows, slots=c.slots,
         heads=dict(zip(("H", "HV"), b.heads, strict=True)) if b.heads else {},
         heads_per_instance=max(k.batch.heads if k.batch.way == "key_head" else 1 for k in p.kernels),
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
@@ -101,8 +102,9 @@ def signature(t: Tables) -> str:
     def first(rows: Sequence[tuple[Any, ...]]) -> list[str]:
         return absent(row[0] for row in rows)
     return ", ".join((*(row[0] for row in t.inputs), *absent(t.scalars), *first(t.initial),
-                      *(["state_indices=None"] if t.pool else []), "output_final_state=False", "cu_seqlens=None", *first(t.final),
-                      *(["checkpoint_chunks=1"] if t.checkpoints else []), *first(t.checkpoints), *first(t.head_inputs),
+                      *absent(t.numbers), "output_final_state=False", "cu_seqlens=None", *first(t.final),
+                      *(["checkpoint_chunks=1"] if t.checkpoints and not t.rows else []), *first(t.checkpoints),
+                      *first(t.head_inputs),
                       *absent(t.outs)))
 
 
@@ -113,7 +115,7 @@ def arguments(t: Tables) -> str:
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
     def first(*tables: Sequence[tuple[Any, ...]]) -> str:
         return group(row[0] for rows in tables for row in rows)
-    more = ["state_indices" if t.pool else "None", "checkpoint_chunks"] if t.checkpoints else ["state_indices"] if t.pool else []
+    more = [group(t.numbers), "checkpoint_chunks"] if t.checkpoints and not t.rows else [group(t.numbers)] if t.numbers else []
     return ", ".join((first(t.inputs, t.head_inputs), group(t.scalars), first(t.initial), group(t.outs), "cu_seqlens",
                       first(t.final, t.checkpoints), "output_final_state", *more))
 
@@ -128,9 +130,12 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
               for n, default, dtype in t.head_inputs]
     lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))
               for x in named(p, role, index) for line in _state_doc(b, x)]
-    if b.contract.pool:
+    if b.contract.by_token:
+        lines += [line for t in p.role("input") if t.index in ("number", "numbers") for line in NUMBERS[t.name, t.index]]
+    elif b.contract.pool:
         lines += ["state_indices: int32 or int64 [N], a sequence's slot; -1 leaves it out: nothing of it is read, and nothing",
                   "    written. Slots may lie apart; each is dense, and aligned to 16 bytes."]
+    more = ", checkpoints" if t.checkpoints and not t.rows else ""
     devices = f"CUDA tensors only: built for {b.arch}." if b.arch else "CUDA tensors run on the GPU, CPU tensors on the CPU."
     return [
         *lines,
@@ -138,7 +143,23 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
         f"{', '.join(t.outs)}: where to write what is returned; rows of no sequence stay as they are, and are zero in what is",
         "    made here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks",
         "    at that, this module does not.",
-        f"Returns (o, final state or None{', checkpoints' if t.checkpoints else ''}). {devices} ValueError on bad input."]
+        f"Returns (o, final state or None{more}). {devices} ValueError on bad input."]
+
+
+#: What a generated function says of tensors of integers for states by token.
+NUMBERS: dict[tuple[str, str], list[str]] = {
+    ("state_indices", "number"): ["state_indices: int32 or int64 [N], a sequence's slot; -1 leaves it out."],
+    ("state_indices", "numbers"): [
+        "state_indices: int32 or int64 [N, tokens or more], a slot for each token of a sequence. The state after a token is",
+        "    written there, unless it is -1 or the module freezes states. Sequences that start from slot -1 are left out."],
+    ("final_indices", "number"): [],
+    ("num_accepted_tokens", "number"): [
+        "num_accepted_tokens: int32 or int64 [N], from 1 on; a sequence starts from the slot of its token of this number."],
+    ("intermediate_state_indices", "number"): [
+        "intermediate_state_indices: int32 or int64 [N], a sequence's row; -1 stores none. None: rows in order."],
+    ("retrieve_parent_token", "numbers"): [
+        "retrieve_parent_token: int32 or int64 [N, tokens or more], the earlier token after which a token comes; negative: it",
+        "    starts from the initial state, as first tokens do in any case."]}
 
 
 def _state_doc(b: Build, t: Tensor) -> list[str]:
@@ -146,6 +167,8 @@ def _state_doc(b: Build, t: Tensor) -> list[str]:
     c, dims = b.contract, ", ".join(str(b.sizes[str(d)]) for d in t.dims)
     lead = "rows" if t.index == "checkpoint" else "slots" if c.pool else "N"
     text = f"{t.name}: [{lead}, HV, {dims}] {t.dtype}"
+    if t.index == "checkpoint" and t.at:
+        return [f"{t.name}: [rows, tokens or more, HV, {dims}] {t.dtype}, to be written to: the state after each token."]
     if t.index == "checkpoint":
         return [f"{text}, to be written to: the state after (i + 1) * checkpoint_chunks chunks of sequence n in row",
                 f"    cu_seqlens[n] // (checkpoint_chunks * {b.chunk}) + i; other rows are left as they are."]

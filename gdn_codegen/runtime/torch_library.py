@@ -51,8 +51,9 @@ def gated_delta_rule(*given: Any) -> list[Tensor]:
 def gated_delta_rule_into(*given: Any) -> Tensor:
     """The same, written to buffers. With in_place final_state holds the initial states, too. Gives the final state where it is
     wanted and has no buffer, else nothing."""
-    t, scale, x, (final_state, out, checkpoints) = _unpacked(given)
-    t = t._replace(out=out, **{"initial_state" if x.in_place else "final_state": final_state})
+    t, scale, x, (final_state, out, checkpoints) = _unpacked(given)  # checkpoints: also the buffer for states by token
+    rows = checkpoints if "rows" in x.by_token.split("/") else None
+    t = t._replace(out=out, intermediate_states_buffer=rows, **{"initial_state" if x.in_place else "final_state": final_state})
     check_written(t, x.in_place, tuple(map(reach, t[:IN_KERNELS])))
     _, final, _ = run(t, x, scale, checkpoints)
     return t.v.new_empty(0) if final is None or final_state is not None else final
@@ -105,13 +106,13 @@ def compiled(t: Tensors, x: Request, scale: float | None) -> tuple[Tensor, Tenso
     options = [getattr(x, n) for n in OPTIONS]
     final = t.initial_state if x.in_place else t.final_state
     wanted = x.output_final_state and final is None
-    if final is None and t.out is None:
+    if final is None and t.out is None and t.intermediate_states_buffer is None:
         made = gated_delta_rule(*t[:len(READ)], scale, *options)
         return made[0], made[1] if wanted else None, made[-1] if x.checkpoint_chunks else None
     out = t.out
     if out is None:  # as for a caller's buffer, kernels leave rows alone that no sequence covers
         out = (t.v.new_empty if t.cu_seqlens is None and t.state_indices is None else t.v.new_zeros)(t.v.shape)
-    checkpoints = _empty_checkpoints(t, x) if x.checkpoint_chunks else None
+    checkpoints = _empty_checkpoints(t, x) if x.checkpoint_chunks else t.intermediate_states_buffer
     read = t._replace(initial_state=None if x.in_place else t.initial_state)[:len(READ)]
     state = gated_delta_rule_into(*read, scale, *options, final, out, checkpoints)
     return out, state if wanted else final, checkpoints

@@ -8,7 +8,12 @@ from typing import Any
 from ..input_forms import INPUT_FORMS
 
 DTYPES = ("float32", "float16", "bfloat16")
-STATE_WORDS = ("vk", *DTYPES, "pool", "in_place", "checkpoints")
+STATE_FLAGS = ("pool", "in_place", "checkpoints", "rows", "slots", "accepted", "parents", "frozen")
+STATE_WORDS = ("vk", *DTYPES, *STATE_FLAGS)
+#: What a flag of states needs beside it (one of some groups), and what it excludes.
+NEEDS = {"slots": (("pool", "in_place"),), "accepted": (("pool",),), "parents": (("rows",), ("slots",)),
+         "frozen": (("rows",), ("accepted",))}
+EXCLUDES = {"frozen": ("in_place",), "slots": ("rows",), "rows": ("checkpoints",), "checkpoints": ("slots", "accepted")}
 
 
 class ContractError(ValueError):
@@ -29,6 +34,11 @@ class Contract:
     pool: states are in slots. The tensor `state_indices` gives the slot of each sequence; -1 skips a sequence.
     in_place: the final state overwrites the initial one.
     checkpoints: the state is also stored every n chunks; n is a number of the call.
+    rows: the state after each chunk is stored in a row of the caller's buffer; a tensor gives the row of each sequence. slots: it
+      is stored in a slot of the pool; `state_indices` gives a slot for each chunk of each sequence. So the chunk is one token.
+    accepted: the initial state is in the slot of the chunk that `num_accepted_tokens` counts, not in that of the first chunk.
+    parents: a chunk starts from the state after the chunk that a tensor names, its parent in a tree of draft tokens.
+    frozen: no final state is stored.
     strided: inputs with a contiguous last dim are read in place, by strides passed at run time.
 
     Raises ContractError, a ValueError.
@@ -41,10 +51,16 @@ class Contract:
     pool: bool = False
     in_place: bool = False
     checkpoints: bool = False
+    rows: bool = False
+    slots: bool = False
+    accepted: bool = False
+    parents: bool = False
+    frozen: bool = False
     strided: bool = False
 
     def __post_init__(self) -> None:
-        """ContractError for an unknown form, dtype or state layout, and for inputs out of order or given twice."""
+        """ContractError for an unknown form, dtype or state layout, for inputs out of order or given twice, and for flags of
+        states that do not go together."""
         for field, pairs, accepted in (("inputs", self.inputs, INPUT_FORMS), ("dtypes", self.dtypes, DTYPES)):
             for name, value in pairs:
                 if value not in accepted:
@@ -55,6 +71,17 @@ class Contract:
             raise ContractError(f"state_layout: got {self.state_layout!r}; accepted: kv, vk")
         if self.state_dtype not in DTYPES:
             raise ContractError(f"state_dtype: got {self.state_dtype!r}; accepted: {', '.join(DTYPES)}")
+        for flag in filter(self.__getattribute__, STATE_FLAGS):
+            beside = NEEDS.get(flag, ((),))
+            if not any(all(getattr(self, x) for x in group) for group in beside):
+                raise ContractError(f"state: got {flag} alone; accepted: beside {' or '.join('/'.join(x) for x in beside)}")
+            if against := [x for x in EXCLUDES.get(flag, ()) if getattr(self, x)]:
+                raise ContractError(f"state: got {flag} and {against[0]}; accepted: one of them")
+
+    @property
+    def by_token(self) -> bool:
+        """Whether states are kept or read for each token of a sequence, so that a chunk has one token."""
+        return self.rows or self.slots or self.accepted
 
     def input_form(self, name: str) -> str:
         """The input form of the input called `name`, "" for what the page reads."""
@@ -73,7 +100,7 @@ class Contract:
         names = sorted(dict(self.inputs) | dict(self.dtypes))
         words = {n: [x for x in (self.input_form(n), dict(self.dtypes).get(n, "")) if x] for n in names}
         states = [x for x, plain in ((self.state_layout, "kv"), (self.state_dtype, "float32")) if x != plain]
-        states += [x for x in ("pool", "in_place", "checkpoints") if getattr(self, x)]
+        states += [x for x in STATE_FLAGS if getattr(self, x)]
         if states:
             words["state"] = states
         return ",".join([*(f"{n}={'/'.join(x)}" for n, x in words.items()), *(["strided"] if self.strided else [])])

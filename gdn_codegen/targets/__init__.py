@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: The package's own targets, in the order of listings.
 OWN = ("triton", "tilelang", "pto")
+#: The schedule of builds that name none, where a lowering has no other.
+DEFAULT_SCHEDULE = "fused"
 #: The group of entry points by which installed packages add targets.
 GROUP = "gdn_codegen.targets"
 #: A line that `build --check` prints, and whether it reports success. None: the line reports what was not checked.
@@ -37,12 +39,13 @@ Line = tuple[str, "bool | None"]
 class Lowering:
     """The passes that lower a program, and the device for which they lower it.
 
-    unused: fields of a schedule that the passes do not read. `--set` refuses them.
+    unused: fields of a schedule that the passes do not read. `--set` refuses them. schedule: of builds that name none.
     """
 
     passes: Passes
     device: Device
     unused: tuple[str, ...] = ()
+    schedule: str = DEFAULT_SCHEDULE
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..emit.base import CLEAR, EVERY, SUMMED
+from ..emit.base import CLEAR, EVERY, SUMMED, WIDTH_OF
 from ..host.tables import Tables
 from ..runtime.build import Build
 from ..runtime.defaults import better
@@ -137,7 +137,7 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
     positional = [*types]
     types |= {"N": "i32", "T": "i32", "batched": "i32", "span": "i32", EVERY: "i32", SUMMED: "i32"}
     strides = [n for n in kernel.arg_names if "_stride" in n]
-    types |= dict.fromkeys([*strides, *(n for n in kernel.arg_names if n.startswith(CLEAR))], "i32")
+    types |= dict.fromkeys([*strides, *(n for n in kernel.arg_names if n.startswith(CLEAR) or n.endswith(WIDTH_OF))], "i32")
     types |= dict.fromkeys(kernel.arg_names[len(positional): len(positional) + len(scalars)], "fp32")
     signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
     constants = {n: fixed[n] for n, kind in signature.items() if kind == "constexpr"}

@@ -223,11 +223,12 @@ class Tables:
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
     head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
-    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head.
+    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
+    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
     value head. part_workspaces: one tile for each part and value head.
-    indices: names of the tensors that give the pool slot of each sequence.
+    indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
     ints: for each kernel, the integers that it gets besides the sizes.
@@ -267,6 +268,9 @@ class Tables:
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
+    by_token: tuple[str, ...] = ()
+    rows: bool = False
+    slots: bool = False
     heads: Mapping[str, int] = field(default_factory=dict)
     heads_per_instance: int = 1
     units: Mapping[str, int] = field(default_factory=dict)
@@ -290,6 +294,11 @@ class Tables:
     def tensors(self) -> tuple[str, ...]:
         """Names of a call's tensors, in the order in which the host holds them."""
         return (*(row[0] for rows in self.ORDER for row in getattr(self, rows)), *self.indices)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Those of `indices` that the caller gives."""
+        return tuple(n for n in self.indices if n != "final_indices")
 
     def place(self, rows: str) -> slice:
         """The slice of `tensors` that belongs to the field `rows`."""
@@ -421,6 +430,9 @@ def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
 
 
+#: What the integers of a tensor say.
+_WHAT = {"state_indices": "slot", "num_accepted_tokens": "number", "intermediate_state_indices": "row",
+         "retrieve_parent_token": "parent"}
 _ANY_FLOAT = tuple(_FLOATS.values())
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -584,26 +596,77 @@ def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, 
     return stride
 
 
-def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
-    """Check state_indices: one slot number for each sequence."""
-    _check_integers("state_indices", indices)
-    if tuple(indices.shape) != (sequences,):
-        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
-    _check_device("state_indices", indices, device)
+def _check_indices(name: str, indices: Any, sequences: int, device: torch.device, least: int = -1) -> None:
+    """Check a tensor of integers: one for each sequence, or `least` or more for each if that is not -1."""
+    _check_integers(name, indices)
+    shape = tuple(indices.shape)
+    if least < 0 and shape != (sequences,):
+        _fail(name, f"shape {shape}", f"shape ({sequences},), one {_WHAT[name]} for each sequence")
+    if least >= 0 and not (indices.ndim == 2 and shape[0] == sequences and shape[1] >= least):
+        _fail(name, f"shape {shape}", f"shape ({sequences}, {least} or more), one {_WHAT[name]} for each token of each sequence")
+    _check_device(name, indices, device)
 
 
-def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
-    """Check the values of state_indices. On a GPU this waits for the device. written: True if final states are written to these
-    slots. Sequences run side by side, so two of them would race for one slot. They may share a slot that is only read."""
-    seen = indices.tolist()
+def _check_rows(name: str, x: Any, tile: tuple[int, ...], tokens: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Elements from one row to the next of a buffer [rows, tokens or more, *tile] for states by token."""
+    _check_tensor(name, x)
+    if x.ndim != 2 + len(tile) or tuple(x.shape[2:]) != tile or x.shape[1] < tokens:
+        _fail(name, f"shape {tuple(x.shape)}", f"shape [rows, {tokens} or more, {', '.join(map(str, tile))}]")
+    return _check_pool(name, x, tuple(x.shape[1:]), device, dtype)
+
+
+def _check_slots(seen: Sequence[int], name: str, slots: int, written: bool) -> None:
+    """Check the values of a tensor with the slot or row of each sequence. written: True if states are written there. Sequences
+    run side by side, so two of them would race for one slot. They may share a slot that is only read."""
+    what = _WHAT[name]
     if any(not -1 <= i < slots for i in seen):
-        _fail("state_indices", seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
-              f"slots from 0 to {slots - 1}, or -1 to skip a sequence")
+        _fail(name, seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
+              f"{what}s from 0 to {slots - 1}, or -1 to skip a sequence")
     owner: dict[int, int] = {}
     for n, i in enumerate(seen):
         if written and i >= 0 and owner.setdefault(i, n) != n:
-            _fail("state_indices", f"slot {i} for sequences {owner[i]} and {n}",
-                  "a different slot for each sequence whose state is written, or -1 to skip a sequence")
+            _fail(name, f"{what} {i} for sequences {owner[i]} and {n}",
+                  f"a different {what} for each sequence whose state is written, or -1 to skip a sequence")
+
+
+def _check_accepted(accepted: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
+    """Check the values of num_accepted_tokens. slots: those of each sequence."""
+    for n, (count, own) in enumerate(zip(accepted, slots, strict=True)):
+        if not 1 <= count <= len(own):
+            _fail("num_accepted_tokens", f"{count} for sequence {n}", f"1 to {len(own)}, as many as state_indices has slots")
+
+
+def _check_slots_by_token(slots: Sequence[Sequence[int]], first: Sequence[int], lengths: Sequence[int], pool: int, written: bool
+                          ) -> None:
+    """Check the values of state_indices [N, tokens]. first: the slot of each sequence's initial state. written: True if states
+    are written to the slots. Then no other token may write a slot, and no other sequence may start from it."""
+    owner: dict[int, tuple[int, int]] = {}
+    for n, (own, at, length) in enumerate(zip(slots, first, lengths, strict=True)):
+        if length > len(own):
+            _fail("state_indices", f"{len(own)} slots for the {length} tokens of sequence {n}", "a slot for each token")
+        for i in (at, *own[:length]):
+            if not -1 <= i < pool:
+                _fail("state_indices", f"slot {i} for sequence {n}", f"slots from 0 to {pool - 1}, or -1")
+        for t, i in enumerate(own[:length] if written else ()):
+            if i >= 0 and owner.setdefault(i, (n, t)) != (n, t):
+                _fail("state_indices", f"slot {i} for token {owner[i][1]} of sequence {owner[i][0]} and token {t} of {n}",
+                      "a different slot for each token of each sequence, or -1 to store no state")
+    for n, at in enumerate(first):
+        if at in owner and owner[at][0] != n:
+            _fail("state_indices", f"slot {at}, from which sequence {n} starts, for a token of sequence {owner[at][0]}",
+                  "a different slot for each token of each sequence")
+
+
+def _check_parents(parents: Sequence[Sequence[int]], lengths: Sequence[int], kept: Sequence[Sequence[bool]]) -> None:
+    """Check the values of retrieve_parent_token. kept: for each token of each sequence, whether its state is stored. The parent
+    of a first token is not read."""
+    for n, (own, length, there) in enumerate(zip(parents, lengths, kept, strict=True)):
+        if length > len(own):
+            _fail("retrieve_parent_token", f"{len(own)} parents for {length} tokens of sequence {n}", "a parent for each token")
+        for t in range(1, length):
+            if own[t] >= t or (0 <= own[t] < t - 1 and not there[own[t]]):
+                _fail("retrieve_parent_token", f"{own[t]} for token {t} of sequence {n}",
+                      f"an earlier token whose state is stored, from 0 to {t - 1}, or -1 for the initial state")
 
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -691,7 +754,7 @@ class Plan:
     call: Callable[..., list[Any]]
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-                 buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> None:
         """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
@@ -707,8 +770,7 @@ class Plan:
         self.ints: dict[str, int] = {}  # integers that kernels get, by name
         self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
-        if t.pool:
-            _check_indices(indices, self.sequences, self.device)
+        self.expect_numbers(indices)
         self.expect_states(states)
         self.expect_buffers(buffers)
         self.expect_outs(outs)
@@ -716,9 +778,8 @@ class Plan:
         self.count(given, states, outs)
         self.launches = self.launched()
         self.ends_as_they_are = self.packed and _is_plain(cu_seqlens, torch.int32)
-        self.indices_as_they_are = t.pool and _is_plain(indices, torch.int32)
         looks = host.check or self.device.type == "cpu"
-        self.check_ends, self.check_slots = self.packed and looks, t.pool and looks
+        self.check_ends, self.check_numbers = self.packed and looks, bool(t.indices) and looks
         self.native = self.native_arguments(given, states, outs, buffers)
 
     # --- arguments ---
@@ -733,6 +794,19 @@ class Plan:
             self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
             if x is None:
                 self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
+
+    def expect_numbers(self, indices: Sequence[Any]) -> None:
+        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller gives, True if it is passed
+        without a copy."""
+        t = self.tables
+        self.as_integers: list[bool] = []
+        for name, x in zip(t.numbers, indices, strict=True):
+            if x is not None or name != "intermediate_state_indices":  # without it sequences have rows in order
+                _check_indices(name, x, self.sequences, self.device, (0 if self.packed else self.tokens) if name in t.by_token
+                               else -1)
+            if name in t.by_token:
+                self.ints[f"{name}_width"] = x.shape[1]
+            self.as_integers.append(x is not None and _is_plain(x, torch.int32))
 
     def expect_states(self, states: Sequence[Any]) -> None:
         """Initial states: slots of a pool, or one tile for each sequence, or None."""
@@ -766,10 +840,19 @@ class Plan:
                     self.pool_slots.append(x.shape[0])
                     shape, absent = tuple(x.shape), None
             lent.append((name, shape, absent))
-        if t.checkpoints:
+        self.stored_rows = self.row_tokens = 0
+        if t.rows:
+            for (name, dims), x in zip(t.checkpoints, buffers[len(t.final):], strict=True):
+                self.ints[f"{name}_stride"] = _check_rows(name, x, (self.value_heads, *dims), 0 if self.packed else self.tokens,
+                                                          self.device, self.state)
+                self.stored_rows, self.row_tokens = x.shape[:2]
+                lent.append((name, tuple(x.shape), None))
+        elif t.checkpoints:
             rows = self.batch * self.tokens // (self.every * t.chunk)
             lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
         self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
+        if t.rows:  # they are read where they lie
+            self.as_they_are[len(t.final):] = [True] * len(t.checkpoints)
         self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
 
     def expect_outs(self, outs: Sequence[Any]) -> None:
@@ -848,8 +931,8 @@ class Plan:
         t = self.tables
         as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
                     and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
-        looked_at = self.check_ends or self.check_slots or (self.packed and not self.ends_as_they_are)
-        if not as_it_is or looked_at or (t.pool and not (t.in_place and self.indices_as_they_are)):
+        looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are)
+        if not as_it_is or looked_at or t.indices != t.numbers or not all(self.as_integers):
             return None
         first_out = len(given) + len(states)
         first_buffer = first_out + len(outs)
@@ -859,14 +942,15 @@ class Plan:
         if t.pool:
             sources += [("given", n, tuple(_flat(name, x).shape))
                         for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
-        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
+        sources += [("given", n, tuple((_flat("", x) if t.rows and n >= first_buffer + len(t.final) else x).shape))
+                    if x is not None else ("result", like) if absent is None else ("fixed", absent)
                     for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
         sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
                     for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
         sources += [("workspace", like) for like in self.kin[len(outs):]]
         sources += [("fixed", x) for x in self.unread]
-        if t.pool:
-            sources.append(("given", first_buffer + len(buffers), (self.sequences,)))
+        widths = [(self.ints[f"{name}_width"],) if name in t.by_token else () for name in t.numbers]
+        sources += [("given", n, (self.sequences, *width)) for n, width in enumerate(widths, first_buffer + len(buffers))]
         rows = functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device)
         return NativeCall(sources, self.launches, rows)
 
@@ -923,12 +1007,11 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
 
 
 def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
-    """The inputs, with defaults for absent ones. The values of cu_seqlens and state_indices are checked if the plan says so."""
+    """The inputs, with defaults for absent ones. The values of cu_seqlens and of indices are checked if the plan says so."""
     if p.check_ends:
         _check_ends(cu_seqlens, p.tokens)
-    if p.check_slots:
-        written = p.tables.in_place or any(x is not None for x in buffers[:len(p.tables.final)])
-        _check_slots(indices, min(p.pool_slots), written)
+    if p.check_numbers:
+        _check_numbers(p, cu_seqlens, buffers, indices)
     if p.lacking:
         given = list(given)
         for at, *about in p.lacking:
@@ -936,13 +1019,42 @@ def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence
     return given
 
 
-def _slots_of(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
-    """The slots of initial states and, if these are other memory, of final states. A final state outside a pool has one tile
-    for each sequence."""
-    slots = indices if p.indices_as_they_are and indices.data_ptr() % 16 == 0 else _plain(indices, torch.int32)
-    if p.tables.in_place:
-        return [slots]
-    return [slots, _filled(_equal_rows, p.sequences, 1, p.device)[:-1] if buffers[0] is None else slots]
+def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> None:
+    """Check the values of the tensors of integers. On a GPU this waits for the device."""
+    t = p.tables
+    found = {name: x.tolist() for name, x in zip(t.numbers, indices, strict=True) if x is not None}
+    lengths = [p.tokens] * p.sequences if cu_seqlens is None else cu_seqlens.diff().tolist()
+    slots, rows = found.get("state_indices", []), found.get("intermediate_state_indices", list(range(p.sequences)))
+    kept = [[True] * p.tokens] * p.sequences
+    if "state_indices" in t.by_token:
+        accepted = found.get("num_accepted_tokens", [1] * p.sequences)
+        _check_accepted(accepted, slots)
+        first = [own[n - 1] for own, n in zip(slots, accepted, strict=True)]
+        lengths = [0 if at < 0 else n for at, n in zip(first, lengths, strict=True)]  # a skipped sequence has no tokens
+        _check_slots_by_token(slots, first, lengths, min(p.pool_slots), t.slots)
+        kept = [[x >= 0 for x in own] for own in slots] if t.slots else kept
+    elif t.pool:
+        _check_slots(slots, "state_indices", min(p.pool_slots), t.in_place or any(x is not None for x in buffers[:len(t.final)]))
+        lengths = [0 if at < 0 else n for at, n in zip(slots, lengths, strict=True)]
+    if t.rows:
+        if max(lengths, default=0) > p.row_tokens:
+            _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} states", f"{max(lengths)} or more, as a sequence has tokens")
+        _check_slots(rows, "intermediate_state_indices", p.stored_rows, True)
+        kept = [[row >= 0] * p.tokens for row in rows]
+    if "retrieve_parent_token" in found:
+        _check_parents(found["retrieve_parent_token"], lengths, kept)
+
+
+def _integers(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
+    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots. Outside a
+    pool they have one tile for each sequence; so have rows without indices."""
+    found = {name: x if fits and x.data_ptr() % 16 == 0 else
+             _filled(_equal_rows, p.sequences, 1, p.device)[:-1] if x is None else _plain(x, torch.int32)
+             for name, x, fits in zip(p.tables.numbers, indices, p.as_integers, strict=True)}
+    if "final_indices" in p.tables.indices:
+        found["final_indices"] = (_filled(_equal_rows, p.sequences, 1, p.device)[:-1] if buffers[0] is None else
+                                  found["state_indices"])
+    return [found[name] for name in p.tables.indices]
 
 
 def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
@@ -955,11 +1067,12 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
     moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
-    special = p.check_ends or p.check_slots or bool(p.lacking)
+    special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None
+    rows = t.checkpoints if t.rows else ()
     first_out, first_final = t.place("outputs").start, host.final.start
 
-    def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = None) -> list[Any]:
+    def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = ()) -> list[Any]:
         """Launch the plan's kernels on these arguments."""
         if _is_elsewhere(device):
             with torch.cuda.device(device):
@@ -977,6 +1090,8 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             memory += _plain_ones(list(zip(held, as_they_are))[len(t.final):], state)
         else:
             memory += _plain_ones(zip(held, as_they_are), state) if lends else held
+        if rows:
+            memory[-len(rows):] = [_flat(name, x) for (name, _), x in zip(rows, held[-len(rows):])]
         memory += map(_new, kin)
         memory += unread
         if zeroes or host.poison:
@@ -986,8 +1101,8 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             ends = _filled(_equal_rows, batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
-        if pool:
-            memory += _slots_of(p, indices, buffers)
+        if t.indices:
+            memory += _integers(p, indices, buffers)
         for launch, tensors, used in picked:
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if copied:
@@ -1041,38 +1156,39 @@ class Host:
         self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
         self.plans: dict[Any, Plan] = {}
         self.kind = _kind_and_place if tables.strided else _kind
-        self.outputs, self.checkpoints = tables.place("outputs"), tables.place("checkpoints")
+        self.outputs = tables.place("outputs")
+        self.checkpoints = slice(0) if tables.rows else tables.place("checkpoints")  # the caller has its rows
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
         self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
 
     # --- a call ---
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-                 buffers: Sequence[Any], output_final_state: Any, indices: Any = None, every: Any = 0) -> tuple[Any, ...]:
+                 buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
         """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
-        if t.checkpoints:
+        if t.checkpoints and not t.rows:
             _check_chunks("checkpoint_chunks", every, 1)
-        wanted = True
+        wanted = t.in_place
         if t.final:
             wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])
         return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-            buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
+            buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> list[Any]:
         """Launch every kernel; the call's tensors, as Tables.tensors names them."""
         plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
         return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
 
     def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+                wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> Plan:
         """The plan of arguments of this kind. It is made once, and checks them then."""
         kind = self.kind
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
-               kind(indices), every)
+               *map(kind, indices), every)
         plan = self.plans.get(key)
         if plan is None:
             plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
@@ -1098,7 +1214,7 @@ class Host:
         """What a call returns, of its tensors."""
         if wanted:
             return self.returned(memory)
-        return (*memory[self.outputs], *(None for _ in self.tables.final), *memory[self.checkpoints])
+        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints])
 
     # --- what a build makes of sizes ---
     def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -1159,8 +1275,9 @@ class Check:
     LEAST = 1e-6
     #: Guard elements before and after each tensor of the kernels.
     GUARD = 1 << 16
-    #: Instances on a GPU, by copies of the problem: enough to fill it.
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
     INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
 
     def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
         """tables, host, page: those of the module. function: the function under test, as callers see it.
@@ -1235,6 +1352,8 @@ class Check:
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
             return [chunk + 3] * 2
+        if self.tables.by_token or self.tables.rows:
+            return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
     def drawn(self, lengths: Any, heads: Any) -> Any:
@@ -1290,6 +1409,9 @@ class Check:
             states = [s[n] for s in initial]
             step = min(self.STEP, tables.chunk)  # so that there is a state after each chunk
             for t in range(0, length, step):
+                if "retrieve_parent_token" in tables.indices and t:
+                    parent = self.parent(n, t)
+                    states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
                 results = self.page([y[:, rows] for y in inputs], states, numbers)
                 states = results[count:]
@@ -1317,12 +1439,38 @@ class Check:
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
-    def pool(self, x: Any, slots: Any) -> Any:
-        """A pool with gaps between slots, and slots that no sequence uses."""
+    def pool(self, x: Any, slots: Any, count: int) -> Any:
+        """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
         size = x[0].numel()
-        pool = x.new_full((len(slots) + 2, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
         pool[slots] = x
         return pool
+
+    @staticmethod
+    def parent(n: int, t: int) -> int:
+        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
+        return (7 * t + n) % (t + 1) - 1
+
+    def places(self, lengths: Any) -> Any:
+        """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
+        count, width = len(lengths), max(lengths) + 1
+        rows = torch.arange(count, 0, -1, device="cpu")
+        if "state_indices" not in self.tables.by_token:
+            return rows, None, rows
+        slots = torch.arange(count * width, 0, -1, device="cpu").view(count, width)
+        accepted = "num_accepted_tokens" in self.tables.indices
+        return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
+
+    def integers(self, lengths: Any, once: int, device: Any) -> Any:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu")}
+        return {name: made[name].to(torch.int32).to(device) for name in names}
 
     def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
         """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
@@ -1347,10 +1495,13 @@ class Check:
             y = torch.cat([x[name].to(device)] * copies)
             arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
         if tables.pool:
-            slots = torch.arange(len(lengths), 0, -1, device="cpu")
-            arguments.update({name: self.pool(arguments[name], slots) for name, _ in tables.initial})
-            arguments["state_indices"] = torch.tensor([-1 if self.is_skipped(n) else int(i) for n, i in enumerate(slots)],
-                                                 dtype=torch.int32, device="cpu").to(device)
+            slots, all_slots, _ = self.places(lengths)
+            count = (slots if all_slots is None else all_slots).numel() + 2
+            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
+            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
+            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
@@ -1365,7 +1516,8 @@ class Check:
         """(error, accepted error) by output of one call."""
         tables, once = self.tables, self.lengths(packed)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        copies = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
+        instances = self.INSTANCES_BY_TOKEN if tables.by_token or tables.rows else self.INSTANCES
+        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
         x, lengths = self.drawn(once, heads), once * copies
         outs, finals, after = self.expected(x, once, heads, given)
         arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
@@ -1380,6 +1532,8 @@ class Check:
         found, accepted = {}, self.ACCEPTED[tables.dtype]
         if tables.tf32 and device.type == "cuda":
             accepted = self.ACCEPTED_TF32
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         first = [sum(once[:n]) for n in range(len(once))]
         for (name, *_), got, want in zip(tables.outputs, results[:len(outs)], outs, strict=True):
             rows = got if tables.layout == "bthd" else got.transpose(1, 2)
@@ -1389,10 +1543,15 @@ class Check:
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
-            if got is not None:
+            if got is not None and not tables.slots:
                 got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in served]
                 found[name.replace("initial", "final")] = worst(each), accepted
+        by_token = self.stored_by_token(lengths, served)
+        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
+            got = self.kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
+                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
@@ -1403,15 +1562,34 @@ class Check:
             if name in tables.outs:
                 own = own if tables.layout == "bthd" else own.transpose(1, 2)
                 own[written.view(own.shape[:2]).to(device)] = True
+            elif name in dict(self.kept):
+                own[tuple(at.to(device) for at in by_token)] = True
             else:
                 own[served if slots is None else slots[served].to(device)] = True
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
+    @property
+    def kept(self) -> Any:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
+
+    def stored_by_token(self, lengths: Any, served: Any) -> Any:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
+
     def writable(self, arguments: Any) -> Any:
         """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
         states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        return [n for n in (*self.tables.outs, *states) if n in arguments]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows else []
+        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
+
+
+def tokens_of(lengths: Any, served: Any) -> Any:
+    """The tokens of these sequences, as pairs (sequence, token)."""
+    return [(n, t) for n in served for t in range(lengths[n])]
 
 
 def whole(x: Any) -> Any:

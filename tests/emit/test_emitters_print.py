@@ -21,7 +21,8 @@ FILES = sorted(EMIT.rglob("*.py"))
 NAMES = lambda p: str(p.relative_to(EMIT))
 #: Functions that go through a kernel's ops: what a kernel is passed, where its values lie, which agents it has.
 SEARCHES = {
-    "base.py": {"touched", "numbers", "integers", "written", "in_pairs", "by_token", "described", "in_buffers"},
+    "base.py": {"numbers", "written", "in_pairs", "by_token", "described", "in_buffers"},
+    "parameters.py": {"touched", "integers"},
     "pto/__init__.py": {"_launched"},
     "pto/values.py": {"__init__", "counted", "moves_all_heads", "agents"},
 }

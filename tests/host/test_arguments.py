@@ -71,10 +71,10 @@ def test_a_pool_has_dense_slots_that_may_lie_apart():
 
 
 def test_slots_that_are_written_are_each_ones_own():
-    t._check_slots(torch.tensor([2, -1, 2]), 3, False)
+    t._check_slots([2, -1, 2], "state_indices", 3, False)
     for seen, written in (([2, 0, 2], True), ([3], False), ([-2], False)):
         with pytest.raises(ValueError, match="state_indices: got "):
-            t._check_slots(torch.tensor(seen), 3, written)
+            t._check_slots(seen, "state_indices", 3, written)
 
 
 @pytest.mark.parametrize("check, good, bad", [

@@ -40,7 +40,7 @@ CASES = {
     "unit_lower_inverse": [((CC,), {})],
     "diag_inverse": [(x, {"size": 8, **a}) for x in ((CC,), (CC, C)) for a in ({}, {"strict": True})],
     "valid": [((CK,), {}), ((C,), {}), ((CK,), {"given": "initial_state"})],
-    "warm_up_length": [((), {})],
+    "warm_up_length": [((), {})], "resume": [((KV, KV), {})],
 }
 ALL_CASES = [(kind, dims, attrs) for kind, cases in CASES.items() for dims, attrs in cases]
 
@@ -75,7 +75,7 @@ def test_each_op_with_a_value_has_a_case():
     assert own == set(CASES)
 
 
-@pytest.mark.parametrize("kind, dims, attrs", [c for c in ALL_CASES if c[0] != "warm_up_length"], ids=str)
+@pytest.mark.parametrize("kind, dims, attrs", [c for c in ALL_CASES if c[0] not in ("warm_up_length", "resume")], ids=str)
 def test_a_rule_says_what_the_interpreter_shows(kind, dims, attrs):
     types, gen = tuple(map(Tile, dims)), torch.Generator().manual_seed(0)
     result, names = infer(kind, types, attrs), [f"x{i}" for i in range(len(dims))]

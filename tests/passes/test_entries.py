@@ -31,7 +31,7 @@ def page(kind="last", factor=lambda end, k: exp(end), add=lambda v: v):
 
 @pytest.mark.parametrize("target, arch, schedule, sizes", [
     ("pto", "", "fused", SMALL), ("pto", "", "staged", SMALL), ("tilelang", "", "staged", SMALL),
-    ("tilelang", "sm_90a", "walk", WIDE)])
+    ("tilelang", "sm_90a", "walk", WIDE), ("triton", "", "staged", SMALL)])
 def test_such_an_op_of_another_name_gets_the_same_kernels(monkeypatch, target, arch, schedule, sizes):
     monkeypatch.setitem(OPS, "final", replace(OPS["last"], name="final"))
     one, other = (program_text(lowered(page(x), target, named(schedule), sizes, "float16", arch)) for x in ("last", "final"))

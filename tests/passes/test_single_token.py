@@ -1,5 +1,6 @@
 """Chunks of one token: what becomes of a page's ops, which builds there are, and their results. After each pass the interpreter
 compares the program with the one before (tests/conftest.py)."""
+import shutil
 from math import inf
 
 import pytest
@@ -25,6 +26,7 @@ from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.tools.check_tilelang import compiled
 
 TARGETS = ("triton", "tilelang")
 SERVED = "beta=sigmoid,g=raw,k=l2norm,q=l2norm,state=vk/bfloat16/pool/in_place"
@@ -82,6 +84,19 @@ def two_states(q, k, v, a, S, Z):
 def test_two_states_of_one_shape(target):
     for layout in ("kv", "vk"):
         render(build(target, two_states, state_layout=layout))
+
+
+@pytest.mark.parametrize("target, page", [("triton", odd), ("triton", two_states), ("tilelang", two_states)])
+@pytest.mark.parametrize("state", ["rows/parents", "vk/float16/pool/in_place/slots/accepted/parents"])
+def test_several_states_are_kept_for_each_token(target, page, state):
+    """Each in memory of its own, with the same slots, rows and parents."""
+    b = build(target, page, accept=f"state={state}", state_layout="vk")
+    p = lowered(b)
+    kept = [o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "store" and p.tensor(
+        o.attr("tensor")).index == "checkpoint"]
+    resumed = [o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "resume"]
+    assert sorted(kept) == sorted(resumed) and len(set(kept)) == 2
+    render(b)
 
 
 @algorithm(k="C K", v="C V", S=carried("K V"))
@@ -172,3 +187,28 @@ def test_there_is_a_checkpoint_after_each_token(target):
             part |= {"scale": x["scale"], "lengths": [t + 1], "S": x["S"][n:n + 1]}
             assert rms_error(states[at + t], expected(part)[1][0]) < 1e-5, (n, t)
         at += length
+
+
+@pytest.mark.parametrize("layout, columns, lanes", [("vk", 16, 8), ("vk", 8, 8), ("kv", 32, 4), ("kv", 16, 2)])
+def test_threads_share_a_row_in_pieces_of_16_bytes(layout, columns, lanes):
+    (k,) = lowered(build("tilelang", K=128, V=128, accept=SERVED, state_layout=layout, v_block=columns)).kernels
+    assert (k.threads, k.lanes) == (32, lanes)
+    state = 128 * columns // 32
+    assert k.registers >= 2 * state if state <= 64 else not k.registers  # the state, and as much for everything else
+    assert k.blocks_per_sm * k.registers * k.threads <= 65536
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+def test_registers_hold_the_state_where_their_number_is_limited(layout, tmp_path):
+    path = tmp_path / "m.py"
+    path.write_text(render(build("tilelang", K=128, V=128, accept=SERVED, state_layout=layout, v_block=16)))
+    (found,) = compiled(path)
+    assert not found.error and not found.spills and found.registers <= 128
+
+
+def test_blocks_of_one_sequence_start_side_by_side():
+    """Their numbers follow one another: columns first, then heads, then sequences."""
+    (text,) = [x for x in render(build("tilelang", v_block=16)).splitlines() if "with t.kernel(" in x]
+    assert "((ends - 1) * HV * (V // BV), threads=32) as instance" in text

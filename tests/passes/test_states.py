@@ -202,7 +202,7 @@ def test_without_the_last_kernel_parts_overwrite_where_others_begin():
 
 def test_the_verifier_knows_where_states_may_lie():
     p = lowered("pool/in_place")
-    for name, change, words in (("initial_state", {"at": "nowhere"}, "lies at a number"),
+    for name, change, words in (("initial_state", {"at": "nowhere"}, "lies at 'nowhere'"),
                                 ("final_state", {"over": "q"}, "not an input like it")):
         with pytest.raises(VerifyError, match=words):
             verify(replace(p, tensors=tuple(replace(t, **change) if t.name == name else t for t in p.tensors)))

@@ -145,7 +145,7 @@ def called(extent, **asked):
         return torch.empty(n, T, heads, *dims, dtype=torch.float16, device="meta")
     q, v, g = made(extent.H, 128), made(extent.HV, 128), made(extent.HV).float()
     ends = torch.empty(extent.sequences + 1, dtype=torch.int32, device="meta")
-    return call_of(Tensors(q, q, v, g, g, *[None] * 4, ends, None, None), Request(batch_invariant=True, **asked))
+    return call_of(Tensors(q, q, v, g, g, *[None] * 7, ends, None, None), Request(batch_invariant=True, **asked))
 
 
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
@@ -171,7 +171,7 @@ def test_one_build_of_single_tokens_serves_steps_of_all_sizes(gpu, target):
 
 def test_views_are_copied_so_that_kernels_get_no_strides():
     wide = torch.zeros(1, 4, 2, 64, dtype=torch.float16)
-    t = Tensors(wide[..., :32], wide[..., :32], wide[..., 32:], *[wide[..., 0]] * 2, *[None] * 7)
+    t = Tensors(wide[..., :32], wide[..., :32], wide[..., 32:], *[wide[..., 0]] * 2, *[None] * 10)
     assert call_of(t, Request()).contract.strided and not call_of(t, Request(batch_invariant=True)).contract.strided
 
 

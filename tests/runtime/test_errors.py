@@ -41,6 +41,10 @@ STATE, STATES = zeros(1, HV, K, V), zeros(3, HV, K, V)
 OVER, BIG = half(1, T + 1, HV, V), zeros(1, HV, K, V)
 INSIDE = BIG.view(torch.float16).view(-1)[V:][:T * HV * V].view(1, T, HV, V)
 POOL = dict(initial_state=zeros(6, HV, K, V), cu_seqlens=cu(0, 10, 40))
+#: A step that verifies draft tokens: sequences of one and of three tokens, and slots for them.
+STEP = dict(op=recurrent_gated_delta_rule, q=half(1, 4, H, K), k=half(1, 4, H, K), v=half(1, 4, HV, V), g=zeros(1, 4, HV),
+            beta=zeros(1, 4, HV), initial_state=zeros(8, HV, K, V), cu_seqlens=cu(0, 1, 4))
+SLOTS, PARENTS = cu(0, 1, 2, 3, 4, 5).view(2, 3), cu(-1, 0, 1, -1, 0, 0).view(2, 3)
 ROWS = dict(q=half(2, 20, H, K), k=half(2, 20, H, K), v=half(2, 20, HV, V), g=zeros(2, 20, HV), beta=zeros(2, 20, HV))
 #: (argument, what is wrong with it) -> what is passed.
 TRIALS = {
@@ -153,11 +157,33 @@ TRIALS = {
     ("use_gate_in_kernel", "contradicts gate='raw'"): dict(use_gate_in_kernel=False, A_log=zeros(HV), gate="raw"),
     ("use_beta_sigmoid_in_kernel", "contradicts beta_form"): dict(use_beta_sigmoid_in_kernel=False, beta_form="sigmoid"),
     ("gk", "one gate for each key"): dict(gk=zeros(1, T, HV, K)),
-    ("num_accepted_tokens", "speculative decoding"): dict(num_accepted_tokens=cu(1)),
+    ("num_accepted_tokens", "draft tokens of a prompt"): dict(num_accepted_tokens=cu(1)),
+    ("num_accepted_tokens", "a slot for each sequence"): dict(STEP, state_indices=cu(0, 1), num_accepted_tokens=cu(1, 1)),
+    ("num_accepted_tokens", "more than slots (*)"): dict(STEP, state_indices=SLOTS, num_accepted_tokens=cu(1, 4)),
+    ("state_indices", "a slot for each token of a prompt"): dict(POOL, state_indices=SLOTS),
+    ("state_indices", "fewer slots than tokens (*)"): dict(STEP, state_indices=SLOTS[:, :2]),
+    ("state_indices", "two tokens in a slot (*)"): dict(STEP, state_indices=SLOTS // 2),
+    ("state_indices", "slots for tokens, and another final state"): dict(STEP, state_indices=SLOTS, output_final_state=True,
+                                                                         inplace_final_state=False),
+    ("retrieve_parent_token", "a later token (*)"): dict(STEP, state_indices=SLOTS, retrieve_parent_token=PARENTS + 2),
+    ("retrieve_parent_token", "states not kept"): dict(STEP, state_indices=cu(0, 1), retrieve_parent_token=PARENTS),
+    ("intermediate_states_buffer", "shape"): dict(STEP, state_indices=cu(0, 1), intermediate_states_buffer=zeros(3, 3, HV, K)),
+    ("intermediate_states_buffer", "too few states (*)"): dict(STEP, state_indices=cu(0, 1),
+                                                              intermediate_states_buffer=zeros(3, 2, HV, K, V)),
+    ("intermediate_states_buffer", "beside slots for tokens"): dict(STEP, state_indices=SLOTS,
+                                                                   intermediate_states_buffer=zeros(3, 3, HV, K, V)),
+    ("intermediate_states_buffer", "dtype unlike the pool's"): dict(STEP, state_indices=cu(0, 1),
+                                                                   intermediate_states_buffer=half(3, 3, HV, K, V)),
+    ("intermediate_states_buffer", "memory of the pool"): dict(STEP, state_indices=cu(0, 1), disable_state_update=True,
+                                                              intermediate_states_buffer=STEP["initial_state"][None, :3]),
+    ("intermediate_state_indices", "two sequences in a row (*)"): dict(STEP, state_indices=cu(0, 1), **{
+        "intermediate_states_buffer": zeros(3, 3, HV, K, V), "intermediate_state_indices": cu(2, 2)}),
+    ("intermediate_state_indices", "without a buffer"): dict(STEP, state_indices=cu(0, 1), intermediate_state_indices=cu(0, 1)),
+    ("cache_steps", "unlike the buffer's"): dict(op=recurrent_gated_delta_rule, cache_steps=4),
+    ("target", "states by token on an NPU"): dict(STEP, state_indices=SLOTS, target="pto"),
     ("return_intermediate_states", "another name"): dict(return_intermediate_states=True),
     ("softplus_beta", "another softplus"): dict(softplus_beta=2.0),
     ("is_kda", "another member of the family"): dict(is_kda=True),
-    ("intermediate_states_buffer", "a state per token"): dict(intermediate_states_buffer=zeros(1, T, HV, V, K)),
     ("output_state_indices", "other slots to write"): dict(POOL, state_indices=cu(0, 1), output_state_indices=cu(2, 3)),
     ("disable_state_update", "contradicts inplace_final_state"): dict(initial_state=STATE, inplace_final_state=True,
                                                                      disable_state_update=True),

@@ -105,7 +105,7 @@ def test_nothing_is_read_and_shapes_come_from_shapes():
     x, a, cu = given((9, 4))
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(t) for t in (*a, x["S"], cu)]
-        o, S = gated_delta_rule(*fake[:5], None, None, fake[5], None, fake[6], *words())
+        o, S = gated_delta_rule(*fake[:5], None, None, fake[5], *[None] * 4, fake[6], *words())
     assert (o.shape, o.dtype, S.shape, S.dtype) == (a[2].shape, torch.float16, (2, 2, 32, 32), torch.float32)
 
 
@@ -139,7 +139,7 @@ def test_gradients_are_refused():
     with torch.no_grad():
         chunk_gated_delta_rule(*a, **MODEL)
     with pytest.raises(RuntimeError, match="no gradients: inference only"):
-        gated_delta_rule(*a, None, None, x["S"], None, cu, *words())[0].sum().backward()
+        gated_delta_rule(*a, None, None, x["S"], *[None] * 4, cu, *words())[0].sum().backward()
     torch._dynamo.reset()
     with pytest.raises(Exception, match="requires grad"):
         torch.compile(model, fullgraph=True, backend="eager")(*a, x["S"], cu)

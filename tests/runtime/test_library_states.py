@@ -103,11 +103,11 @@ def test_opcheck(given):
     out, b = torch.zeros_like(a[2]), torch.cat([a[2], a[2]], -1)  # V = 64, which is not K
     state = x["S"].clone()
     for op, tensors, rest in (
-            (gated_delta_rule_into, (*a, None, None, None, slots, cu), (*words(in_place=True), pool, out, None)),
-            (gated_delta_rule_into, (*a, None, None, x["S"], None, cu), (*words(), state, out, None)),
-            (gated_delta_rule_into, (*a, None, None, x["S"], None, cu), (*words(), None, out, None)),
-            (gated_delta_rule_into, (*a, None, None, pool, slots, cu), (*words(True), None, out, None)),
-            (gated_delta_rule, (*a, None, None, pool, slots, cu), words(True)),
-            (gated_delta_rule, (*a, None, None, x["S"], None, cu), words(True, 1)),  # each row is written: others hold anything
-            (gated_delta_rule, (*a[:2], b, *a[3:], None, None, None, None, cu), words(True, 0, True, "bfloat16"))):
+            (gated_delta_rule_into, (*a, None, None, None, slots, *[None] * 3, cu), (*words(in_place=True), pool, out, None)),
+            (gated_delta_rule_into, (*a, None, None, x["S"], None, *[None] * 3, cu), (*words(), state, out, None)),
+            (gated_delta_rule_into, (*a, None, None, x["S"], None, *[None] * 3, cu), (*words(), None, out, None)),
+            (gated_delta_rule_into, (*a, None, None, pool, slots, *[None] * 3, cu), (*words(True), None, out, None)),
+            (gated_delta_rule, (*a, None, None, pool, slots, *[None] * 3, cu), words(True)),
+            (gated_delta_rule, (*a, None, None, x["S"], None, *[None] * 3, cu), words(True, 1)),  # all rows are written
+            (gated_delta_rule, (*a[:2], b, *a[3:], *[None] * 7, cu), words(True, 0, True, "bfloat16"))):
         torch.library.opcheck(op, (*tensors, *rest))

@@ -83,7 +83,7 @@ TABLE = table()
 
 
 def own():
-    t = Tensors(**GIVEN, **dict.fromkeys(Tensors._fields[5:12]))
+    t = Tensors(**GIVEN, **dict.fromkeys(Tensors._fields[5:15]))
     x = Options(False, False, False, None, "log", "given", False, False, None, None, "auto", None)
     return {**t._asdict(), **x._asdict()}
 
@@ -122,6 +122,7 @@ def test_what_the_page_says_of_a_keyword_is_done(name):
         assert here.startswith("means ") and name in names.MEANT
 
 
+STEPS = {"intermediate_states_buffer": torch.zeros(2, 5, 1, 32, 32)}
 MEANT = {
     "use_gate_in_kernel": [({"gate": "raw", "A_log": Q}, {"A_log": Q}, True), ({}, {"A_log": Q, "dt_bias": Q}, False)],
     "use_beta_sigmoid_in_kernel": [({"beta_form": "sigmoid"}, {}, True), ({}, {}, False)],
@@ -131,6 +132,7 @@ MEANT = {
     "output_state_indices": [({"state_indices": Q}, {"state_indices": Q}, Q), ({}, {}, None)],
     "checkpoint_every_n_tokens": [({"checkpoint_chunks": 2}, {}, 128), ({}, {}, 0),
                                   ({"checkpoint_chunks": 3, "chunk_size": 32}, {"chunk_size": 32}, 96)],
+    "cache_steps": [({}, {}, None), ({}, {}, 0), (STEPS, STEPS, 5)],
     "cu_seqlens_cpu": [({"cu_seqlens": torch.tensor([0, 20])}, {"cu_seqlens": torch.tensor([0, 20])}, torch.tensor([0, 20])),
                        ({}, {}, None)],
     "seq_idx": [({"cu_seqlens": Q}, {"cu_seqlens": Q}, Q), ({}, {}, None)],
@@ -234,3 +236,25 @@ def test_gates_that_are_not_for_this_call_are_left_out(pool):
     assert not torch.equal(with_gate, want)
     for said in (dict(use_gate_in_kernel=True), dict(gate="raw")):
         assert torch.equal(fused_recurrent_gated_delta_rule(**given, **HERE, **raw, **said)[0], with_gate)
+
+
+def test_keywords_are_translated_anew_where_they_are_not_the_same():
+    """What was accepted before does not stand for a value that only equals it, other options, or other tensors."""
+    t, x = Tensors(*[Q] * 5, *[None] * (len(Tensors._fields) - 5)), Options(
+        False, False, False, None, "log", "given", False, False, None, None, "auto", None)
+    gates = t._replace(A_log=Q, dt_bias=Q)
+    for _ in range(2):
+        assert names.spelled(gates, x, dict(use_gate_in_kernel=True)) == (gates, x._replace(gate="raw"))
+        assert names.spelled(t, x, dict(transpose_state_layout=True, num_warps=4)) == (t, x._replace(state_v_first=True))
+        with pytest.raises(ValueError, match="use_gate_in_kernel: got 1"):
+            names.spelled(gates, x, dict(use_gate_in_kernel=1))
+        with pytest.raises(ValueError, match="use_gate_in_kernel: got True with gate='linear'"):
+            names.spelled(gates, x._replace(gate="linear"), dict(use_gate_in_kernel=True))
+        without = names.spelled(gates, x, dict(use_gate_in_kernel=False))
+        assert without[0].A_log is without[0].dt_bias is None and without[1] == x
+        assert names.spelled(t, x, dict(output=Q))[0].out is Q
+        with pytest.raises(ValueError, match="seq_idx"):
+            names.spelled(t, x, dict(seq_idx=1))
+        with pytest.raises(ValueError, match="checkpoint_every_n_tokens"):
+            names.spelled(t, x, dict(checkpoint_every_n_tokens=64), -1)
+        assert names.spelled(t, x, dict(checkpoint_every_n_tokens=64), 16)[1].checkpoint_chunks == 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime import cache
 from gdn_codegen.runtime.build import render
 from gdn_codegen.runtime.call import launch as calls
@@ -156,6 +156,37 @@ def test_it_gives_the_bits_that_python_gives(form, started):
         assert again[1][1] is again[0]["initial_state"]
 
 
+def whole(*x):
+    return torch.tensor(x, dtype=torch.int32)
+
+
+STEPS = {
+    "slots": lambda x: dict(state_indices=whole(*range(8)).view(2, 4), num_accepted_tokens=whole(1, 3)),
+    "a tree in slots": lambda x: dict(state_indices=whole(*range(8)).view(2, 4),
+                                      retrieve_parent_token=whole(-1, 0, 0, 1).expand(2, 4).contiguous()),
+    "rows": lambda x: dict(state_indices=whole(2, 0), intermediate_state_indices=whole(1, 0), disable_state_update=True,
+                           intermediate_states_buffer=torch.zeros(2, 5, 4, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("form", STEPS)
+def test_states_by_token_are_chained(form, started):
+    """In place, or in a buffer: each run starts from the same states, and writes the same bits."""
+    x = {n: y.unflatten(1, (2, 4)).squeeze(0) for n, y in tensors(8).items()}
+    more, pool = STEPS[form](x), torch.randn(9, 4, 16, 16)
+    written = []
+    for _ in range(4):
+        states = pool.clone()
+        if "intermediate_states_buffer" in more:
+            more["intermediate_states_buffer"].fill_(float("nan"))
+        o, _ = recurrent_gated_delta_rule(**x, initial_state=states, target="tilelang", **more)
+        written.append((o, states, more.get("intermediate_states_buffer", states).clone()))
+    assert [by for _, by in started][-4:] == ["python", *["chain"] * 3]
+    for again in written[1:]:
+        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(written[0], again, strict=True))
+    assert (written[0][1] != pool).any() == (form != "rows") and not written[0][2][..., :4, :, :, :].isnan().all()
+
+
 def test_an_argument_given_twice_is_two(started):
     x = tensors()
     ask = dict(target="tilelang", chunk_size=16, schedule="walk")
@@ -165,8 +196,6 @@ def test_an_argument_given_twice_is_two(started):
     calls.forget()
     expected, _ = chunk_gated_delta_rule(**x, **ask)
     assert torch.equal(o, expected) and started[-1][1] == "python"
-
-
 
 
 def test_what_is_not_the_same_call_is_not_taken_for_it(started):

@@ -98,7 +98,7 @@ def test_other_libraries_words_mean_ours(case, tensors, said):
     (t, asked, scale), (t2, asked2, scale2) = said
     assert asked == asked2 and scale == scale2 and all(a is b for a, b in zip(t, t2, strict=True))
     assert SAME[case][0] == {} or asked != arguments.settled(
-        arguments.Tensors(*tensors[1], *[None] * 7), arguments.Options(
+        arguments.Tensors(*tensors[1], *[None] * 10), arguments.Options(
             False, False, False, None, "log", "given", False, False, None, None, "auto", None))
 
 

@@ -6,9 +6,10 @@ from choices import a_call
 from gdn_codegen import options
 from gdn_codegen.cli import main
 from gdn_codegen.cli_parser import parser
-from gdn_codegen.runtime.build import DEFAULT_SCHEDULE, Build
+from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.runtime.call.tables import Extent
+from gdn_codegen.targets import DEFAULT_SCHEDULE
 
 HOPPER = {"sm_90": "sm_90a", "gfx942": "", "sm_90a": "sm_90a"}
 

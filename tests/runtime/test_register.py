@@ -6,7 +6,7 @@ from importlib import metadata
 import pytest
 from choices import a_call
 
-from gdn_codegen import cli_parser, targets
+from gdn_codegen import cli_parser, options, targets
 from gdn_codegen.cli import main
 from gdn_codegen.ir.ops import op
 from gdn_codegen.ir.types import Tile
@@ -40,6 +40,17 @@ def test_a_registered_target_is_like_ours(capsys):
     with pytest.raises(ValueError, match="target: got 'mine', and it has no kernels for npu tensors"):
         choose("npu", "mine")
     assert main(["list"]) == 0 and "\n  mine\n" in capsys.readouterr().out
+
+
+def test_a_registered_target_brings_the_schedule_of_builds_that_name_none():
+    lowering = targets.find("triton").lowering
+    targets.register(mine(archs={"sm_42a": replace(lowering, schedule="replay")}, toolchain=targets.Toolchain()))
+    words = ["build", "--target", "mine", "--arch", "sm_42a", "--set", "kernels=o,S"]
+    (b,) = options.builds(cli_parser.parser().parse_args(words))
+    assert b.plan.name == "replay"
+    names = lambda arch: [Build("mine", schedule=n, arch=arch).name for n in ("replay", "fused")]
+    assert names("sm_42a") == ["gdn_c64_bthd_sm42a", "gdn_c64_bthd_fused_sm42a"]
+    assert names("") == ["gdn_c64_bthd_replay", "gdn_c64_bthd"]
 
 
 def test_a_registered_target_brings_its_model_and_its_candidates(monkeypatch):

@@ -14,7 +14,7 @@ rule = Rules("pto", {
     "diag_inverse": "decompose",
     "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "eye": "vectorise",
     "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer", "fence": "mbarriers", "drain": "mbarriers",
-    "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
+    "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
     "diagonal": "norms_from_products", "column_sum": "single_token"})
 
 #: Agent -> the macro that is defined while the text is compiled for its cores.

@@ -2,7 +2,20 @@
 from __future__ import annotations
 
 from ...ir.types import BYTES, Dim, Tensor
-from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, by_token, is_of_a_part, stride_unit, strides, touched
+from ..base import (
+    EVERY,
+    EmitError,
+    Kernel,
+    Loop,
+    Op,
+    Program,
+    by_token,
+    is_of_a_part,
+    is_pool,
+    stride_unit,
+    strides,
+    touched,
+)
 
 #: The index of a chunk's first token, which every chunk has.
 FIRST = "0"
@@ -44,12 +57,13 @@ class Addresses:
         # On the CPU t.bfloat16 is float32 (device/memory.py).
         return "t.bfloat16" if name == "bfloat16" else f"T.{name}"
 
-    def address(self, t: Tensor, index: tuple[str, ...], ahead: int = 0) -> str:
-        """The element of `t` at `index` of this instance's tile, or of the next part's tile if `ahead`."""
+    def address(self, t: Tensor, index: tuple[str, ...], ahead: int = 0, chunk: str = "chunk", slot: str = "") -> str:
+        """The element of `t` at `index` of this instance's tile, or of the next part's tile if `ahead`. chunk: after which a
+        checkpoint was stored, and `slot`, in which pool slot."""
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.blocked_dim else x for d, x in zip(t.dims, index, strict=True)]
         if t.index == "token":
             cut[0] = self.use("row") + (f" + {cut[0]}" if cut[0] != FIRST else "")
-        return self.at(t, cut, ahead)
+        return self.at(t, cut, ahead, chunk, slot)
 
     def inside(self, t: Tensor, index: tuple[str, ...]) -> list[str]:
         """The conditions under which the element at `index` of this instance's tile exists in memory: its row is in the
@@ -66,7 +80,15 @@ class Addresses:
             cut[0] = f"{self.use('row')}:{self.use('row')} + {self.dim(t.dims[0])}"
         return self.at(t, cut)
 
-    def at(self, t: Tensor, cut: list[str], ahead: int = 0) -> str:
+    def kept_at(self, t: Tensor) -> str:
+        """The number that says where the tile of `t` after the current chunk lies: one for each sequence, or for each chunk."""
+        return self.use(f"{t.at}_t") if self.p.tensor(t.at).index == "numbers" else f"{t.at}_n"
+
+    def number(self, name: str, chunk: str) -> str:
+        """The integer of this sequence and a chunk in a tensor of integers."""
+        return f"T.cast({self.params[name]}[n, {chunk}], T.int64)"
+
+    def at(self, t: Tensor, cut: list[str], ahead: int = 0, chunk: str = "chunk", slot: str = "") -> str:
         """`t`, indexed by the instance and by `cut`. cut: an index or a slice for each dim of the tile. For tokens, the first
         is the index of the token in its batch row. ahead: whether it is the next part's tile."""
         head = self.use("h") if t.heads == "H" else self.hv
@@ -74,12 +96,14 @@ class Addresses:
             where = [self.use("b"), *((cut[0], head) if self.layout == "bthd" else (head, cut[0])), *cut[1:]]
         elif t.index == "slot":
             where = [self.use("slot"), head, *cut]
-        elif t.at:
+        elif is_pool(t):
             stride = f"{t.over or t.name}_stride"
             if self.one_token:  # slots are aligned to 16 bytes; threads move so many, if the compiler can see it
                 unit = 16 // BYTES[t.dtype]
                 stride = f"(T.truncdiv({stride}, {unit}) * {unit})"
-            where = [f"{t.at}_n * {stride} + " + self.flat([head, *cut], t)]
+            row = t.index == "checkpoint" and self.p.tensor(t.at).index == "number"
+            at = f"{t.at}_n" if row or t.index == "sequence" else slot or self.kept_at(t)
+            where = [f"{at} * {stride} + " + self.flat([f"{chunk} * HV + {head}" if row else head, *cut], t)]
         elif t.index == "checkpoint":
             where = [self.use("checkpoint"), head, *cut]
         elif t.index == "part":
@@ -100,9 +124,9 @@ class Addresses:
     def shape(self, t: Tensor) -> str:
         """The shape of a whole tensor in global memory, for its declaration."""
         dims = self.extents(t)
-        if t.index == "number":
-            return "(ends - 1,)"
-        if t.at:
+        if t.index in ("number", "numbers"):
+            return "(ends - 1,)" if t.index == "number" else f"(ends - 1, n_{t.name})"
+        if is_pool(t):
             return f"(n_{t.name},)"
         if t.index == "token":
             lead = ["B", *(("L", t.heads) if self.layout == "bthd" else (t.heads, "L"))]
@@ -133,6 +157,8 @@ class Addresses:
                 out.append("(first + span) * C < length")
             if is_of_a_part(self.k, t, o):
                 out.append("chunk >= first")
-        if t.index == "checkpoint":
+        if t.index == "checkpoint" and t.at:
+            out.append(f"{self.kept_at(t)} >= 0")
+        elif t.index == "checkpoint":
             out += [f"T.truncmod(chunk + 1, {EVERY}) == 0", f"{self.use('rows')} >= C"]
         return out

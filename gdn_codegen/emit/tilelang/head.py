@@ -4,12 +4,15 @@ from __future__ import annotations
 from ...ir.types import Tensor
 from ..base import (
     CLEAR,
+    WIDTH_OF,
     KernelText,
     Writer,
     blocks,
     in_pairs,
     integers,
+    is_pool,
     numbers,
+    own_numbers,
     touched,
     written,
 )
@@ -22,26 +25,10 @@ class Head(Tiles):
 
     def head(self) -> None:
         """Print the grid, and the computation of an instance's head, sequence, and chunk or part from its block indices."""
-        extent, runs = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
-        grid, index = [extent, self.across[0]], [runs, self.across[1]]
-        if self.k.blocked_dim:
-            grid.append(f"{self.tiled(self.k.blocked_dim)} // {self.dim(self.k.blocked_dim)}")
-            index.append("block")
-        if self.k.slices > 1:
-            grid.append(str(self.k.slices))
-            index.append("slice_index")
-        apart = in_pairs(self.k)
-        if apart:  # blocks start in order of their last index
-            last, many = index[-1], f"({grid[-1]})" if self.k.blocked_dim else grid[-1]
-            grid[-1], index[-1] = f"2 * {many}", "pair_index"
         for x in touched(self.p, self.k):
             if x.strided:
                 self.line(f"{self.params[x.name]} = {self.view(x)}")
-        self.w(f"with t.kernel({', '.join(grid)}, threads={self.k.threads}) as ({', '.join(index)}):")
-        self.w.indent += 1
-        if apart:
-            self.w(f"instance = T.alloc_var(T.int32, init=T.truncdiv(pair_index, {many}))",
-                   f"{last} = T.alloc_var(T.int32, init=pair_index - instance * {many})")
+        self.grid()
         if self.k.batch.way == "key_head":
             self.w(f"hv = group * {self.k.batch.heads}")
         if "h" in self.uses:
@@ -51,9 +38,9 @@ class Head(Tiles):
             self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1, C)")
         if self.k.grid == "parts":
             self.w("size = C * span", "n = t.find_sequence(cu_seqlens, part, ends - 1, size)")
-        for x in touched(self.p, self.k):
-            if x.index == "number":
-                self.w(f"{x.name}_n = T.cast({self.params[x.name]}[n], T.int64)")
+        for x in own_numbers(self.p, self.k):
+            first = "" if x.index == "number" else f", {x.at}_n - 1" if x.at else ", 0"
+            self.w(f"{x.name}_n = T.cast({self.params[x.name]}[n{first}], T.int64)")
         if "b" in self.uses:
             self.w("b = n * batched")
         if "length" in self.uses or self.k.grid != "sequences":
@@ -62,6 +49,41 @@ class Head(Tiles):
             self.w("chunk = slot - (start // C + n)")
         if self.k.grid == "parts":
             self.w("first = (part - (T.truncdiv(start, size) + n)) * span", "stop = T.min(first + span, T.ceildiv(length, C))")
+
+    def grid(self) -> None:
+        """Print the grid, and the computation of the indices of an instance from those of its block."""
+        extent, runs = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
+        dims = [(runs, extent), self.across[::-1]]
+        if self.k.blocked_dim:
+            dims.append(("block", f"({self.tiled(self.k.blocked_dim)} // {self.dim(self.k.blocked_dim)})"))
+        if self.k.slices > 1:
+            dims.append(("slice_index", str(self.k.slices)))
+        last, many = dims[-1]
+        if self.k.grid == "sequences":
+            kernel, index = " * ".join([f"({extent})", *(n for _, n in dims[1:])]), "instance"
+        else:
+            if in_pairs(self.k):  # blocks start in order of their last index
+                dims[-1] = "pair_index", f"2 * {many}"
+            kernel, index = ", ".join(n for _, n in dims), f"({', '.join(x for x, _ in dims)})"
+        self.w(f"with t.kernel({kernel}, threads={self.k.threads}) as {index}:")
+        self.w.indent += 1
+        if self.k.grid == "sequences":
+            self.indices(dims)
+        elif in_pairs(self.k):
+            self.indices([("instance", ""), (last, many)], "pair_index")
+
+    def indices(self, dims: list[tuple[str, str]], number: str = "instance") -> None:
+        """Print the indices (name, extent), the slowest first, of the block with this number.
+
+        Blocks start in the order of their numbers. So those of the columns and heads of one sequence start side by side: they
+        read neighbouring memory, and rows of a key head that value heads share. Indices are variables, so that not every address
+        repeats the divisions.
+        """
+        for at in range(len(dims) - 1, 0, -1):
+            (name, many), slower = dims[at], "walk" if at > 1 else dims[0][0]
+            self.w(f"{slower} = T.alloc_var(T.int32, init=T.truncdiv({number}, {many}))",
+                   f"{name} = T.alloc_var(T.int32, init={number} - {slower} * {many})")
+            number = slower
 
     def clear(self) -> list[str]:
         """The lines that write zeros to this instance's share of the rows that no sequence covers.
@@ -118,11 +140,11 @@ class Head(Tiles):
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32",
                    *(["parts: T.int32", "span: T.int32"] if self.k.grid == "parts" else [])]
-        ints = integers(self.p, self.k)
+        ints = tuple(x for x in integers(self.p, self.k) if not x.endswith(WIDTH_OF))  # that is in a tensor's shape
         params += [f"{x}: {'T.int64' if '_stride' in x else 'T.int32'}" for x in ints]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
         bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].rstrip(",").split(", ")), "ends"]
-        long = [f"n_{x.name}" for x in tensors if x.at]  # elements of a pool
+        long = [f"n_{x.name}" for x in tensors if is_pool(x)]  # elements of a pool
         fixed = [x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare]
         parts = [f"n_{x.name}" for x in tensors if x.index == "part"]
         own = [x for x in bare if x.startswith("n_") and x not in (*long, *parts)]

@@ -10,7 +10,7 @@ from .head import Head
 from .tiles import Value
 
 rule = Rules("tilelang", {"segment": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
-                          "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
+                          "signal": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
                           "transpose": "warp_groups", "claim_part": "partition"})
 
 
@@ -107,6 +107,8 @@ class KernelWriter(Head):
         if self.k.grid != "chunks":
             lines["slot"] = "slot = start // C + n + chunk"
             first, n = (f"T.truncdiv({x}, {y})" for x, y in (("start", f"C * {EVERY}"), ("chunk + 1", EVERY)))
+            lines |= {f"{x.name}_t": f"{x.name}_t = {self.number(x.name, 'chunk')}" for x in self.p.tensors
+                      if x.index == "numbers" and x.name in self.params}
             lines["checkpoint"] = f"checkpoint = T.cast({first} + {n} - 1, T.int64)"
         if "row" in self.uses:
             self.use("b")

@@ -146,6 +146,40 @@ def fill(w: KernelWriter, o: Op, *operands: Value) -> None:
     w.w.indent -= bool(operands[1:])
 
 
+@rule("resume", statement=True)
+def resume(w: KernelWriter, o: Op, before: Value, initial: Value) -> None:
+    """The carried state, unless the chunk's parent is another chunk than the one before."""
+    assert o.type is not None
+    t, to, parents = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer), w.use(f"{o.attr('parents')}_t")
+    if before.buffer != o.buffer:
+        w.fill(to, before)
+    w.line(f"if chunk > 0 and {parents} < 0:")
+    w.w.indent += 1
+    w.fill(to, initial)
+    w.w.indent -= 1
+    kept, slot = w.kept_at(t), ""
+    w.line(f"if chunk > 0 and {parents} >= 0 and {parents} != chunk - 1:")
+    w.w.indent += 1
+    if w.p.tensor(t.at).index == "numbers":
+        kept = slot = f"{t.at}_parent"
+        w.line(f"{slot} = {w.number(t.at, parents)}")
+    w.line(f"if {kept} >= 0:")
+    w.w.indent += 1
+    index = w.loop(to.dims)
+    there = in_memory(o, index)
+    text = w.address(t, there, chunk=parents, slot=slot)
+    for x in w.inside(t, there)[::-1]:
+        text = f"T.if_then_else({x}, {text}, 0)"
+    w.line(f"{to.at(*index)} = {text}")
+    w.end(to.dims)
+    w.w.indent -= 2
+
+
+@rule("barrier", statement=True)
+def barrier(w: KernelWriter, o: Op) -> None:
+    w.line("t.barrier()")
+
+
 @rule("wait", statement=True)
 def wait(w: KernelWriter, o: Op) -> None:
     w.line("t.wait_copies()")

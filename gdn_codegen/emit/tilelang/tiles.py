@@ -15,7 +15,7 @@ WIDTH = 120
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "slice_index", "checkpoint", "pair_index", "instance", "group",
+       "begin", "stop", "slice_index", "checkpoint", "pair_index", "instance", "walk", "group",
        "row_end", "clear_begin", "clear_end", "rest", EVERY, SUMMED}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
@@ -52,7 +52,7 @@ class Tiles(Addresses):
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n", CLEAR[:-1])}
-        self.taken |= {f"{x}_{y}" for x in self.params for y in ("stride", "n")}
+        self.taken |= {f"{x}_{y}" for x in self.params for y in ("stride", "n", "t", "width", "parent")}
         self.w = Writer(p, "#", 2, k)
 
     def name(self, value: str) -> str:
@@ -108,7 +108,8 @@ class Tiles(Addresses):
         dims = [self.dim(d) for d in x.dims]
         shape = f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
         if x.layout not in ("", "swizzled"):
-            return f"{self.name(x.name)} = t.{x.layout}({shape}, {self.dtype(x.dtype)}, {self.k.threads})"
+            threads = f"{self.k.threads}, {self.k.lanes}" if self.k.lanes else str(self.k.threads)
+            return f"{self.name(x.name)} = t.{x.layout}({shape}, {self.dtype(x.dtype)}, {threads})"
         return f"{self.name(x.name)} = t.{'staged' if x.layout == 'swizzled' else x.space}({shape}, {self.dtype(x.dtype)})"
 
 

@@ -5,7 +5,7 @@ import keyword
 
 from ...ir.core import Loop
 from ...ir.types import Dim, Tensor, Tile
-from ..base import CLEAR, EVERY, SUMMED, EmitError, Kernel, Op, Program, is_of_a_part, strides, touched
+from ..base import CLEAR, EVERY, SUMMED, EmitError, Kernel, Op, Program, is_of_a_part, is_pool, strides, touched
 
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
@@ -27,7 +27,7 @@ class Addresses:
         self.described: dict[str, Tensor] = {}  # tensors that loops load by a descriptor
         self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
-        marks = (("", "_ptr"), ("has_", ""), (CLEAR, ""), ("", "_stride"), ("", "_n"), ("", "_rows"))
+        marks = (("", "_ptr"), ("has_", ""), (CLEAR, ""), ("", "_stride"), ("", "_n"), ("", "_t"), ("", "_width"), ("", "_rows"))
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in marks}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
@@ -68,9 +68,30 @@ class Addresses:
         """A tile's shape in Triton."""
         return f"[{', '.join(self.dim(d) for d in t.dims)}]"
 
-    def pointers(self, t: Tensor, transposed: bool, ahead: int = 0, last: bool = False, one_token: bool = False) -> str:
+    def kept_at(self, t: Tensor) -> str:
+        """The number that says where the tile of `t` after the current chunk lies: one for each sequence, or for each chunk."""
+        return self.use(f"{t.at}_t") if self.p.tensor(t.at).index == "numbers" else f"{t.at}_n"
+
+    def number(self, name: str, chunk: str) -> str:
+        """The integer of this sequence and a chunk in a tensor of integers."""
+        return f"tl.load({name}_ptr + n * {name}_width + {chunk})"
+
+    def lies_at(self, t: Tensor, chunk: str, slot: str) -> list[str]:
+        """The terms of the address of a tile that lies where integers say."""
+        stride = f"{t.over or t.name}_stride"
+        if t.index == "sequence":
+            return [f"{t.at}_n * {stride}"]
+        size = " * ".join(self.extent(t, d) for d in t.dims)
+        if self.p.tensor(t.at).index == "numbers":
+            return [f"{slot or self.kept_at(t)} * {stride}"]
+        self.use("C")
+        return [f"{t.at}_n * {stride}", f"{chunk} * (HV * {size})"]
+
+    def pointers(self, t: Tensor, transposed: bool, ahead: int = 0, last: bool = False, one_token: bool = False,
+                 chunk: str = "t // C", slot: str = "") -> str:
         """Pointers to this instance's tile of `t`. ahead: to the next part's tile. transposed: to the transpose. last: to the
-        last entry only. one_token: to the row of a chunk's only token."""
+        last entry only. one_token: to the row of a chunk's only token. chunk: after which a checkpoint was stored, and `slot`, in
+        which pool slot."""
         parts = [f"{t.over or t.name}_ptr"]
         head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
         if t.strided:
@@ -93,10 +114,10 @@ class Addresses:
             size = [self.extent(t, d) for d in t.dims]
             at = {"slot": f"slot{self.which}", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)",
                   "checkpoint": "checkpoint"}[t.index]
-            if t.index in ("slot", "checkpoint"):
+            if t.index in ("slot", "checkpoint") and not t.at:
                 self.use(at)
-            if t.at:
-                parts.append(f"{t.at}_n * {t.over or t.name}_stride")
+            if is_pool(t):
+                parts += self.lies_at(t, chunk, slot)
             at = "hv" if t.at else f"({at} * HV + hv)"
             parts.append(" * ".join([at, f"({' * '.join(size)})"] if len(size) > 1 else [at, *size]))
             for axis, d in enumerate(t.dims):
@@ -153,7 +174,9 @@ class Addresses:
                 out.append("first + size < length")
             if is_of_a_part(self.k, t, o):
                 out.append("t >= first")
-        if t.index == "checkpoint":
+        if t.index == "checkpoint" and t.at:
+            out.append(f"{self.kept_at(t)} >= 0")
+        elif t.index == "checkpoint":
             out += [f"(t // {self.use('C')} + 1) % {self.use(EVERY)} == 0", f"t + C <= {self.use('length')}"]
         return out
 

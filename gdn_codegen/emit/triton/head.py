@@ -1,7 +1,7 @@
 """The head of a kernel: the indices of an instance, from its program id, and the rows that it clears."""
 from __future__ import annotations
 
-from ..base import CLEAR, in_pairs, touched, wrapped
+from ..base import CLEAR, in_pairs, own_numbers, wrapped
 from .addresses import Addresses
 
 WIDTH = 120
@@ -44,10 +44,10 @@ class Head(Addresses):
         ragged = {"row", "valid", "slot", "length", "checkpoint", "row_next", "slot_next"} & set(self.uses)
         if self.k.grid != "sequences":
             ragged = {"length"}
-        for t in touched(self.p, self.k):
-            if t.index == "number":
-                out.append(f"{t.name}_n = tl.load({t.name}_ptr + n).to(tl.int64)")
-                ends += [f"if {t.name}_n < 0:", "    return"] if t.name == self.p.skips else []
+        for t in own_numbers(self.p, self.k):
+            first = f" * {t.name}_width" + (f" + {t.at}_n - 1" if t.at else "") if t.index == "numbers" else ""
+            out.append(f"{t.name}_n = tl.load({t.name}_ptr + n{first}).to(tl.int64)")
+            ends += [f"if {t.name}_n < 0:", "    return"] if t.name == self.p.skips else []
         if "b" in self.uses:
             out.append(f"b = (n * {self.use('batched')}).to(tl.int64)")
             self.use("T")

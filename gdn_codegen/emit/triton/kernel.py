@@ -9,6 +9,7 @@ from ..base import (
     CLEAR,
     EVERY,
     SUMMED,
+    WIDTH_OF,
     EmitError,
     Kernel,
     KernelText,
@@ -33,7 +34,7 @@ from .head import WIDTH, Head
 
 rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment": "vectorise", "join": "vectorise",
                         "block": "decompose", "from_quarters": "decompose",
-                        "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
+                        "signal": "synchronise", "wait": "synchronise",
                         "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups"})
 
 
@@ -68,7 +69,7 @@ class KernelWriter(Head):
             emit = rule.of(s)
             if s.type is not None:
                 self.type[s.out] = s.type
-            if s.kind in ("load", "store", "return_unless_negative", "claim_part"):
+            if s.kind in ("load", "store", "resume", "barrier", "return_unless_negative", "claim_part"):
                 self.w.at(s)
                 self.which = "_next" if s.attr(AHEAD) else ""
                 emit(self, s)
@@ -135,6 +136,8 @@ class KernelWriter(Head):
                  "valid": f"valid = {self.index('C', 0, 1) if 'valid' in self.uses else ''} < length - t",
                  "slot": "slot = start // C + n + t // C",
                  "checkpoint": f"checkpoint = start // (C * {EVERY}) + (t // C + 1) // {EVERY} - 1"}
+        lines |= {f"{x.name}_t": f"{x.name}_t = {self.number(x.name, 't // C')}.to(tl.int64)" for x in self.p.tensors
+                  if x.index == "numbers"}
         if self.k.grid == "chunks":
             del lines["slot"]
         return [text for name, text in lines.items() if name in self.uses]
@@ -181,7 +184,7 @@ class KernelWriter(Head):
         shape = [x for x in ("H", "HV", *self.p.sizes, *tiles, f"B{self.k.blocked_dim}") if x in self.uses]
         plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
         sizes = [x for x in ("N", "T", "batched", "span", EVERY, SUMMED) if x in self.uses]
-        sizes += [x for x in ints if x.startswith(CLEAR)]
+        sizes += [x for x in ints if x.startswith(CLEAR) or x.endswith(WIDTH_OF)]
         fixed = [*flags, *shape, *(["OPERAND"] if "OPERAND" in self.uses else [])]
         block = {f"B{d}": n for d, n in self.k.dims}
         params = [*plain, *sizes, *far, *(f"{x}: tl.constexpr" for x in fixed)]

@@ -182,6 +182,36 @@ def store(w: KernelWriter, o: Op) -> None:
     _nested(w, w.when(t, o), f"tl.store({at}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
 
 
+@rule("resume")
+def resume(w: KernelWriter, o: Op) -> None:
+    """The carried state, unless the chunk's parent is another chunk than the one before."""
+    t, name, parents = w.p.tensor(o.attr("tensor")), w.name(o.buffer), w.use(f"{o.attr('parents')}_t")
+    before, initial = (w.env[a] for a in o.args)
+    if before.code != name:
+        w.line(f"{name} = {before}")
+    w.line(f"if (t > 0) & ({parents} < 0):")
+    w.line(f"    {name} = {initial}")
+    w.line(f"if (t > 0) & ({parents} >= 0) & ({parents} != t // C - 1):")
+    w.w.indent += 1
+    kept, slot = w.kept_at(t), ""
+    if w.p.tensor(t.at).index == "numbers":
+        kept = slot = f"{t.at}_parent"
+        w.line(f"{slot} = {w.number(t.at, parents)}.to(tl.int64)")
+    w.line(f"if {kept} >= 0:")
+    transposed = o.attr("transposed", False)
+    mask = w.mask(t, transposed)
+    at = w.pointers(t, transposed, chunk=parents, slot=slot)
+    w.w.indent += 1
+    w.line(f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''}).to(tl.float32)")
+    w.w.indent -= 2
+    w.env[o.out] = Text(name)
+
+
+@rule("barrier")
+def barrier(w: KernelWriter, o: Op) -> None:
+    w.line("tl.debug_barrier()")
+
+
 def _nested(w: KernelWriter, when: list[str], text: str) -> None:
     for x in when:
         w.line(f"if {x}:")

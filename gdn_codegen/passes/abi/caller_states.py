@@ -5,6 +5,7 @@
   memory. A sequence with a negative slot is skipped.
 - in_place: the final state overwrites the initial one.
 - checkpoints: each iteration of the walk stores the state to a tensor of index "checkpoint".
+- by token (rows, slots, accepted, parents, frozen): `states_by_token` goes on.
 
 `precision` sets the dtype of that memory later.
 """
@@ -16,6 +17,7 @@ from ...ir.core import Op, Program, map_ops
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
 from ..stage import takes
+from .states_by_token import states_by_token
 
 INDICES, FINAL_INDICES, CHECKPOINTS = "state_indices", "final_indices", "state_checkpoints"
 
@@ -24,7 +26,7 @@ INDICES, FINAL_INDICES, CHECKPOINTS = "state_indices", "final_indices", "state_c
 def caller_states(p: Program, contract: Contract) -> Program:
     """`p` with states as the contract has them. `p` itself if the contract says nothing of states."""
     vk, pool, in_place = contract.state_layout == "vk", contract.pool, contract.in_place
-    if not (vk or pool or in_place or contract.checkpoints):
+    if not (vk or pool or in_place or contract.checkpoints or contract.by_token):
         return p
     (k,) = p.kernels
     loop = p.walk
@@ -49,11 +51,12 @@ def caller_states(p: Program, contract: Contract) -> Program:
         transposed |= {name for c, name in rows if vk and c.type.rank == 2}
         loop = replace(loop, body=(*loop.body, *(Op("store", "", (c.next,), (("tensor", name),)) for c, name in rows)))
     if pool:
-        names = (INDICES,) if in_place else (INDICES, FINAL_INDICES)
+        names = (INDICES,) if in_place or contract.frozen else (INDICES, FINAL_INDICES)
         tensors += [Tensor(n, "input", "number", "HV", (), "int32") for n in names]
 
     def moved(o: Op) -> list[Op]:
         return [o.with_attrs(transposed=True) if o.attr("tensor") in transposed else o]
 
     done = replace(p, tensors=tuple(tensors)).with_walk(loop)
-    return done.map_kernels(lambda k: replace(k, body=map_ops(k.body, moved)))
+    done = done.map_kernels(lambda k: replace(k, body=map_ops(k.body, moved)))
+    return states_by_token(done, contract, INDICES, starts) if contract.by_token else done

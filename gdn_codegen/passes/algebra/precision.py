@@ -35,7 +35,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
 
     def stored(t: Tensor) -> str:
         """The dtype of a tensor in memory."""
-        if t.index == "number":
+        if t.index in ("number", "numbers"):
             return t.dtype
         if t.index in ("sequence", "checkpoint") and t.role != "workspace":
             return c.state_dtype

@@ -85,7 +85,7 @@ class KernelGroups:
             elif n in self.states:
                 out.walks = True
                 todo.append(self.states[n].next)
-            else:
+            elif n in self.defs:  # others are initial values, which a kernel that walks has
                 out.ops.add(n)
                 todo += self.defs[n].args
         return out

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ...ir.builder import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, map_loops, types
+from ...ir.ops import OPS
 from ..stage import takes
 
 
@@ -41,16 +42,16 @@ def _ahead(p: Program, k: Kernel, loop: Loop) -> list[Stmt]:
         return t.index in ("token", "slot") and not t.optional and t.name not in written
 
     loads = {o.out: o for o in ops if vector(o)}
-    ends = {o.out: loads[o.args[0]] for o in ops if o.kind == "last" and o.args[0] in loads and
-            index[loads[o.args[0]].attr("tensor")].index == "slot"}
+    ends = {o.out: (loads[o.args[0]], {OPS[o.kind].loaded: True}) for o in ops if OPS[o.kind].loaded and o.args[0] in loads
+            and index[loads[o.args[0]].attr("tensor")].index == "slot"}
     read = {a for o in ops if o.out not in ends for a in o.args} | {c.next for c in loop.carried}
-    moved = {n: (o, False) for n, o in loads.items() if n in read} | {n: (o, True) for n, o in ends.items()}
+    moved: dict[str, tuple[Op, dict[str, bool]]] = {n: (o, {}) for n, o in loads.items() if n in read} | ends
     if not moved:
         return [loop]
 
     def copies(suffix: str) -> dict[str, str]:
-        return {n: b.op("load", name=b.fresh(f"{n}_{suffix}"), line=o.line, **{**dict(o.attrs), "ahead": 1, "last": last})
-                for n, (o, last) in moved.items()}
+        return {n: b.op("load", name=b.fresh(f"{n}_{suffix}"), line=o.line, **{**dict(o.attrs), "ahead": 1, **entry})
+                for n, (o, entry) in moved.items()}
 
     first = copies("first")
     before, b.stmts = b.stmts, []

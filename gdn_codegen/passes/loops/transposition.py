@@ -120,7 +120,7 @@ class _Transposition:
             if any(self.transposes(a) for a in o.args):
                 raise self.error(o)
             b.copy(o)
-        elif o.kind == "load":
+        elif o.kind in ("load", "resume"):
             put(*o.args, **{**dict(o.attrs), "transposed": not o.attr("transposed")})
         elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "expand"):
             put(*(self.transposed(a, b, o) for a in o.args), **dict(o.attrs))

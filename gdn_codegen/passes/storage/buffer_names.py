@@ -60,11 +60,11 @@ def _numbered(names: dict[str, str], taken: set[str]) -> dict[str, str]:
 
 def _carried(k: Kernel) -> dict[str, str]:
     """For each buffer of a carried value: the name of the value. That of an outer loop comes first."""
-    home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+    home, own = {o.out: o.buffer for o in walk(k.body) if o.buffer}, {b.name for b in k.buffers}
     out: dict[str, str] = {}
     for lp in loops(k.body):
         for c in lp.carried:
-            home[c.name] = home[c.result] = home.get(c.init, c.name)
+            home[c.name] = home[c.result] = c.name if c.name in own else home.get(c.init, c.name)
             out.setdefault(home[c.name], c.name)
     return out
 

@@ -15,13 +15,18 @@ SIDE_BY_SIDE = ("cumsum", "diag_inverse")
 
 
 def share_carried(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
-    """Let the next value of a carried value overwrite it if nothing reads the carried value after that."""
+    """Let the next value of a carried value overwrite it if nothing reads the carried value after that. So does the state from
+    which a chunk resumes, and the carried value overwrites its initial value."""
     for lp in loops(k.body):
+        ops = list(walk(lp.body))
         for c in lp.carried:
             owner[c.name] = owner[c.result] = c.name
-            if c.init in owner:
+            if c.init in owner and not any(v.reads(o, c.init) for o in ops):
                 owner[c.init] = c.name
-            if v.type[c.next] == v.type[c.name] and _no_later_reader(v, lp, c.name, c.next):
+            resumed = [o.out for o in ops if o.kind == "resume" and o.args[0] == c.name]
+            if resumed and _no_later_reader(v, lp, c.name, resumed[0]):
+                owner[resumed[0]] = c.name
+            if v.type[c.next] == v.type[c.name] and all(_no_later_reader(v, lp, x, c.next) for x in (c.name, *resumed)):
                 owner[c.next] = c.name
 
 

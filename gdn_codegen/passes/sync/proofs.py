@@ -1,9 +1,9 @@
 """proofs: passes that run the checkers of prove/. They return the program itself; the last one sets its stage."""
 from __future__ import annotations
 
-from ...devices import Device, Groups
+from ...devices import Cores, Device, Groups
 from ...ir.core import Program
-from ...prove import happens_before, rings, storage
+from ...prove import happens_before, read_back, rings, storage
 from ..stage import takes
 
 
@@ -15,8 +15,9 @@ def check_storage(p: Program) -> Program:
 
 @takes("synchronised", "checked", gives="checked")
 def check_waits(p: Program, device: Device) -> Program:
-    """`p` itself. Raises RaceError if its waits do not order all accesses of cores that share no memory."""
-    return happens_before.check_waits(p, device)
+    """`p` itself. Raises RaceError if its waits do not order all accesses of cores that share no memory, or if no barrier orders
+    the threads of one agent that read global memory which they have written."""
+    return happens_before.check_waits(p, device) if isinstance(device, Cores) else read_back.check_read_back(p)
 
 
 @takes("synchronised", "checked", gives="checked")

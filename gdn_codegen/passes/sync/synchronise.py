@@ -18,7 +18,8 @@ issuer waits, and uses a counter. Signals share an id only if each is set after 
 storage with several slots sets its id before that wait, it uses as many ids in turn as there are slots. If no id is free, a
 barrier over the agent makes one free (`event_ids`).
 
-On a device with one agent, the target's compiler orders memory. There the pass adds nothing.
+On a device with one agent, the target's compiler orders memory on the chip. There the pass adds barriers before ops that read
+global memory which the threads of their own instance have written (`own_writes`).
 
 Example, with a load on the pipe MTE2 and an exp on the pipe V:
     before:  x = load; y = exp(x)
@@ -33,6 +34,7 @@ from ..stage import takes
 from .accesses import accesses
 from .event_ids import number
 from .insert import inserted
+from .own_writes import own_writes
 from .trace import Trace
 from .traversal import Traversal
 from .waits import Place, Waits
@@ -45,7 +47,7 @@ MOST = 63
 def synchronise(p: Program, device: Device) -> Program:
     """`p` with signals, waits and barriers. Raises ScheduleError if flags or event ids do not suffice."""
     if not isinstance(device, Cores):
-        return p
+        return own_writes(p)
     return p.map_kernels(lambda k: _kernel(p, k, device))
 
 

@@ -19,15 +19,22 @@ class Tensors(NamedTuple):
     dt_bias: Tensor | None
     initial_state: Tensor | None
     state_indices: Tensor | None
+    num_accepted_tokens: Tensor | None
+    retrieve_parent_token: Tensor | None
+    intermediate_state_indices: Tensor | None
     cu_seqlens: Tensor | None
     final_state: Tensor | None
     out: Tensor | None
+    intermediate_states_buffer: Tensor | None = None
     chunk_indices: Tensor | None = None
     chunk_offsets: Tensor | None = None
 
 
 # Most calls are plain tuples of these tensors, which take a tenth of the time to make. Indices of some fields, and their numbers:
-INITIAL, FINAL, OUT = map(Tensors._fields.index, ("initial_state", "final_state", "out"))
+INITIAL, FINAL, OUT, BUFFER = map(Tensors._fields.index, ("initial_state", "final_state", "out", "intermediate_states_buffer"))
+#: Tensors of integers that kernels read, in the order in which modules take them.
+INTEGERS = tuple(map(Tensors._fields.index, ("state_indices", "num_accepted_tokens", "intermediate_state_indices",
+                                             "retrieve_parent_token")))
 #: How many inputs every call has; with A_log and dt_bias; tensors that kernels read or write. They are the first in Tensors.
 INPUTS, RAW_INPUTS, IN_KERNELS = map(Tensors._fields.index, ("A_log", "initial_state", "chunk_indices"))
 

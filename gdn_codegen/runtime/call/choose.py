@@ -17,8 +17,9 @@ import torch
 
 from ... import targets
 from ...schedule import ScheduleError, varied
+from ...targets import DEFAULT_SCHEDULE
 from ...targets.candidates import Asked, Candidate, several
-from ..build import CHUNKS, DEFAULT_SCHEDULE, Build, lowered
+from ..build import CHUNKS, Build, lowered
 from ..targets import choose
 from . import tables
 from .request import DEFAULT_CHUNK, DTYPES, Call
@@ -29,9 +30,10 @@ PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
     ("staged", {"v_block": 32}), ("staged", {"v_block": 16}))
 SPLIT = 128
-#: Columns of the state in an instance over single tokens, which has one warp: fewer for a few walks, so that more instances share
-#: the work, and for K above 128, so that registers hold them.
-TOKEN_COLUMNS, FEWER_TOKEN_COLUMNS = 16, 8
+#: Columns of the state in an instance over single tokens, which has one warp, by the order of the state in memory: for many
+#: walks, and for a few, so that more instances share the work. For K above 128 the second serves both, so that registers hold
+#: them. In the order kv an instance reads pieces of so many columns, which should not be short.
+TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def by_token(b: Build, few: bool) -> Build:
     """The build whose chunks are single tokens. An instance has one warp, and the state in the order that memory has.
 
     few: whether there are so few walks that an instance holds fewer columns."""
-    columns = FEWER_TOKEN_COLUMNS if few or b.head_dim_k > 128 else TOKEN_COLUMNS
+    columns = TOKEN_COLUMNS[b.contract.state_layout][few or b.head_dim_k > 128]
     fields: dict[str, Any] = {"v_block": columns, "state_layout": b.contract.state_layout}
     if "warps" not in b.of.lowering.unused:
         fields["warps"] = 1

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ...schedule import Schedule, named, varied
-from ...targets import find
-from ..build import DEFAULT_SCHEDULE, Build
+from ...targets import DEFAULT_SCHEDULE, find
+from ..build import Build
 from ..targets import choose, runs
 from . import tables
 from .choose import TOKEN_COLUMNS, Choice, by_token, first, names, said, units
@@ -43,11 +43,11 @@ def by_tokens(x: Extent) -> bool:
     return x.tokens <= FEW * x.sequences
 
 
-def targets(target: str, device: torch.device, x: Extent) -> tuple[str, ...]:
-    """The targets that a call of this extent may use, the preferred one first."""
+def targets(target: str, device: torch.device, x: Extent, by_token_only: bool) -> tuple[str, ...]:
+    """The targets that a call of this extent may use, the preferred one first. by_token_only: whether all chunks are tokens."""
     if target != "auto":
         return (choose(device.type, target),)
-    preferred = PREFERRED_BY_TOKEN if by_tokens(x) else PREFERRED
+    preferred = PREFERRED_BY_TOKEN if by_token_only or by_tokens(x) else PREFERRED
     here = tuple(t for t in preferred.get(device.type, ()) if runs(t, device.type))
     return here or (choose(device.type),)
 
@@ -90,9 +90,12 @@ def modelled(b: Build, x: Extent, units: int, wanted: Sequence[str], any_device:
     """Builds in the order in which the model wants them. any_device: whether the chunks are of one token without a GPU, too."""
     for target in wanted:
         mine = replace(b, target=target, heads=(x.H, x.HV) if find(target).head_counts else None)
-        if (units or any_device) and by_tokens(x):
-            few = x.walks * b.head_dim_v // TOKEN_COLUMNS <= 2 * units
-            yield by_token(mine, few), f"at most {FEW} tokens of a sequence on average"
+        if b.contract.by_token or ((units or any_device) and by_tokens(x)):
+            few = x.walks * b.head_dim_v // TOKEN_COLUMNS[b.contract.state_layout][False] <= 2 * units
+            yield by_token(mine, few), ("states by token" if b.contract.by_token else
+                                        f"at most {FEW} tokens of a sequence on average")
+        if b.contract.by_token:
+            continue
         for n in columns(mine, x.walks, units):
             yield replace(mine, schedule=plan(mine, n, units > 0)), "one kernel for a step"
 
@@ -116,4 +119,5 @@ def kept_choice(call: Call, x: Extent, wanted: tuple[str, ...]) -> Choice | None
 
 def choice(call: Call) -> Choice | None:
     """The build for a decoding step that names no schedule; None if no schedule of one kernel fits."""
-    return kept_choice(call, call.extent, targets(call.request.target, call.device, call.extent))
+    return kept_choice(call, call.extent, targets(call.request.target, call.device, call.extent,
+                                                    call.contract.by_token))

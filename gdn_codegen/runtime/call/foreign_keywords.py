@@ -12,6 +12,7 @@ from torch import Tensor
 from ...host.arguments import _check_flag
 from ...host.tensors import _fail
 from .arguments import Options, Tensors
+from .by_token import ARGUMENTS, absent
 from .normalise import check_cpu_ends
 from .request import DEFAULT_CHUNK
 
@@ -21,11 +22,11 @@ ALIASES = {
     "ssm_state_indices": "state_indices", "initial_state_indices": "state_indices", "initial_state_source": "initial_state",
     "inplace_update": "inplace_final_state", "inplace_indexed_state_update": "inplace_final_state",
     "output": "out", "o": "out", "output_state": "final_state"}
-_DRAFT = "the op keeps one state for each sequence, not one for each draft token"
+_DRAFT = "the op keeps states of draft tokens, not the tokens to compute them again"
 _RING = "the op stores states, not tokens from which to compute them again"
 _NOT_HERE = "no value, because only chunk_gated_delta_rule has this argument"
 _PACKED = "cu_seqlens describes all tokens of q"
-_TREE = "the tokens of a sequence follow one another and form no tree"
+_TREE = "pass the tree as retrieve_parent_token"
 _GATE = "the op has one gate for each token and head, which is g"
 _KEPT = "checkpoint_chunks=n returns the state every n chunks"
 #: Keywords for features that this op does not have -> the values that do not ask for the feature, and why others are refused.
@@ -36,10 +37,8 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "softplus_threshold": ((20,), "no other threshold is possible"), "threshold": ((20,), "no other threshold is possible"),
     "a": ((None,), "pass it as g, with gate='raw'"), "b": ((None,), "pass it as beta, with beta_form='sigmoid'"),
     "cp_context": ((None,), "a whole sequence is on one device"),
-    "num_accepted_tokens": ((None,), _DRAFT), "retrieve_parent_token": ((None,), _TREE), "ddtree_parent_ids": ((None,), _TREE),
-    "accepted_steps": ((None,), _DRAFT), "recovery_steps": ((None,), _DRAFT),
-    "intermediate_states_buffer": ((None,), _DRAFT), "intermediate_state_indices": ((None,), _DRAFT),
-    "cache_steps": ((None, 0), _DRAFT), "disable_output_calculation": ((False,), "o is always computed"),
+    "ddtree_parent_ids": ((None,), _TREE), "accepted_steps": ((None,), _DRAFT), "recovery_steps": ((None,), _DRAFT),
+    "disable_output_calculation": ((False,), "o is always computed"),
     "disable_output": ((False,), "o is always computed"),
     "has_initial_state": ((None,), "every slot of state_indices is read: zero those of new sequences"),
     "return_intermediate_states": ((None, False), _KEPT), "output_h": ((None, False), _KEPT),
@@ -59,6 +58,9 @@ IGNORED = frozenset({
     "output_router_logits", "cu_seq_lens_k", "max_length_q", "max_length_k"})
 #: Types of values that may be kept.
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
+#: Keywords that say nothing of tensors, except that a gate that is not in the kernel takes A_log and dt_bias away.
+_OF_OPTIONS = frozenset({"use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "disable_state_update", "checkpoint_every_n_tokens",
+                         *ONLY, *IGNORED, *(name for name, ours in ALIASES.items() if ours in Options._fields)})
 _UNSET = {"state_v_first": False, "use_qk_l2norm_in_kernel": False}
 
 
@@ -146,6 +148,14 @@ def _every(own: dict[str, Any], x: Any, chunk: int) -> None:
     own["checkpoint_chunks"] = x // size
 
 
+def _steps(own: dict[str, Any], x: Any, _: int) -> None:
+    """SGLang's number of states in a row of its buffer, which repeats the buffer's shape."""
+    rows = own["intermediate_states_buffer"]
+    steps = rows.shape[1] if isinstance(rows, Tensor) and rows.ndim > 1 else 0
+    if x is not None and (type(x) is not int or x not in (0, steps)):
+        _fail("cache_steps", _said(x), f"{steps}, as intermediate_states_buffer has, or None")
+
+
 def _packed(own: dict[str, Any], x: Any, _: int) -> None:
     """transformers' keyword. It repeats what cu_seqlens says, so it is ignored beside cu_seqlens."""
     if x is not None and own["cu_seqlens"] is None:
@@ -155,7 +165,8 @@ def _packed(own: dict[str, Any], x: Any, _: int) -> None:
 #: Keywords whose translation needs a function: it changes the op's own arguments.
 MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
     "use_gate_in_kernel": _gate, "use_beta_sigmoid_in_kernel": _beta, "state": _state, "disable_state_update": _no_update,
-    "core_attn_out": _first_rows, "output_state_indices": _same_slots, "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
+    "cache_steps": _steps, "core_attn_out": _first_rows, "output_state_indices": _same_slots,
+    "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
     "cu_seqlens_cpu": lambda own, x, _: check_cpu_ends(x, own["cu_seqlens"])}
 
 
@@ -180,6 +191,8 @@ def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict
             accepted, why = ONLY[name]
             if not any(x is y or (type(x) in (int, float) and type(y) is int and x == y) for y in accepted):
                 _fail(name, _said(x), f"{' or '.join(map(str, accepted))}: {why}")
+        elif name in ARGUMENTS:
+            absent(name, x)
         elif name in own:
             _fail(name, _said(x), _NOT_HERE)
         elif name not in IGNORED:
@@ -189,22 +202,22 @@ def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict
 
 @lru_cache(maxsize=1024, typed=True)
 def _options(names: tuple[str, ...], chunk: int, *values: Any) -> Options | None:
-    """The options that keywords with such values make of options, whatever the tensors. values: the options, then those of the
-    keywords. None where something else comes of them: an error, or other tensors."""
-    options = len(Options._fields)
-    own = {**dict.fromkeys(Tensors._fields), **dict(zip(Options._fields, values, strict=False))}
+    """The options that keywords with such values make of options. values: the options, then those of the keywords. None where
+    something else comes of them: an error, or other tensors."""
+    options, here = len(Options._fields), object()
+    own = {**dict.fromkeys(Tensors._fields, here), **dict(zip(Options._fields, values, strict=False))}
     try:
         own = renamed(own, dict(zip(names, values[options:], strict=True)), chunk)
     except ValueError:
         return None
-    return None if any(own[n] is not None for n in Tensors._fields) else Options(*(own[n] for n in Options._fields))
+    return Options(*(own[n] for n in Options._fields)) if all(own[n] is here for n in Tensors._fields) else None
 
 
 def spelled(t: tuple[Any, ...], x: tuple[Any, ...], others: dict[str, Any], chunk: int = 0
             ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The same call, as Tensors and Options, without keywords of other libraries. Most calls have the same plain ones."""
     values = *x, *others.values()
-    if _PLAIN.issuperset(map(type, values)):
+    if not torch.compiler.is_dynamo_compiling() and _OF_OPTIONS.issuperset(others) and _PLAIN.issuperset(map(type, values)):
         options = _options(tuple(others), chunk, *values)
         if options is not None:
             return t, options

@@ -17,10 +17,11 @@ from ..build import Build
 from ..load import module
 from . import choose_decode
 from .aliasing import reach
-from .arguments import FINAL, IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Options, Tensors
+from .arguments import IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Options, Tensors
 from .choose import choice, refuse
 from .compiling import DoesNotCompile, compiling
 from .dtypes import adapted, adapts
+from .given import buffers_of, given_to, integers_of, places_of_integers
 from .native_launcher import Asked, call_launcher, kernels_ahead
 from .normalise import check_chunks, check_written, reads, settled, transformed, written
 from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
@@ -39,6 +40,8 @@ class Settled:
     sorts: list[type]  # types of the options
     given: tuple[int, ...]  # indices of the optional tensors that are given
     reaches: tuple[int, ...]  # bytes from the first element of each tensor to the end of its last
+    buffers: tuple[int, ...]  # indices of the memory for final states and states by token
+    integers: tuple[int, ...]  # indices of the tensors of integers
     came_again: bool = False
     again: Callable[..., Any] | None = None  # the call as one function. It takes long to make, so only a repeated call gets one
 
@@ -54,8 +57,11 @@ PLAIN = Tensor, torch.nn.Parameter
 
 
 def chosen(call: Call) -> Build:
-    """The build for a call, or for a decoding step if the call is one and names no schedule."""
+    """The build for a call, or for a decoding step if the call is one and names no schedule. ValueError where no target keeps
+    states by token."""
     step = choose_decode.choice(call) if call.request.decode and call.request.schedule is None else None
+    if step is None and call.request.by_token and call.request.schedule is None:
+        _fail("target", repr(call.request.target), f"triton or tilelang, which keep states by token ({call.request.by_token})")
     return (step or choice(call)).build
 
 
@@ -66,7 +72,7 @@ def _admitted(t: Tensors, call: Call, checkpoints: Tensor | None) -> Any:
     m = module(b)
     try:
         with compiling(m, call.device.type):
-            admit(b, m, call, lambda: m.HOST.prepare(*_given(t, x, checkpoints), call.wanted, t.state_indices,
+            admit(b, m, call, lambda: m.HOST.prepare(*given_to(t, x, checkpoints), call.wanted, integers_of(t, x),
                                                      x.checkpoint_chunks))
     except (Refused, DoesNotCompile) as e:
         if x.schedule is not None or not refuse(b, call.device, str(e)):
@@ -124,13 +130,6 @@ def _serves(t: Tensors, call: Call, checkpoints: Tensor | None = None) -> Any:
     return m
 
 
-def _given(t: Tensors, x: Request, checkpoints: Tensor | None) -> tuple[Any, ...]:
-    """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
-    buffers = () if x.in_place else (t.final_state,)
-    return (t[:RAW_INPUTS] if x.gate == "raw" else t[:INPUTS], (t.initial_state,), (t.out,), t.cu_seqlens,
-            (*buffers, checkpoints) if x.checkpoint_chunks else buffers)
-
-
 def _numbers(host: Host, scale: float | None) -> tuple[float, ...]:
     """The numbers that kernels take: the scale, which is checked, or the page's default."""
     return host.numbers_of((None,)) if scale is None else (scale,)
@@ -140,8 +139,8 @@ def run(t: Tensors, x: Request, scale: float | None, checkpoints: Tensor | None 
     """o, the final state or None, state checkpoints or None."""
     call = call_of(t, x)
     host = _serves(t, call, checkpoints).HOST
-    given, *others = _given(t, x, checkpoints)
-    memory = host.run(given, _numbers(host, scale), *others, call.wanted, t.state_indices, x.checkpoint_chunks)
+    given, *others = given_to(t, x, checkpoints)
+    memory = host.run(given, _numbers(host, scale), *others, call.wanted, integers_of(t, x), x.checkpoint_chunks)
     o, final, *states = host.results(memory, call.wanted)
     return o, final, states[0] if states else None
 
@@ -157,8 +156,7 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], decode: bool) -> Callabl
     if asked.checkpoint_chunks or (asked.gate == "linear" and reads(t.g)):
         return None
     at = Tensors._fields.index
-    buffers = () if asked.in_place else (FINAL,)
-    place = (*range(RAW_INPUTS if asked.gate == "raw" else INPUTS), INITIAL, OUT, *buffers, at("state_indices"))
+    place = (*range(RAW_INPUTS if asked.gate == "raw" else INPUTS), INITIAL, OUT, *s.buffers, *s.integers)
     one_state = t.initial_state is t.final_state
 
     def look(t: tuple[Any, ...]) -> None:
@@ -177,18 +175,20 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
     check_written(t, asked.in_place, reaches)
     sorts, given = [*map(type, x)], tuple(n for n, y in enumerate(t[:IN_KERNELS]) if n >= INPUTS and y is not None)
     if adapts(t, x):
-        kept = Settled(asked, None, None, (), sorts, given, reaches)
+        kept = Settled(asked, None, None, (), sorts, given, reaches, (), ())
         results = _adapted(t, x, scale, decode, few)
     else:
         check_values(t, asked, few)
         call = call_of(t, asked)
         m = _serves(t, call)
         host: Host = m.HOST
-        inputs, states, outs, ends, buffers = _given(t, asked, None)
+        inputs, states, outs, ends, buffers = given_to(t, asked, None)
         with compiling(m, t.q.device.type):
-            plan = host.prepare(inputs, states, outs, ends, buffers, call.wanted, t.state_indices, asked.checkpoint_chunks)
-            kept = Settled(asked, m, plan, host.numbers_of((None,)), sorts, given, reaches)
-            memory = plan.call(inputs, _numbers(host, scale), states, outs, ends, buffers, t.state_indices)
+            integers = integers_of(t, asked)
+            plan = host.prepare(inputs, states, outs, ends, buffers, call.wanted, integers, asked.checkpoint_chunks)
+            kept = Settled(asked, m, plan, host.numbers_of((None,)), sorts, given, reaches, buffers_of(asked),
+                           places_of_integers(t, asked))
+            memory = plan.call(inputs, _numbers(host, scale), states, outs, ends, buffers, integers)
             results = host.results(memory, call.wanted)
     if about is not None and not captures(t.q.device):  # a captured call may not have been admitted
         if len(_kept) >= 1024:
@@ -224,21 +224,23 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
     """
     global recent
     try:
-        q, k, v, g, beta, a_log, dt_bias, initial, indices, ends, final, out, *tables = t
+        q, k, v, g, beta, a_log, dt_bias, initial, indices, accepted, parents, rows, ends, final, out, kept, *tables = t
         about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
                       v.shape, v.stride(), v.dtype, v.device, g.shape, g.stride(), g.dtype, g.device,
                       beta.shape, beta.stride(), beta.dtype, beta.device,
                       None if a_log is None else _kind(a_log), None if dt_bias is None else _kind(dt_bias),
                       None if initial is None else _kind(initial), None if indices is None else _kind(indices),
                       None if ends is None else _kind(ends), None if final is None else _kind(final),
-                      None if out is None else _kind(out), initial is final)
+                      None if out is None else _kind(out), None if accepted is None else _kind(accepted),
+                      None if parents is None else _kind(parents), None if rows is None else _kind(rows),
+                      None if kept is None else _kind(kept), initial is final)
         found = _kept.get(about)
     except (AttributeError, TypeError, RuntimeError):  # no plain tensor where one is due, or an option without a hash: settling
         # says so
         about = found = None
     if found is None or [*map(type, x)] != found.sorts or not _is_memory(t, found.given):  # to a key 1 is True, and 64.0 is 64
         return _settle(about, Tensors(*t), Options(*x), scale, decode, few)
-    if out is not None or final is not None or found.asked.in_place:
+    if out is not None or final is not None or kept is not None or found.asked.in_place:
         check_written(t, found.asked.in_place, found.reaches)
     if found.module is None:
         return _adapted(Tensors(*t), Options(*x), scale, decode, few)
@@ -254,10 +256,11 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
             return results  # type: ignore[no-any-return]
     asked, plan = found.asked, found.plan
     host = plan.host
-    buffers = () if asked.in_place else (final,)
+    buffers = tuple([t[n] for n in found.buffers])
     memory = plan.call(t[:RAW_INPUTS] if asked.gate == "raw" else t[:INPUTS],
                        found.numbers if scale is None else (scale,),
-                       (initial,), (out,), ends, (*buffers, None) if asked.checkpoint_chunks else buffers, indices)
+                       (initial,), (out,), ends, (*buffers, None) if asked.checkpoint_chunks else buffers,
+                       tuple([t[n] for n in found.integers]))
     return host.results(memory, plan.wanted)  # type: ignore[no-any-return]
 
 

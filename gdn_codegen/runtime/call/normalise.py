@@ -27,14 +27,17 @@ from ...host.tensors import _fail
 from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
 from .aliasing import shared
-from .arguments import FINAL, IN_KERNELS, INITIAL, INPUTS, OUT, Options, Tensors
+from .arguments import BUFFER, FINAL, IN_KERNELS, INITIAL, INPUTS, INTEGERS, OUT, Options, Tensors
+from .by_token import words
 from .request import DTYPES, Request
 
 #: The words for forms of g and beta, with the contract's names of them. The first word is for what the page reads.
 GATES = {"log": "", **{form: form for form in algorithms.FORMS["g"]}}
 BETAS = {"given": "", **{form: form for form in algorithms.FORMS["beta"]}}
 #: How the error for a buffer that shares memory ends.
-_APART = {"initial_state": ", because the final state overwrites it", "final_state": ", or inplace_final_state=True", "out": ""}
+_APART = {"initial_state": ", because the final state overwrites it", "final_state": ", or inplace_final_state=True", "out": "",
+          "intermediate_states_buffer": ""}
+_INTEGERS = frozenset(Tensors._fields[n] for n in INTEGERS)
 
 
 def transformed() -> bool:
@@ -59,7 +62,7 @@ def check_plain(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         if name == "cu_seqlens":
             _fail(name, repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
-        (_check_integers if name == "state_indices" else _check_tensor)(name, x)
+        (_check_integers if name in _INTEGERS else _check_tensor)(name, x)
     if x.layout != torch.strided or x.is_nested:
         _fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
     _check_memory(name, x)
@@ -178,7 +181,7 @@ def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
 def written(t: tuple[Any, ...], in_place: bool) -> list[int]:
     """Indices of the given tensors that the call writes."""
     state = FINAL if t[FINAL] is not None and t[FINAL] is not t[INITIAL] else INITIAL if in_place else None
-    return [n for n in (OUT, state) if n is not None and t[n] is not None]
+    return [n for n in (OUT, state, BUFFER) if n is not None and t[n] is not None]
 
 
 def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) -> None:
@@ -244,13 +247,16 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
     return in_place, found
 
 
-def _request(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool
-             ) -> Request:
-    """The options in one spelling.
+def _dtype_of_rows(dtype: Any, held: str) -> str:
+    """The dtype of a buffer for states by token, which all states of the call have. held: that of the others, "" for none."""
+    found = _kernels_dtype(Tensors._fields[BUFFER], dtype)
+    if held not in ("", found):
+        _fail(Tensors._fields[BUFFER], dtype, f"torch.{held}, that of the other states")
+    return found
 
-    a_log, dt_bias, indices: whether these tensors are given. initial, final: dtypes of the states, None where they are not given.
-    same: whether initial and final state are the same tensor. ValueError names the option at fault.
-    """
+
+def _request(t: Tensors, x: Options, decode: bool) -> Request:
+    """The options in one spelling. ValueError names the option at fault."""
     for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval", "unit_keys"):
         _check_flag(name, getattr(x, name))
     _check_chunks("checkpoint_chunks", x.checkpoint_chunks, 0)
@@ -261,13 +267,21 @@ def _request(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any,
     if x.schedule == "" or not isinstance(x.target, str):
         _fail(*(("schedule", "''", "a name, a Schedule, or None to choose") if x.schedule == "" else
                ("target", type(x.target).__name__, "a name")))
-    in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, same, indices)
+    initial, final = (None if y is None else y.dtype for y in (t.initial_state, t.final_state))
+    pool = t.state_indices is not None
+    in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, t.initial_state is t.final_state, pool)
+    if t.intermediate_states_buffer is not None:
+        held = in_place or pool or final is not None or x.state_dtype is not None
+        state_dtype = _dtype_of_rows(t.intermediate_states_buffer.dtype, state_dtype if held else "")
+    by_token = words(t, in_place, x.output_final_state or t.final_state is not None, decode)
+    if x.checkpoint_chunks and by_token:
+        _fail("checkpoint_chunks", x.checkpoint_chunks, "0 beside states by token")
     asked = Request(
-        output_final_state=x.output_final_state, gate=_gate(x.gate, a_log, dt_bias),
+        output_final_state=x.output_final_state, gate=_gate(x.gate, t.A_log is not None, t.dt_bias is not None),
         beta_form=_beta_form(x.beta_form, x.allow_neg_eigval), l2norm=x.use_qk_l2norm_in_kernel, unit_keys=x.unit_keys,
-        state_v_first=x.state_v_first, state_dtype=state_dtype, in_place=in_place, checkpoint_chunks=x.checkpoint_chunks,
-        target=x.target, chunk_size=x.chunk_size, layout=_layout(x.layout, x.head_first), schedule=x.schedule, decode=decode,
-        batch_invariant=is_batch_invariant(x.batch_invariant))
+        state_v_first=x.state_v_first, state_dtype=state_dtype, in_place=in_place, by_token=by_token,
+        checkpoint_chunks=x.checkpoint_chunks, target=x.target, chunk_size=x.chunk_size, layout=_layout(x.layout, x.head_first),
+        schedule=x.schedule, decode=decode, batch_invariant=is_batch_invariant(x.batch_invariant))
     if asked.batch_invariant:
         _check_invariant(asked)
     return asked
@@ -279,9 +293,7 @@ def settled(t: Tensors, x: Options, decode: bool = False) -> Request:
         if n < INPUTS or y is not None:
             check_plain(name, y)
     _check_dtypes(t)
-    initial, final = (None if y is None else y.dtype for y in (t.initial_state, t.final_state))
-    asked = _request(x, decode, t.A_log is not None, t.dt_bias is not None, initial, final,
-                     t.initial_state is t.final_state, t.state_indices is not None)
+    asked = _request(t, x, decode)
     for name, y in (("q", t.q), ("v", t.v)):
         if y.ndim != 4:  # then K or V is not known
             _check_rank(name, y, 4, asked.layout)

@@ -35,9 +35,9 @@ class Request:
 
     gate, beta_form: the contract's names of the forms of g and beta, "" for the page's own. l2norm, unit_keys: whether kernels
     divide rows of q and k by their norms, and whether rows of k have norm 1. in_place: whether the final state overwrites the
-    initial one. checkpoint_chunks: chunks from one checkpoint to the next, 0 for none. target: "auto" leaves it open.
-    chunk_size, schedule: None leaves it open. decode: whether the call is a decoding step. batch_invariant: whether the bits of a
-    sequence's result may depend on that sequence alone.
+    initial one. by_token: the contract's words for states by token, joined by /. checkpoint_chunks: chunks from one checkpoint to
+    the next, 0 for none. target: "auto" leaves it open. chunk_size, schedule: None leaves it open. decode: whether the call is a
+    decoding step. batch_invariant: whether the bits of a sequence's result may depend on that sequence alone.
     """
 
     output_final_state: bool = False
@@ -48,6 +48,7 @@ class Request:
     state_v_first: bool = False
     state_dtype: str = "float32"
     in_place: bool = False
+    by_token: str = ""
     checkpoint_chunks: int = 0
     target: str = "auto"
     chunk_size: int | None = None
@@ -59,8 +60,10 @@ class Request:
 
     @property
     def chunk(self) -> int | None:
-        """Tokens of a chunk, if the call gives them, or if its caller has to know them; else None."""
+        """Tokens of a chunk, if the call gives them, or if its states or its caller need them; else None."""
         known = self.checkpoint_chunks or self.batch_invariant
+        if self.by_token:
+            return 1
         return DECODE_CHUNK if self.decode else self.chunk_size or (DEFAULT_CHUNK if known else None)
 
     @property
@@ -98,7 +101,8 @@ def _contract(x: Request, given: tuple[tuple[str, torch.dtype], ...], pool: bool
     inputs = {"g": x.gate, "beta": x.beta_form, "q": q, "k": q or ("unit" if x.unit_keys else "")}
     dtypes = {n: DTYPES[d] for n, d in given if d in DTYPES and d != torch.float32}
     return Contract(tuple(sorted((n, form) for n, form in inputs.items() if form)), tuple(sorted(dtypes.items())),
-                    "vk" if x.state_v_first else "kv", x.state_dtype, pool, x.in_place, x.checkpoint_chunks > 0, strided)
+                    "vk" if x.state_v_first else "kv", x.state_dtype, pool, x.in_place, x.checkpoint_chunks > 0, strided=strided,
+                    **dict.fromkeys(filter(None, x.by_token.split("/")), True))
 
 
 def _strided(t: Tensors) -> bool:

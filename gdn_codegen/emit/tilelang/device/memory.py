@@ -22,6 +22,13 @@ def kernel_cpu(*grid, threads):
     return T.Kernel(*grid)
 
 
+barrier_cuda = T.sync_threads
+
+
+def barrier_cpu():
+    """Nothing: one thread runs an instance."""
+
+
 def blocks_at_least_cpu(n):
     """Nothing: there are no multiprocessors."""
 
@@ -44,38 +51,36 @@ def rows_cuda(shape, dtype, threads):
     return x
 
 
-#: Neighbouring threads that share a row of a state.
-LANES = 4
+def lane_of_column(j, columns, lanes):
+    """The lane that holds column j of a row, and the place of the column in it: each lane has pieces of 8 columns, which are 16
+    bytes in 16 bit."""
+    each = min(8, columns // lanes)
+    return j // each % lanes, j // (each * lanes) * each + j % each
 
 
-def lane_of_column(j, columns):
-    """The lane that holds column j of a row, and the place of the column in it: each lane has 16 bytes of every 64 in 16 bit."""
-    each = min(8, columns // LANES)
-    return j // each % LANES, j // (each * LANES) * each + j % each
-
-
-def state_rows_cuda(shape, dtype, threads):
-    """A fragment [rows, columns] whose rows LANES neighbouring threads share, so that sums of rows cross few threads."""
-    x, teams = T.alloc_fragment(shape, dtype), threads // LANES
+def state_rows_cuda(shape, dtype, threads, lanes):
+    """A fragment [rows, columns] whose rows `lanes` neighbouring threads share, so that sums of rows cross few threads."""
+    x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(shape, lambda i, j: (
-        i % teams * LANES + lane_of_column(j, shape[1])[0], i // teams * (shape[1] // LANES) + lane_of_column(j, shape[1])[1]))})
+        i % teams * lanes + lane_of_column(j, shape[1], lanes)[0],
+        i // teams * (shape[1] // lanes) + lane_of_column(j, shape[1], lanes)[1]))})
     return x
 
 
-def along_columns_cuda(shape, dtype, threads):
-    """A vector with an entry for each column of such a fragment. Each team of LANES threads has it."""
+def along_columns_cuda(shape, dtype, threads, lanes):
+    """A vector with an entry for each column of such a fragment. Each team of `lanes` threads has it."""
     x = T.alloc_fragment(shape, dtype)
     T.annotate_layout({x: tilelang.layout.Fragment(
-        shape, forward_thread_fn=lambda j, team: team * LANES + lane_of_column(j, shape[0])[0], replicate=threads // LANES,
-        forward_index_fn=lambda j: lane_of_column(j, shape[0])[1])})
+        shape, forward_thread_fn=lambda j, team: team * lanes + lane_of_column(j, shape[0], lanes)[0],
+        replicate=threads // lanes, forward_index_fn=lambda j: lane_of_column(j, shape[0], lanes)[1])})
     return x
 
 
-def along_rows_cuda(shape, dtype, threads):
+def along_rows_cuda(shape, dtype, threads, lanes):
     """A vector with an entry for each row of such a fragment. All threads of the row's team have it."""
-    x, teams = T.alloc_fragment(shape, dtype), threads // LANES
+    x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(
-        shape, forward_thread_fn=lambda i, one: i % teams * LANES + one, replicate=LANES, forward_index_fn=lambda i: i // teams)})
+        shape, forward_thread_fn=lambda i, one: i % teams * lanes + one, replicate=lanes, forward_index_fn=lambda i: i // teams)})
     return x
 
 
@@ -84,16 +89,16 @@ def rows_cpu(shape, dtype, threads):
     return T.alloc_local(shape, dtype)
 
 
-def state_rows_cpu(shape, dtype, threads):
+def state_rows_cpu(shape, dtype, threads, lanes):
     """A tile whose rows are summed."""
     return T.alloc_local(shape, dtype)
 
 
-def along_columns_cpu(shape, dtype, threads):
+def along_columns_cpu(shape, dtype, threads, lanes):
     """A vector with an entry for each column of such a tile."""
     return T.alloc_local(shape, dtype)
 
 
-def along_rows_cpu(shape, dtype, threads):
+def along_rows_cpu(shape, dtype, threads, lanes):
     """A vector with an entry for each row of such a tile."""
     return T.alloc_local(shape, dtype)

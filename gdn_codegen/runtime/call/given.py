@@ -1,0 +1,35 @@
+"""What a generated module is given of a call's tensors, and in which order."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .arguments import BUFFER, FINAL, INPUTS, INTEGERS, RAW_INPUTS, Tensors
+from .request import Request
+
+ROWS = Tensors._fields.index("intermediate_state_indices")
+
+
+def given_to(t: Tensors, x: Request, checkpoints: Tensor | None) -> tuple[Any, ...]:
+    """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
+    buffers = tuple(t[n] for n in buffers_of(x))
+    return (t[:RAW_INPUTS] if x.gate == "raw" else t[:INPUTS], (t.initial_state,), (t.out,), t.cu_seqlens,
+            (*buffers, checkpoints) if x.checkpoint_chunks else buffers)
+
+
+def buffers_of(x: Request) -> tuple[int, ...]:
+    """Indices of the tensors to which a call writes final states and states by token."""
+    words = x.by_token.split("/")
+    return (*(() if x.in_place or "frozen" in words else (FINAL,)), *((BUFFER,) if "rows" in words else ()))
+
+
+def places_of_integers(t: tuple[Any, ...], x: Request) -> tuple[int, ...]:
+    """Indices of the tensors of integers that a call's module takes. It takes rows of states even where they are not given."""
+    rows = "rows" in x.by_token.split("/")
+    return tuple(n for n in INTEGERS if t[n] is not None or (rows and n == ROWS))
+
+
+def integers_of(t: tuple[Any, ...], x: Request) -> tuple[Any, ...]:
+    """The tensors of integers that a call's module takes."""
+    return tuple(t[n] for n in places_of_integers(t, x))
