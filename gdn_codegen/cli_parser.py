@@ -44,8 +44,8 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     forms = ", ".join(f"{name}={'|'.join(accepted)}" for name, accepted in algorithms.FORMS.items() if accepted)
     p.add_argument("--accept", default="", metavar="WORDS",
                    help=f"how callers pass inputs and states, if not in the default way: {forms}, "
-                        "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints|rows|slots|accepted|parents|frozen "
-                        "(joined by /), strided; joined by commas")
+                        "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints|rows|slots|accepted|parents|frozen|"
+                        "positions (joined by /), strided; joined by commas")
     p.add_argument("--arch", default="", metavar="NAME", help="the architecture to build for: "
                    f"{', '.join(f'{a} ({t})' for t in known for a in find(t).archs)} (default: any); triton: GPUs for which to "
                    "choose a schedule"

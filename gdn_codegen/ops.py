@@ -9,12 +9,13 @@ from torch import Tensor
 from .host.arguments import _check_number
 from .host.tensors import _fail
 from .runtime.call import launch
-from .runtime.call.arguments import Options, Tensors
+from .runtime.call.arguments import POSITIONS, Options, Tensors
 from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.foreign_keywords import spelled
 from .runtime.call.launch import check_values, eager
 from .runtime.call.normalise import is_batch_invariant, settled, shape_of
 from .runtime.call.request import DECODE_CHUNK
+from .runtime.call.run import run_checked
 from .runtime.torch_library import compiled
 from .schedule import Schedule
 
@@ -30,14 +31,16 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     """
     if others:
         t, x = spelled(t, x, others, -1 if few else DECODE_CHUNK if decode else 0)
-    if not torch.compiler.is_dynamo_compiling():
+    at = t[POSITIONS] is not None or t[POSITIONS + 1] is not None
+    if not at and not torch.compiler.is_dynamo_compiling():
         for again in launch.recent:
             results: tuple[Any, ...] | None = again(t, x, scale, decode)
             if results is not None:
                 return results
     scale = None if scale is None else _check_number("scale", scale)
     # tensors of classes that dispatch ops themselves, as fake ones, and tracers get a torch op
-    if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
+    plain = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+    if plain and not at:
         results = eager(t, x, scale, decode, few)
         if results is not None:
             return results
@@ -47,7 +50,7 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
 
     def call(t: Tensors, x: Options) -> tuple[Any, ...]:
         here = asked if t is tensors else settled(t, x, decode)  # dtypes differ
-        results = compiled(t, here, scale)
+        results = run_checked(t, here, scale) if plain and at and launch.are_plain(t) else compiled(t, here, scale)
         return results if here.checkpoint_chunks else results[:2]
 
     return adapted(tensors, options, call) if adapts(tensors, options) else call(tensors, options)
@@ -61,6 +64,7 @@ def chunk_gated_delta_rule(
         beta_form: str = "given", allow_neg_eigval: bool = False,
         state_v_first: bool = False, state_dtype: torch.dtype | None = None, final_state: State = None,
         state_indices: Tensor | None = None, inplace_final_state: bool | None = None, checkpoint_chunks: int = 0,
+        checkpoint_positions: Tensor | None = None, checkpoint_slots: Tensor | None = None,
         chunk_indices: Tensor | None = None, chunk_offsets: Tensor | None = None, unit_keys: bool = False,
         target: str = "auto", chunk_size: int | None = None, schedule: str | Schedule | None = None,
         batch_invariant: bool | None = None, **kwargs: Any) -> tuple[Any, ...]:
@@ -89,6 +93,9 @@ def chunk_gated_delta_rule(
       sequences; -1 skips a sequence. The pool is written in place unless inplace_final_state=False or final_state is another
       tensor.
       checkpoint_chunks: n > 0 adds a third result, the states every n chunks.
+      checkpoint_positions, checkpoint_slots: int32 or int64 [N, P]. The state of sequence n after the first
+      checkpoint_positions[n, i] tokens of this call is also written to slot checkpoint_slots[n, i] of the pool to which final
+      states go. Slot -1 writes nothing. No slot occurs twice, and none is among state_indices.
     Output and choice of the kernel.
       out: a buffer for o, with v's shape and dtype.
       target: "auto" takes one that runs on q's device. chunk_size (1, 16, 32, 64, 128) and schedule: None lets the package
@@ -103,7 +110,7 @@ def chunk_gated_delta_rule(
     Raises ValueError that names the bad argument (docs/errors.md).
     """
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, None, None, None, cu_seqlens, final_state, out, None,
-         chunk_indices, chunk_offsets)
+         chunk_indices, chunk_offsets, checkpoint_positions, checkpoint_slots)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
          state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks, unit_keys, batch_invariant)
     return _call(t, x, scale, kwargs)
@@ -123,9 +130,9 @@ def recurrent_gated_delta_rule(
         **kwargs: Any) -> tuple[Any, ...]:
     """Gated DeltaNet decoding: 1 to 16 new tokens per sequence. Returns (o, final state or None). Forward only.
 
-    The arguments are those of `chunk_gated_delta_rule`, without unit_keys, checkpoint_chunks, chunk_size and FLA's tables of
-    chunks. One kernel computes all tokens, as one chunk of 16 or as chunks of one token. With batch_invariant=True chunks have
-    one token, so that any cut leaves the bits as they are.
+    The arguments are those of `chunk_gated_delta_rule`, without unit_keys, checkpoint_chunks, checkpoint_positions,
+    checkpoint_slots, chunk_size and FLA's tables of chunks. One kernel computes all tokens, as one chunk of 16 or as chunks of
+    one token. With batch_invariant=True chunks have one token, so that any cut leaves the bits as they are.
 
     Verification of draft tokens keeps a state for each token (W is at least the most tokens of a sequence):
       state_indices: [N, W], slots of the pool. The state after token t of sequence n is written to slot [n, t]; -1 stores none.
@@ -140,7 +147,7 @@ def recurrent_gated_delta_rule(
     Raises ValueError where T is above 16, or where values of cu_seqlens are read and a sequence has more than 16 tokens.
     """
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, num_accepted_tokens, retrieve_parent_token,
-         intermediate_state_indices, cu_seqlens, final_state, out, intermediate_states_buffer, None, None)
+         intermediate_state_indices, cu_seqlens, final_state, out, intermediate_states_buffer, None, None, None, None)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
          state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant)
     return _call(t, x, scale, kwargs, decode=True, few=True)

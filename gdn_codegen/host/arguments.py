@@ -17,7 +17,7 @@ from .tensors import _FLOATS, _dense, _fail, _is_apart, _is_plain
 # --- copied from here on ---
 #: What the integers of a tensor say.
 _WHAT = {"state_indices": "slot", "num_accepted_tokens": "number", "intermediate_state_indices": "row",
-         "retrieve_parent_token": "parent"}
+         "retrieve_parent_token": "parent", "checkpoint_rows": "row"}
 _ANY_FLOAT = tuple(_FLOATS.values())
 _LARGEST = torch.finfo(torch.float32).max
 

@@ -103,6 +103,9 @@ def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: An
             _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} states", f"{max(lengths)} or more, as a sequence has tokens")
         _check_slots(rows, "intermediate_state_indices", p.stored_rows, True)
         kept = [[row >= 0] * p.tokens for row in rows]
+    for n, row in enumerate(found.get("checkpoint_rows", ())):
+        if any(not -1 <= i < p.stored_rows for i in row):
+            _fail("checkpoint_rows", f"{row} for sequence {n}", f"rows from 0 to {p.stored_rows - 1}, or -1 to store no state")
     if "retrieve_parent_token" in found:
         _check_parents(found["retrieve_parent_token"], lengths, kept)
 
@@ -131,7 +134,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
     special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None
-    rows = t.checkpoints if t.rows else ()
+    rows = t.checkpoints if t.rows or t.positions else ()
     first_out, first_final = t.place("outputs").start, host.final.start
 
     def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = ()) -> list[Any]:

@@ -122,7 +122,7 @@ class Check:
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
             return [chunk + 3] * 2
-        if self.tables.by_token or self.tables.rows:
+        if self.by_token:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
@@ -239,8 +239,19 @@ class Check:
                 "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
                 "intermediate_state_indices": rows,
                 "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
-                                                       for n in range(len(lengths))], device="cpu")}
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
         return {name: made[name].to(torch.int32).to(device) for name in names}
+
+    def rows(self, lengths: Any) -> Any:
+        """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
+        chunk."""
+        chunk, start = self.tables.chunk, 0
+        rows = torch.full((len(lengths), max(lengths) // chunk + 1), -1, device="cpu")
+        for n, length in enumerate(lengths):
+            rows[n, :length // chunk] = start // chunk + torch.arange(length // chunk, device="cpu")
+            start += length
+        return rows
 
     def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
         """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
@@ -272,6 +283,9 @@ class Check:
         for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
             shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
             arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
+            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
+            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
@@ -286,7 +300,7 @@ class Check:
         """(error, accepted error) by output of one call."""
         tables, once = self.tables, self.lengths(packed)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        instances = self.INSTANCES_BY_TOKEN if tables.by_token or tables.rows else self.INSTANCES
+        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
         copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
         x, lengths = self.drawn(once, heads), once * copies
         outs, finals, after = self.expected(x, once, heads, given)
@@ -322,6 +336,8 @@ class Check:
             got = self.kv_order(arguments[name].cpu()[by_token], dims)
             found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
                                                zip(got, tokens_of(lengths, served), strict=True)]), accepted
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
@@ -334,10 +350,17 @@ class Check:
                 own[written.view(own.shape[:2]).to(device)] = True
             elif name in dict(self.kept):
                 own[tuple(at.to(device) for at in by_token)] = True
+            elif name in dict(tables.checkpoints):
+                own[[row for row in self.rows(lengths).flatten().tolist() if row >= 0]] = True
             else:
                 own[served if slots is None else slots[served].to(device)] = True
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
+
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
     @property
     def kept(self) -> Any:
@@ -353,7 +376,7 @@ class Check:
     def writable(self, arguments: Any) -> Any:
         """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
         states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows else []
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
         return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
 
 

@@ -63,7 +63,7 @@ class Host:
         self.plans: dict[Any, Plan] = {}
         self.kind = _kind_and_place if tables.strided else _kind
         self.outputs = tables.place("outputs")
-        self.checkpoints = slice(0) if tables.rows else tables.place("checkpoints")  # the caller has its rows
+        self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
         self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
@@ -76,7 +76,7 @@ class Host:
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
-        if t.checkpoints and not t.rows:
+        if t.checkpoints and not (t.rows or t.positions):
             _check_chunks("checkpoint_chunks", every, 1)
         wanted = t.in_place
         if t.final:

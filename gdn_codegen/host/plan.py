@@ -104,8 +104,8 @@ class Plan:
         self.as_integers: list[bool] = []
         for name, x in zip(t.numbers, indices, strict=True):
             if x is not None or name != "intermediate_state_indices":  # without it sequences have rows in order
-                _check_indices(name, x, self.sequences, self.device, (0 if self.packed else self.tokens) if name in t.by_token
-                               else -1)
+                least = 0 if self.packed else -(-self.tokens // t.chunk)
+                _check_indices(name, x, self.sequences, self.device, least if name in t.by_token else -1)
             if name in t.by_token:
                 self.ints[f"{name}_width"] = x.shape[1]
             self.as_integers.append(x is not None and _is_plain(x, torch.int32))
@@ -149,11 +149,16 @@ class Plan:
                                                           self.device, self.state)
                 self.stored_rows, self.row_tokens = x.shape[:2]
                 lent.append((name, tuple(x.shape), None))
+        elif t.positions:
+            for (name, dims), x in zip(t.checkpoints, buffers[len(t.final):], strict=True):
+                self.ints[f"{name}_stride"] = _check_pool(name, x, (self.value_heads, *dims), self.device, self.state)
+                self.stored_rows = x.shape[0]
+                lent.append((name, tuple(x.shape), None))
         elif t.checkpoints:
             rows = self.batch * self.tokens // (self.every * t.chunk)
             lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
         self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
-        if t.rows:  # they are read where they lie
+        if t.rows or t.positions:  # they are read where they lie
             self.as_they_are[len(t.final):] = [True] * len(t.checkpoints)
         self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
 
@@ -244,7 +249,8 @@ class Plan:
         if t.pool:
             sources += [("given", n, tuple(_flat(name, x).shape))
                         for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
-        sources += [("given", n, tuple((_flat("", x) if t.rows and n >= first_buffer + len(t.final) else x).shape))
+        flat = first_buffer + len(t.final) if t.rows or t.positions else math.inf
+        sources += [("given", n, tuple((_flat("", x) if n >= flat else x).shape))
                     if x is not None else ("result", like) if absent is None else ("fixed", absent)
                     for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
         sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like)

@@ -23,7 +23,8 @@ class Tables:
     head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
-    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool.
+    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
+    rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
     value head. part_workspaces: one tile for each part and value head.
@@ -70,6 +71,7 @@ class Tables:
     by_token: tuple[str, ...] = ()
     rows: bool = False
     slots: bool = False
+    positions: bool = False
     heads: Mapping[str, int] = field(default_factory=dict)
     heads_per_instance: int = 1
     units: Mapping[str, int] = field(default_factory=dict)

@@ -103,7 +103,7 @@ class Interpreter:
         if t.index == "sequence":
             return (pr.pool if t.at else len(pr.lengths), heads, *tile)
         if t.index == "checkpoint" and t.at:
-            return (pr.pool, pr.width, heads, *tile)
+            return (pr.pool, *(() if self.p.tensor(t.at).index == "numbers" else (pr.width,)), heads, *tile)
         if t.index == "checkpoint":
             return (pr.tokens // (pr.every * self.p.sizes["C"]), heads, *tile)
         return (heads,) if t.index == "head" else tile
@@ -375,7 +375,7 @@ class Interpreter:
         if at.chunk == 0 or parent == at.chunk - 1:
             return before
         if parent < 0:
-            return initial
+            return initial.to(before.dtype)
         if not self.kept(t, replace(at, chunk=parent)):
             return before
         return self.load(k, o, replace(at, chunk=parent), sizes).to(before.dtype)

@@ -55,6 +55,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         part_workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "part"),
         indices=tuple(t.name for t in p.role("input") if t.index in ("number", "numbers")),
         by_token=rows("input", "numbers", lambda t: t.name), rows=c.rows, slots=c.slots,
+        positions=c.positions,
         heads=dict(zip(("H", "HV"), b.heads, strict=True)) if b.heads else {},
         heads_per_instance=max(k.batch.heads if k.batch.way == "key_head" else 1 for k in p.kernels),
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
@@ -103,9 +104,14 @@ def signature(t: Tables) -> str:
         return absent(row[0] for row in rows)
     return ", ".join((*(row[0] for row in t.inputs), *absent(t.scalars), *first(t.initial),
                       *absent(t.numbers), "output_final_state=False", "cu_seqlens=None", *first(t.final),
-                      *(["checkpoint_chunks=1"] if t.checkpoints and not t.rows else []), *first(t.checkpoints),
+                      *(["checkpoint_chunks=1"] if _every(t) else []), *first(t.checkpoints),
                       *first(t.head_inputs),
                       *absent(t.outs)))
+
+
+def _every(t: Tables) -> bool:
+    """Whether the caller gives the number of chunks from one checkpoint to the next."""
+    return bool(t.checkpoints) and not (t.rows or t.positions)
 
 
 def arguments(t: Tables) -> str:
@@ -115,7 +121,7 @@ def arguments(t: Tables) -> str:
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
     def first(*tables: Sequence[tuple[Any, ...]]) -> str:
         return group(row[0] for rows in tables for row in rows)
-    more = [group(t.numbers), "checkpoint_chunks"] if t.checkpoints and not t.rows else [group(t.numbers)] if t.numbers else []
+    more = [group(t.numbers), "checkpoint_chunks"] if _every(t) else [group(t.numbers)] if t.numbers else []
     return ", ".join((first(t.inputs, t.head_inputs), group(t.scalars), first(t.initial), group(t.outs), "cu_seqlens",
                       first(t.final, t.checkpoints), "output_final_state", *more))
 
@@ -130,12 +136,12 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
               for n, default, dtype in t.head_inputs]
     lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))
               for x in named(p, role, index) for line in _state_doc(b, x)]
-    if b.contract.by_token:
+    if b.contract.by_token or b.contract.positions:
         lines += [line for t in p.role("input") if t.index in ("number", "numbers") for line in NUMBERS[t.name, t.index]]
     elif b.contract.pool:
         lines += ["state_indices: int32 or int64 [N], a sequence's slot; -1 leaves it out: nothing of it is read, and nothing",
                   "    written. Slots may lie apart; each is dense, and aligned to 16 bytes."]
-    more = ", checkpoints" if t.checkpoints and not t.rows else ""
+    more = ", checkpoints" if _every(t) else ""
     devices = f"CUDA tensors only: built for {b.arch}." if b.arch else "CUDA tensors run on the GPU, CPU tensors on the CPU."
     return [
         *lines,
@@ -157,6 +163,8 @@ NUMBERS: dict[tuple[str, str], list[str]] = {
         "num_accepted_tokens: int32 or int64 [N], from 1 on; a sequence starts from the slot of its token of this number."],
     ("intermediate_state_indices", "number"): [
         "intermediate_state_indices: int32 or int64 [N], a sequence's row; -1 stores none. None: rows in order."],
+    ("checkpoint_rows", "numbers"): [
+        "checkpoint_rows: int32 or int64 [N, chunks or more], a row for the state after each chunk; -1 stores none."],
     ("retrieve_parent_token", "numbers"): [
         "retrieve_parent_token: int32 or int64 [N, tokens or more], the earlier token after which a token comes; negative: it",
         "    starts from the initial state, as first tokens do in any case."]}
@@ -167,6 +175,8 @@ def _state_doc(b: Build, t: Tensor) -> list[str]:
     c, dims = b.contract, ", ".join(str(b.sizes[str(d)]) for d in t.dims)
     lead = "rows" if t.index == "checkpoint" else "slots" if c.pool else "N"
     text = f"{t.name}: [{lead}, HV, {dims}] {t.dtype}"
+    if t.index == "checkpoint" and c.positions:
+        return [f"{text}, to be written to: the states after chunks."]
     if t.index == "checkpoint" and t.at:
         return [f"{t.name}: [rows, tokens or more, HV, {dims}] {t.dtype}, to be written to: the state after each token."]
     if t.index == "checkpoint":

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from ..host.tensors import _fail
-from .call.aliasing import reach
-from .call.arguments import IN_KERNELS, Tensors
-from .call.launch import run
-from .call.normalise import check_written
+from .call.arguments import Tensors
+from .call.positions import NAMES as POSITIONS
 from .call.request import DEFAULT_CHUNK, OPTIONS, Request
+from .call.run import run, run_checked
 
 #: Tensors that both ops read, in the order of Tensors.
 READ = Tensors._fields[:Tensors._fields.index("final_state")]
@@ -47,15 +46,16 @@ def gated_delta_rule(*given: Any) -> list[Tensor]:
 
 @torch.library.custom_op(
     "gdn_codegen::gated_delta_rule_into", mutates_args=("final_state", "out", "checkpoints"),
-    schema=_schema("Tensor(a!)? final_state, Tensor(b!) out, Tensor(c!)? checkpoints", "Tensor"))
+    schema=_schema("Tensor(a!)? final_state, Tensor(b!) out, Tensor(c!)? checkpoints, Tensor? checkpoint_positions=None, "
+                   "Tensor? checkpoint_slots=None", "Tensor"))
 def gated_delta_rule_into(*given: Any) -> Tensor:
     """The same, written to buffers. With in_place final_state holds the initial states, too. Gives the final state where it is
     wanted and has no buffer, else nothing."""
-    t, scale, x, (final_state, out, checkpoints) = _unpacked(given)  # checkpoints: also the buffer for states by token
+    t, scale, x, (final_state, out, checkpoints, *at) = _unpacked(given)  # checkpoints: also the buffer for states by token
     rows = checkpoints if "rows" in x.by_token.split("/") else None
-    t = t._replace(out=out, intermediate_states_buffer=rows, **{"initial_state" if x.in_place else "final_state": final_state})
-    check_written(t, x.in_place, tuple(map(reach, t[:IN_KERNELS])))
-    _, final, _ = run(t, x, scale, checkpoints)
+    written = {"initial_state" if x.in_place else "final_state": final_state}
+    t = t._replace(out=out, intermediate_states_buffer=rows, **written, **dict(zip(POSITIONS, at, strict=False)))
+    _, final, _ = run_checked(t, x, scale, checkpoints)
     return t.v.new_empty(0) if final is None or final_state is not None else final
 
 
@@ -88,7 +88,7 @@ def _(*given: Any) -> list[Tensor]:
 
 @gated_delta_rule_into.register_fake
 def _(*given: Any) -> Tensor:
-    t, _, x, (final_state, _, _) = _unpacked(given)
+    t, _, x, (final_state, *_) = _unpacked(given)
     return t.v.new_empty(0) if final_state is not None or not x.output_final_state else _empty_final(t, x)
 
 
@@ -114,5 +114,6 @@ def compiled(t: Tensors, x: Request, scale: float | None) -> tuple[Tensor, Tenso
         out = (t.v.new_empty if t.cu_seqlens is None and t.state_indices is None else t.v.new_zeros)(t.v.shape)
     checkpoints = _empty_checkpoints(t, x) if x.checkpoint_chunks else t.intermediate_states_buffer
     read = t._replace(initial_state=None if x.in_place else t.initial_state)[:len(READ)]
-    state = gated_delta_rule_into(*read, scale, *options, final, out, checkpoints)
+    state = gated_delta_rule_into(*read, scale, *options, final, out, checkpoints, t.checkpoint_positions,
+                                  t.checkpoint_slots)
     return out, state if wanted else final, checkpoints

@@ -8,12 +8,13 @@ from typing import Any
 from ..input_forms import INPUT_FORMS
 
 DTYPES = ("float32", "float16", "bfloat16")
-STATE_FLAGS = ("pool", "in_place", "checkpoints", "rows", "slots", "accepted", "parents", "frozen")
+STATE_FLAGS = ("pool", "in_place", "checkpoints", "rows", "slots", "accepted", "parents", "frozen", "positions")
 STATE_WORDS = ("vk", *DTYPES, *STATE_FLAGS)
 #: What a flag of states needs beside it (one of some groups), and what it excludes.
 NEEDS = {"slots": (("pool", "in_place"),), "accepted": (("pool",),), "parents": (("rows",), ("slots",)),
          "frozen": (("rows",), ("accepted",))}
-EXCLUDES = {"frozen": ("in_place",), "slots": ("rows",), "rows": ("checkpoints",), "checkpoints": ("slots", "accepted")}
+EXCLUDES = {"frozen": ("in_place",), "slots": ("rows",), "rows": ("checkpoints",), "checkpoints": ("slots", "accepted"),
+            "positions": ("checkpoints", "rows", "slots", "accepted")}
 
 
 class ContractError(ValueError):
@@ -39,6 +40,7 @@ class Contract:
     accepted: the initial state is in the slot of the chunk that `num_accepted_tokens` counts, not in that of the first chunk.
     parents: a chunk starts from the state after the chunk that a tensor names, its parent in a tree of draft tokens.
     frozen: no final state is stored.
+    positions: the state is also stored after the chunks to which the tensor `checkpoint_rows` gives a row of the caller's buffer.
     strided: inputs with a contiguous last dim are read in place, by strides passed at run time.
 
     Raises ContractError, a ValueError.
@@ -56,6 +58,7 @@ class Contract:
     accepted: bool = False
     parents: bool = False
     frozen: bool = False
+    positions: bool = False
     strided: bool = False
 
     def __post_init__(self) -> None:

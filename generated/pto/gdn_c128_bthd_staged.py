@@ -3520,7 +3520,8 @@ class Tables:
     head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
-    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool.
+    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
+    rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
     value head. part_workspaces: one tile for each part and value head.
@@ -3567,6 +3568,7 @@ class Tables:
     by_token: tuple[str, ...] = ()
     rows: bool = False
     slots: bool = False
+    positions: bool = False
     heads: Mapping[str, int] = field(default_factory=dict)
     heads_per_instance: int = 1
     units: Mapping[str, int] = field(default_factory=dict)
@@ -3728,7 +3730,7 @@ def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 #: What the integers of a tensor say.
 _WHAT = {"state_indices": "slot", "num_accepted_tokens": "number", "intermediate_state_indices": "row",
-         "retrieve_parent_token": "parent"}
+         "retrieve_parent_token": "parent", "checkpoint_rows": "row"}
 _ANY_FLOAT = tuple(_FLOATS.values())
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -4098,8 +4100,8 @@ class Plan:
         self.as_integers: list[bool] = []
         for name, x in zip(t.numbers, indices, strict=True):
             if x is not None or name != "intermediate_state_indices":  # without it sequences have rows in order
-                _check_indices(name, x, self.sequences, self.device, (0 if self.packed else self.tokens) if name in t.by_token
-                               else -1)
+                least = 0 if self.packed else -(-self.tokens // t.chunk)
+                _check_indices(name, x, self.sequences, self.device, least if name in t.by_token else -1)
             if name in t.by_token:
                 self.ints[f"{name}_width"] = x.shape[1]
             self.as_integers.append(x is not None and _is_plain(x, torch.int32))
@@ -4143,11 +4145,16 @@ class Plan:
                                                           self.device, self.state)
                 self.stored_rows, self.row_tokens = x.shape[:2]
                 lent.append((name, tuple(x.shape), None))
+        elif t.positions:
+            for (name, dims), x in zip(t.checkpoints, buffers[len(t.final):], strict=True):
+                self.ints[f"{name}_stride"] = _check_pool(name, x, (self.value_heads, *dims), self.device, self.state)
+                self.stored_rows = x.shape[0]
+                lent.append((name, tuple(x.shape), None))
         elif t.checkpoints:
             rows = self.batch * self.tokens // (self.every * t.chunk)
             lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
         self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
-        if t.rows:  # they are read where they lie
+        if t.rows or t.positions:  # they are read where they lie
             self.as_they_are[len(t.final):] = [True] * len(t.checkpoints)
         self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
 
@@ -4238,7 +4245,8 @@ class Plan:
         if t.pool:
             sources += [("given", n, tuple(_flat(name, x).shape))
                         for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
-        sources += [("given", n, tuple((_flat("", x) if t.rows and n >= first_buffer + len(t.final) else x).shape))
+        flat = first_buffer + len(t.final) if t.rows or t.positions else math.inf
+        sources += [("given", n, tuple((_flat("", x) if n >= flat else x).shape))
                     if x is not None else ("result", like) if absent is None else ("fixed", absent)
                     for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
         sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
@@ -4337,6 +4345,9 @@ def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: An
             _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} states", f"{max(lengths)} or more, as a sequence has tokens")
         _check_slots(rows, "intermediate_state_indices", p.stored_rows, True)
         kept = [[row >= 0] * p.tokens for row in rows]
+    for n, row in enumerate(found.get("checkpoint_rows", ())):
+        if any(not -1 <= i < p.stored_rows for i in row):
+            _fail("checkpoint_rows", f"{row} for sequence {n}", f"rows from 0 to {p.stored_rows - 1}, or -1 to store no state")
     if "retrieve_parent_token" in found:
         _check_parents(found["retrieve_parent_token"], lengths, kept)
 
@@ -4365,7 +4376,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
     special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None
-    rows = t.checkpoints if t.rows else ()
+    rows = t.checkpoints if t.rows or t.positions else ()
     first_out, first_final = t.place("outputs").start, host.final.start
 
     def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = ()) -> list[Any]:
@@ -4453,7 +4464,7 @@ class Host:
         self.plans: dict[Any, Plan] = {}
         self.kind = _kind_and_place if tables.strided else _kind
         self.outputs = tables.place("outputs")
-        self.checkpoints = slice(0) if tables.rows else tables.place("checkpoints")  # the caller has its rows
+        self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
         self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
@@ -4466,7 +4477,7 @@ class Host:
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
-        if t.checkpoints and not t.rows:
+        if t.checkpoints and not (t.rows or t.positions):
             _check_chunks("checkpoint_chunks", every, 1)
         wanted = t.in_place
         if t.final:
@@ -4648,7 +4659,7 @@ class Check:
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
             return [chunk + 3] * 2
-        if self.tables.by_token or self.tables.rows:
+        if self.by_token:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
@@ -4765,8 +4776,19 @@ class Check:
                 "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
                 "intermediate_state_indices": rows,
                 "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
-                                                       for n in range(len(lengths))], device="cpu")}
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
         return {name: made[name].to(torch.int32).to(device) for name in names}
+
+    def rows(self, lengths: Any) -> Any:
+        """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
+        chunk."""
+        chunk, start = self.tables.chunk, 0
+        rows = torch.full((len(lengths), max(lengths) // chunk + 1), -1, device="cpu")
+        for n, length in enumerate(lengths):
+            rows[n, :length // chunk] = start // chunk + torch.arange(length // chunk, device="cpu")
+            start += length
+        return rows
 
     def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
         """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
@@ -4798,6 +4820,9 @@ class Check:
         for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
             shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
             arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
+            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
+            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
@@ -4812,7 +4837,7 @@ class Check:
         """(error, accepted error) by output of one call."""
         tables, once = self.tables, self.lengths(packed)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        instances = self.INSTANCES_BY_TOKEN if tables.by_token or tables.rows else self.INSTANCES
+        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
         copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
         x, lengths = self.drawn(once, heads), once * copies
         outs, finals, after = self.expected(x, once, heads, given)
@@ -4848,6 +4873,8 @@ class Check:
             got = self.kv_order(arguments[name].cpu()[by_token], dims)
             found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
                                                zip(got, tokens_of(lengths, served), strict=True)]), accepted
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
@@ -4860,10 +4887,17 @@ class Check:
                 own[written.view(own.shape[:2]).to(device)] = True
             elif name in dict(self.kept):
                 own[tuple(at.to(device) for at in by_token)] = True
+            elif name in dict(tables.checkpoints):
+                own[[row for row in self.rows(lengths).flatten().tolist() if row >= 0]] = True
             else:
                 own[served if slots is None else slots[served].to(device)] = True
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
+
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
     @property
     def kept(self) -> Any:
@@ -4879,7 +4913,7 @@ class Check:
     def writable(self, arguments: Any) -> Any:
         """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
         states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows else []
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
         return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
 
 

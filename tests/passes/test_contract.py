@@ -7,7 +7,8 @@ from gdn_codegen.schedule.contract import PLAIN, Contract, ContractError
 
 TEXTS = ("", "strided", "state=vk", "g=raw/float16",
          "beta=sigmoid,g=raw/bfloat16,k=l2norm,q=l2norm,state=vk/bfloat16/pool/in_place,strided",
-         "beta=twice_sigmoid/float16,g=linear,state=float16/checkpoints")
+         "beta=twice_sigmoid/float16,g=linear,state=float16/checkpoints",
+         "state=vk/pool/in_place/positions")
 
 
 @pytest.mark.parametrize("text", TEXTS)

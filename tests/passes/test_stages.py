@@ -69,7 +69,7 @@ BUILDS = [
     ("triton", "", every_op, varied("fused", v_block=32), LARGE, "strided"),
     ("tilelang", "", every_op, varied("fused"), LARGE, ""),
     ("tilelang", "", GDN, varied("replay", value_heads=2), LARGE, FULL),
-    ("tilelang", "", GDN, varied("fused", partition="decay"), LARGE, ""),
+    ("tilelang", "", GDN, varied("fused", partition="decay"), LARGE, "state=positions"),
     ("tilelang", "sm_90a", GDN, varied("walk", "sm_90a", partition="decay", value_heads=2), LARGE, ""),
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", partition="decay"), LARGE, FULL),
     ("pto", "", GDN, varied("staged", launch="single", inverse_block=16, v_block=16), SMALL, ""),

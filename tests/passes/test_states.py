@@ -20,7 +20,9 @@ SLOTS, EVERY = 8, 2
 #: A slot a sequence of the pool for initial states, and of that for final ones; the fourth is left out.
 AT, TO = [6, 0, 3, -1, 2], [1, 4, 7, -1, 0]
 CONTRACTS = ["vk", "float16", "vk/bfloat16", "in_place", "vk/pool", "pool/in_place", "checkpoints",
-             "vk/bfloat16/pool/in_place/checkpoints"]
+             "vk/bfloat16/pool/in_place/checkpoints", "positions", "vk/pool/positions"]
+#: (sequence, chunk) -> its row of checkpoints, for "positions".
+ROWS, WIDTH = {(0, 3): 5, (3, 1): 1, (4, 0): 2, (4, 7): 0}, 10
 
 
 def lowered(text, target="triton", schedule="replay", how=None):
@@ -58,15 +60,27 @@ def run(p, x, text, span=0, kind=Interpreter, at=AT):
     given |= {"initial_state": turned(initial), "o": torch.full(x["v"].shape, 5.0)}
     if "in_place" not in text:
         given["final_state"] = turned(final)
-    rows = sum(x["lengths"]) // (EVERY * SIZES["C"])
+    rows = SLOTS if "positions" in text else sum(x["lengths"]) // (EVERY * SIZES["C"])
+    given["checkpoint_rows"] = torch.tensor([[ROWS.get((n, c), -1) for c in range(WIDTH)] for n in range(len(x["lengths"]))])
     given["state_checkpoints"] = turned(torch.full((rows, 2, 32, 16), 3.0))
     names = {t.name for t in p.tensors}
-    run = kind(p, Problem(x["lengths"], 1, 2, span, EVERY, SLOTS), {"scale": x["scale"]})
+    run = kind(p, Problem(x["lengths"], 1, 2, span, EVERY, SLOTS, width=WIDTH), {"scale": x["scale"]})
     got = run.run({n: t for n, t in given.items() if n in names})
     for n in ("final_state", "state_checkpoints"):
         if n in got:
             got[n] = turned(got[n])
     return got, initial if "in_place" in text else final
+
+
+def after_chunks(x, skipped):
+    """Row -> the state after its chunk."""
+    out = {}
+    for (n, chunk), row in ROWS.items():
+        start, size = sum(x["lengths"][:n]), min(x["lengths"][n], (chunk + 1) * SIZES["C"])
+        if n not in skipped:
+            part = {k: x[k][start:start + size] for k in ("q", "k", "v", "g", "beta")}
+            out[row] = expected(part | {"lengths": [size], "S": x["S"][n:n + 1], "scale": x["scale"]})[1][0]
+    return out
 
 
 def checkpoints(x):
@@ -106,8 +120,12 @@ def right(p, x, text, **options):
             if pool and at[n] < 0:
                 want = {r: s for r, s in want.items() if not start // 32 <= r < start // 32 + length // 32}
             start += length
-        for r, c in enumerate(got["state_checkpoints"]):
-            ok &= rms_error(c, want[r]) < 1e-8 if r in want else bool((c == 3.0).all())
+    elif "positions" in text:
+        want = after_chunks(x, {n for n, s in enumerate(at) if pool and s < 0})
+    else:
+        return ok
+    for r, c in enumerate(got["state_checkpoints"]):
+        ok &= rms_error(c, want[r]) < 1e-8 if r in want else bool((c == 3.0).all())
     return ok
 
 
@@ -173,6 +191,18 @@ class Early(Interpreter):
 @pytest.mark.parametrize("text", ["pool", "pool/in_place"])
 def test_mutations_of_the_pool_fail(kind, text):
     assert not right(lowered(text), inputs(), text, kind=kind)
+
+
+class NoRow(Interpreter):
+    """A chunk without a row has the last one."""
+
+    def kept(self, t, at):
+        return super().kept(t, at) or (SLOTS - 1,)
+
+
+def test_mutation_of_rows_of_checkpoints_fails():
+    p = lowered("positions", how="decay")
+    assert right(p, inputs(), "positions", span=1) and not right(p, inputs(), "positions", span=1, kind=NoRow)
 
 
 def test_mutation_of_checkpoints_fails():

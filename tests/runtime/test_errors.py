@@ -45,6 +45,8 @@ POOL = dict(initial_state=zeros(6, HV, K, V), cu_seqlens=cu(0, 10, 40))
 STEP = dict(op=recurrent_gated_delta_rule, q=half(1, 4, H, K), k=half(1, 4, H, K), v=half(1, 4, HV, V), g=zeros(1, 4, HV),
             beta=zeros(1, 4, HV), initial_state=zeros(8, HV, K, V), cu_seqlens=cu(0, 1, 4))
 SLOTS, PARENTS = cu(0, 1, 2, 3, 4, 5).view(2, 3), cu(-1, 0, 1, -1, 0, 0).view(2, 3)
+AT = dict(POOL, state_indices=cu(0, 1), checkpoint_positions=cu(9, 10, 30, 1).view(2, 2),
+          checkpoint_slots=cu(2, 3, 4, 5).view(2, 2))
 ROWS = dict(q=half(2, 20, H, K), k=half(2, 20, H, K), v=half(2, 20, HV, V), g=zeros(2, 20, HV), beta=zeros(2, 20, HV))
 #: (argument, what is wrong with it) -> what is passed.
 TRIALS = {
@@ -147,6 +149,14 @@ TRIALS = {
     ("use_gate_in_kernel", "contradicts gate"): dict(use_gate_in_kernel=True, A_log=zeros(HV), gate="linear"),
     ("beta_form", "not one that there is"): dict(beta_form="tanh"),
     ("unit_keys", "not a bool"): dict(unit_keys=cu(0, T)),
+    ("checkpoint_positions", "past the sequence's end (*)"): dict(AT, checkpoint_positions=cu(9, 10, 31, 1).view(2, 2)),
+    ("checkpoint_slots", "missing"): dict(AT, checkpoint_slots=None),
+    ("checkpoint_slots", "shape"): dict(AT, checkpoint_slots=cu(3, 4)),
+    ("checkpoint_slots", "dtype"): dict(AT, checkpoint_slots=zeros(2, 2)),
+    ("checkpoint_slots", "twice (*)"): dict(AT, checkpoint_slots=cu(3, 4, 4, 5).view(2, 2)),
+    ("checkpoint_slots", "slots of sequences (*)"): dict(AT, checkpoint_slots=cu(3, 4, 1, 5).view(2, 2)),
+    ("checkpoint_slots", "a pool that is only read"): dict(AT, inplace_final_state=False),
+    ("checkpoint_chunks", "beside positions"): dict(AT, checkpoint_chunks=1),
     ("batch_invariant", "not a bool"): dict(batch_invariant=1),
     ("schedule", "parts, in a batch invariant call"): dict(batch_invariant=True, schedule=varied("walk", partition="decay")),
     ("state_dtype", "16 bits, in a batch invariant call"): dict(batch_invariant=True, state_dtype=torch.float16),

@@ -42,7 +42,7 @@ def said(monkeypatch):
         def get(self, *a):
             return None
 
-    monkeypatch.setattr(launch, "_serves", serves)
+    monkeypatch.setattr(launch, "serves", serves)
     monkeypatch.setattr(launch, "_kept", Nothing())
     return seen
 

@@ -101,7 +101,10 @@ class Torch:
                             empty_cache=nothing, is_available=lambda: True)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        found = getattr(torch, name)
+        if name not in ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros"):
+            return found
+        return lambda *a, **more: found(*a, **{n: x for n, x in more.items() if n != "device"})
 
     def device(self, *given: Any) -> torch.device:
         return torch.device("cpu")

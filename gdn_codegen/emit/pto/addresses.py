@@ -4,7 +4,7 @@ from __future__ import annotations
 from math import prod
 
 from ...ir.types import Tensor
-from ..base import EVERY, Op, strides
+from ..base import EVERY, WIDTH_OF, Op, strides
 from .values import Values
 
 
@@ -56,7 +56,9 @@ class Addresses(Values):
         base = {"slot": f"(slot{self.which} * HV + hv{nth}) * {size}", "sequence": f"(n * HV + hv) * {size}",
                 "checkpoint": f"((first / ({c} * {every}) + (c + 1) / {every} - 1) * HV + hv) * {size}",
                 "block": f"{self.channel(t.slots, o.attr('ahead', 0))} * {size}", "const": ""}[t.index]
-        if t.at:
+        if t.index == "checkpoint" and t.at:
+            base = f"{t.at}_gm[n * {t.at}{WIDTH_OF} + c] * {t.name}_stride + hv * {size}"
+        elif t.at:
             base = f"{t.at}_gm[n] * {t.over or t.name}_stride + hv * {size}"
         gm = f"{t.over or t.name}_gm"
         step = last if len(t.dims) > 1 else 1

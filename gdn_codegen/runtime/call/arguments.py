@@ -28,6 +28,8 @@ class Tensors(NamedTuple):
     intermediate_states_buffer: Tensor | None = None
     chunk_indices: Tensor | None = None
     chunk_offsets: Tensor | None = None
+    checkpoint_positions: Tensor | None = None
+    checkpoint_slots: Tensor | None = None
 
 
 # Most calls are plain tuples of these tensors, which take a tenth of the time to make. Indices of some fields, and their numbers:
@@ -37,6 +39,8 @@ INTEGERS = tuple(map(Tensors._fields.index, ("state_indices", "num_accepted_toke
                                              "retrieve_parent_token")))
 #: How many inputs every call has; with A_log and dt_bias; tensors that kernels read or write. They are the first in Tensors.
 INPUTS, RAW_INPUTS, IN_KERNELS = map(Tensors._fields.index, ("A_log", "initial_state", "chunk_indices"))
+#: The first of the two tensors about states at positions.
+POSITIONS = Tensors._fields.index("checkpoint_positions")
 
 
 class Options(NamedTuple):

@@ -15,7 +15,7 @@ def given_to(t: Tensors, x: Request, checkpoints: Tensor | None) -> tuple[Any, .
     """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
     buffers = tuple(t[n] for n in buffers_of(x))
     return (t[:RAW_INPUTS] if x.gate == "raw" else t[:INPUTS], (t.initial_state,), (t.out,), t.cu_seqlens,
-            (*buffers, checkpoints) if x.checkpoint_chunks else buffers)
+            (*buffers, checkpoints) if x.checkpoint_chunks or t.checkpoint_positions is not None else buffers)
 
 
 def buffers_of(x: Request) -> tuple[int, ...]:

@@ -24,9 +24,8 @@ from .dtypes import adapted, adapts
 from .given import buffers_of, given_to, integers_of, places_of_integers
 from .native_launcher import Asked, call_launcher, kernels_ahead
 from .normalise import check_chunks, check_written, reads, settled, transformed, written
+from .positions import check
 from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
-
-Results = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass
@@ -65,17 +64,16 @@ def chosen(call: Call) -> Build:
     return (step or choice(call)).build
 
 
-def _admitted(t: Tensors, call: Call, checkpoints: Tensor | None) -> Any:
-    """The generated module for a call, after admission. None if its build is refused: dispatch then chooses another build. For a
-    named schedule there is no other, and the error is raised."""
-    b, x = chosen(call), call.request
+def _admitted(call: Call, prepare: Callable[[Any], object]) -> Any:
+    """The generated module for a call, after admission. prepare: plans the call of a module. None if its build is refused:
+    dispatch then chooses another build. For a named schedule there is no other, and the error is raised."""
+    b = chosen(call)
     m = module(b)
     try:
         with compiling(m, call.device.type):
-            admit(b, m, call, lambda: m.HOST.prepare(*given_to(t, x, checkpoints), call.wanted, integers_of(t, x),
-                                                     x.checkpoint_chunks))
+            admit(b, m, call, lambda: prepare(m))
     except (Refused, DoesNotCompile) as e:
-        if x.schedule is not None or not refuse(b, call.device, str(e)):
+        if call.request.schedule is not None or not refuse(b, call.device, str(e)):
             raise
         warnings.warn(f"{e}. Calls take another build", RuntimeWarning, stacklevel=2)
         choose_decode.kept_choice.cache_clear()
@@ -120,29 +118,27 @@ def check_values(t: Tensors, x: Request, few: bool) -> None:
         check_chunks(t.chunk_indices, t.chunk_offsets, t.cu_seqlens, x.chunk_size)
     if few and t.q.ndim == 4:
         _check_step(t, x.layout)
+    if t.checkpoint_positions is not None or t.checkpoint_slots is not None:
+        check(t, x)
 
 
-def _serves(t: Tensors, call: Call, checkpoints: Tensor | None = None) -> Any:
-    """The generated module for a call."""
+def serves(t: Tensors, call: Call, checkpoints: Tensor | None = None,
+           more: Callable[[int], tuple[Any, ...]] = lambda chunk: ()) -> Any:
+    """The generated module for a call. more: from the tokens of a chunk, further tensors of integers."""
+    x = call.request
+
+    def prepare(m: Any) -> object:
+        integers = *integers_of(t, x), *more(m.HOST.tables.chunk)
+        return m.HOST.prepare(*given_to(t, x, checkpoints), call.wanted, integers, x.checkpoint_chunks)
     m = None
     while m is None:
-        m = _admitted(t, call, checkpoints)
+        m = _admitted(call, prepare)
     return m
 
 
-def _numbers(host: Host, scale: float | None) -> tuple[float, ...]:
+def numbers_for(host: Host, scale: float | None) -> tuple[float, ...]:
     """The numbers that kernels take: the scale, which is checked, or the page's default."""
     return host.numbers_of((None,)) if scale is None else (scale,)
-
-
-def run(t: Tensors, x: Request, scale: float | None, checkpoints: Tensor | None = None) -> Results:
-    """o, the final state or None, state checkpoints or None."""
-    call = call_of(t, x)
-    host = _serves(t, call, checkpoints).HOST
-    given, *others = given_to(t, x, checkpoints)
-    memory = host.run(given, _numbers(host, scale), *others, call.wanted, integers_of(t, x), x.checkpoint_chunks)
-    o, final, *states = host.results(memory, call.wanted)
-    return o, final, states[0] if states else None
 
 
 def _kind(x: Any) -> Any:
@@ -166,10 +162,15 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], decode: bool) -> Callabl
     return call_launcher(s.plan, kernels_ahead(m), about, t[:IN_KERNELS], place, at("cu_seqlens"))
 
 
+def are_plain(t: Tensors) -> bool:
+    """Whether no tensor is of a class that may dispatch ops itself."""
+    return all(type(y) in PLAIN or not isinstance(y, Tensor) for y in t)
+
+
 def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
     """The results of the first call of a kind, whose decisions are kept. None for tensors of a class that dispatches ops
     itself, as fake tensors do."""
-    if any(isinstance(y, Tensor) and type(y) not in PLAIN for y in t):
+    if not are_plain(t):
         return None
     asked, reaches = settled(t, x, decode), tuple(map(reach, t[:IN_KERNELS]))
     check_written(t, asked.in_place, reaches)
@@ -180,7 +181,7 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
     else:
         check_values(t, asked, few)
         call = call_of(t, asked)
-        m = _serves(t, call)
+        m = serves(t, call)
         host: Host = m.HOST
         inputs, states, outs, ends, buffers = given_to(t, asked, None)
         with compiling(m, t.q.device.type):
@@ -188,7 +189,7 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
             plan = host.prepare(inputs, states, outs, ends, buffers, call.wanted, integers, asked.checkpoint_chunks)
             kept = Settled(asked, m, plan, host.numbers_of((None,)), sorts, given, reaches, buffers_of(asked),
                            places_of_integers(t, asked))
-            memory = plan.call(inputs, _numbers(host, scale), states, outs, ends, buffers, integers)
+            memory = plan.call(inputs, numbers_for(host, scale), states, outs, ends, buffers, integers)
             results = host.results(memory, call.wanted)
     if about is not None and not captures(t.q.device):  # a captured call may not have been admitted
         if len(_kept) >= 1024:

@@ -96,12 +96,13 @@ class Call:
 
 
 @lru_cache(maxsize=1024)
-def _contract(x: Request, given: tuple[tuple[str, torch.dtype], ...], pool: bool, strided: bool) -> Contract:
+def _contract(x: Request, given: tuple[tuple[str, torch.dtype], ...], pool: bool, positions: bool, strided: bool) -> Contract:
     q = "l2norm" if x.l2norm else ""
     inputs = {"g": x.gate, "beta": x.beta_form, "q": q, "k": q or ("unit" if x.unit_keys else "")}
     dtypes = {n: DTYPES[d] for n, d in given if d in DTYPES and d != torch.float32}
     return Contract(tuple(sorted((n, form) for n, form in inputs.items() if form)), tuple(sorted(dtypes.items())),
-                    "vk" if x.state_v_first else "kv", x.state_dtype, pool, x.in_place, x.checkpoint_chunks > 0, strided=strided,
+                    "vk" if x.state_v_first else "kv", x.state_dtype, pool, x.in_place, x.checkpoint_chunks > 0,
+                    positions=positions, strided=strided,
                     **dict.fromkeys(filter(None, x.by_token.split("/")), True))
 
 
@@ -119,7 +120,8 @@ def call_of(t: Tensors, x: Request) -> Call:
     strides of views, which kernels would get. The host then copies views."""
     numbers: tuple[tuple[str, Tensor | None], ...] = (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
     given = tuple((n, y.dtype) for n, y in numbers if y is not None)
-    contract = _contract(x, given, t.state_indices is not None, not x.batch_invariant and _strided(t))
+    contract = _contract(x, given, t.state_indices is not None, t.checkpoint_positions is not None,
+                         not x.batch_invariant and _strided(t))
     q, v, (tokens, heads) = t.q.shape, t.v.shape, x.axes
     sequences = q[0] if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape
     extent = (ANY_BATCH, ANY_BATCH) if x.batch_invariant else (sequences, q[0] * q[tokens])
