@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from .tools.shapes import Shape
 
 
-def _import_line(path: Path, function: str) -> str:
-    parts = path.with_suffix("").parts
-    if path.is_absolute() or any(not x.isidentifier() for x in parts):
-        return f"import sys; sys.path.insert(0, {str(path.parent)!r}); from {path.stem} import {function}"
-    return f"from {'.'.join(parts)} import {function}"
-
-
 def build(a: argparse.Namespace) -> int:
     """`gdn_codegen build`: write a module for each target; compile them with --check or --compile.
 
@@ -35,8 +28,12 @@ def build(a: argparse.Namespace) -> int:
     ValueError for a wrong option, before anything is written.
     """
     from .runtime import cache
-    from .runtime.load import cached, write
+    from .runtime.load import cached, import_line, write
     options.check_build(a)
+    options.check_model(a, vars(cli_parser.parser().parse_args(["build"])))
+    if a.model is not None:
+        from .tools import served
+        return served.command(a)
     arches, choices = options.gpus(a), options.choices(a)
     builds, failed, left = [c.build for c in choices], False, []
     heads = [options.heads(x, "compile_heads") for x in a.compile_heads]
@@ -57,7 +54,7 @@ def build(a: argparse.Namespace) -> int:
             print(f"gdn_codegen: {b.target}: {what}: {why}", file=sys.stderr)
         start = time.perf_counter()
         path = cached(b) if a.cached else write(b, out)
-        print(f"{path}  ({time.perf_counter() - start:.2f} s)\n{_import_line(path, b.function)}", flush=True)
+        print(f"{path}  ({time.perf_counter() - start:.2f} s)\n{import_line(path, b.function)}", flush=True)
         if a.check:
             from .tools.check import check
             for line, ok in check(b, path, arches):

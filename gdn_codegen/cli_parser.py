@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from . import algorithms
+from . import algorithms, models
 from .options import BENCH, CHUNK, TUNE
 from .runtime.build import CHUNKS, DTYPES, LAYOUTS
 from .runtime.targets import tunable
@@ -76,6 +76,13 @@ def _module_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--compile-heads", metavar="H/HV", action="append", default=[],
                    help="head counts to compile for (triton); may be given again")
     p.add_argument("--cached", action="store_true", help="write to the cache of the package's op instead of --out")
+    p.add_argument("--model", metavar="NAME", help="instead all builds that a server of this model calls, to the cache of the "
+                   f"package's op: {', '.join(n for n, m in models.MODELS.items() if not m.lacks)}")
+    p.add_argument("--tensor-parallel", type=int, metavar="N", help="with --model: devices that share the heads (default: 1)")
+    p.add_argument("--device", metavar="WORDS", help="with --model: the device of the calls, as 'NVIDIA H200', 'sm_90 x 132' or "
+                   "cpu (default: the GPU that is here)")
+    p.add_argument("--tokens", type=int, metavar="N", help="with --model: the most tokens of a call (default: 262144)")
+    p.add_argument("--sequences", type=int, metavar="N", help="with --model: the most sequences of a call (default: 256)")
 
 
 def _show_options(p: argparse.ArgumentParser) -> None:

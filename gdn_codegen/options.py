@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ ASKED = "asked for"
 #: Tokens of a chunk if the command line names a schedule and no chunk.
 CHUNK = 64
 #: The least value of each numeric option.
-LEAST = {"tokens": 1, "value_heads": 1, "blocks": 1, "runs": 1, "budget": 0, "memory": 0}
+LEAST = {"tokens": 1, "sequences": 1, "tensor_parallel": 1, "value_heads": 1, "blocks": 1, "runs": 1, "budget": 0, "memory": 0}
 #: Defaults of `bench`. The parser gives None for an absent option, so that an option that would have no effect can be refused.
 BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0, "runs": 15, "gates": "layer"}
 #: The ways of `bench`, and the options that only some ways have.
@@ -207,6 +207,22 @@ def check_tune(a: argparse.Namespace) -> None:
     for name, value in TUNE.items():
         if getattr(a, name) is None:
             setattr(a, name, value)
+
+
+#: Options of `build --model`, which only it has, and those which it has too.
+OF_MODELS = ("tensor_parallel", "device", "tokens", "sequences")
+WITH_MODELS = ("command", "words", "model", *OF_MODELS, "target", "accept", "compile", "cached", "out")
+
+
+def check_model(a: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
+    """ValueError for an option of `build` that has no effect beside --model, or needs it. defaults: of all options."""
+    if a.model is None:
+        refuse(a, OF_MODELS, "without --model", "with --model")
+        return
+    for name, default in defaults.items():
+        if name not in WITH_MODELS and getattr(a, name) != default:
+            raise ValueError(f"{name}: got {getattr(a, name)!r} with --model; accepted: no --{name.replace('_', '-')}, because "
+                             "the op chooses for the model")
 
 
 def check_build(a: argparse.Namespace) -> None:

@@ -51,6 +51,14 @@ def import_path(path: Path) -> ModuleType:
         return module
 
 
+def import_line(path: Path, function: str) -> str:
+    """The Python line that imports a generated module's function."""
+    parts = path.with_suffix("").parts
+    if path.is_absolute() or any(not x.isidentifier() for x in parts):
+        return f"import sys; sys.path.insert(0, {str(path.parent)!r}); from {path.stem} import {function}"
+    return f"from {'.'.join(parts)} import {function}"
+
+
 def cached(b: Build) -> Path:
     """The generated module of `b` in the package's cache."""
     text = render(b)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import lru_cache
 
 #: Tools that targets need besides their packages, to compile for a GPU or the simulator -> what to install.
 TOOLS = {"nvcc": "a CUDA toolkit with nvcc on PATH", "c++": "g++ 12 or newer, or CXX"}
@@ -24,8 +25,12 @@ class Finding:
 
 def version(module: str) -> str:
     """The version of an installed distribution, without an import. "" if it is missing."""
-    if importlib.util.find_spec(module) is None:
-        return ""
+    return _distribution(module) if importlib.util.find_spec(module) is not None else ""
+
+
+@lru_cache(maxsize=64)
+def _distribution(module: str) -> str:
+    """The version in a distribution's metadata, which takes a millisecond to read."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
     try:

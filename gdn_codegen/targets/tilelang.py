@@ -76,7 +76,7 @@ def _check(b: Build, path: Path, archs: Sequence[str]) -> Sequence[Line]:
 
 def _ahead(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
     from ..tools import compile_ahead
-    return compile_ahead.tilelang(path, arch)
+    return compile_ahead.tilelang_on_cpu(path) if arch == "cpu" else compile_ahead.tilelang(path, arch)
 
 
 def _fill(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
@@ -105,4 +105,4 @@ TARGET = register(Target(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,
         check_needs=lambda: "" if shutil.which("nvcc") else machine.TOOLS["nvcc"], check=_check,
-        ahead=Ahead(r"sm_\d+a?", "an architecture of NVIDIA, as sm_90a", False, _ahead, _fill))))
+        ahead=Ahead(r"sm_\d+a?|cpu", "an architecture of NVIDIA, as sm_90a, or cpu", False, _ahead, _fill))))

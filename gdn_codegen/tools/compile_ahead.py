@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -78,7 +79,7 @@ def tilelang(path: Path, arch: str) -> Iterator[str]:
     logging.getLogger("tilelang.jit.kernel").setLevel(logging.WARNING)
     wanted: list[tuple[Path, Callable[[Path], object]]] = [
         (Path(launcher.library(name, arch)), partial(_export, launcher, name, arch)) for name in launcher.kernels]
-    for library, make in (*wanted, (wanted[0][0].with_name(native_launcher.file_name()), native_launcher.compile_to)):
+    for library, make in (*wanted, (wanted[0][0].with_name(native_launcher.file_name()), _copy_launcher)):
         start, there = time.perf_counter(), library.exists()
         try:
             with under_way(f"compiling {library.name}"):
@@ -87,7 +88,22 @@ def tilelang(path: Path, arch: str) -> Iterator[str]:
             if needed := missing("tilelang"):
                 raise ValueError(_missing(arch, needed)) from e
             raise
-        yield f"{library}: " + ("is there" if there else f"{time.perf_counter() - start:.1f} s")
+        took = "is there" if there else f"{time.perf_counter() - start:.1f} s"
+        yield f"{library}: {took}, {library.stat().st_size} bytes"
+
+
+def tilelang_on_cpu(path: Path) -> Iterator[str]:
+    """Compiles the kernels of a TileLang module by gcc, into TileLang's cache."""
+    launcher: Any = import_path(path)._launcher
+    for name in launcher.kernels:
+        start = time.perf_counter()
+        with under_way(f"compiling {name} for the CPU"):
+            launcher.for_cpu(name)
+        yield f"{name} cpu: {time.perf_counter() - start:.1f} s, in TileLang's cache"
+
+
+def _copy_launcher(to: Path) -> None:
+    shutil.copyfile(native_launcher.in_cache(), to)
 
 
 def _export(launcher: Any, name: str, arch: str, to: Path) -> None:

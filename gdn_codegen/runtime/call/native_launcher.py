@@ -70,6 +70,11 @@ def compile_to(path: Path, source: Path = SOURCE) -> None:
         raise RuntimeError(f"{source.name}: {done.stderr}")
 
 
+def in_cache() -> Path:
+    """The library in the package's cache, compiled unless it is there."""
+    return cache.made(cache.folder() / "native_launcher" / file_name(), compile_to)
+
+
 def imported(path: Path) -> Any:
     """The extension module in this file."""
     loader = importlib.machinery.ExtensionFileLoader("native_launcher", str(path))
@@ -89,9 +94,8 @@ def _library(ahead: Path) -> Any:
     if not path.exists():
         if ahead.exists():
             return None
-        path = cache.folder() / "native_launcher" / path.name
         try:
-            cache.made(path, compile_to)
+            path = in_cache()
         except (OSError, RuntimeError) as e:
             warnings.warn(f"calls take the slower way through Python: {e}", RuntimeWarning, stacklevel=2)
             return None

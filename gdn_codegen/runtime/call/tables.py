@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd, inf
+from math import gcd, inf, isqrt
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,11 @@ class Extent:
 def power(n: int) -> int:
     """The exponent of the power of two that is nearest to n >= 1 by ratio; 0 for 0."""
     return (n * n).bit_length() // 2
+
+
+def least(exponent: int) -> int:
+    """The least n >= 1 of which this is the `power`."""
+    return isqrt(2 ** (2 * exponent - 1) - 1) + 1 if exponent else 1
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,142 @@
+"""`build --model`: the builds that a model's server calls, written and compiled before its first call.
+
+No list says which builds these are. Dispatch is asked for each class of calls that a server makes, on a device that need not be
+here.
+"""
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from .. import models
+from ..ir.interpret import TORCH
+from ..runtime import cache
+from ..runtime.build import Build, render
+from ..runtime.call import native_launcher
+from ..runtime.call.choose import size_of
+from ..runtime.call.device import Facts, described, facts
+from ..runtime.call.launch import chosen
+from ..runtime.call.request import DECODE_CHUNK, Call, Request
+from ..runtime.call.tables import Extent, least
+from ..runtime.load import cached, write
+from ..runtime.progress import under_way
+from ..runtime.targets import choose
+from ..schedule.contract import Contract
+from .compile_ahead import check_ahead, compile_ahead
+
+
+@dataclass(frozen=True)
+class Most:
+    """The most tokens of all sequences, and the most sequences, of a call."""
+
+    tokens: int = 262144
+    sequences: int = 256
+
+
+def prefills(H: int, HV: int, most: Most) -> Iterator[Extent]:
+    """Extents of prompts or parts of prompts: each number of sequences, with the least mean length of each class of lengths."""
+    for n in range(1, most.sequences + 1):
+        exponent = 0
+        while n * least(exponent) <= most.tokens:
+            yield Extent(H, HV, n, n * least(exponent))
+            exponent += 1
+
+
+def steps(H: int, HV: int, most: Most) -> Iterator[Extent]:
+    """Extents of decoding steps: each number of sequences, each with the same number of new tokens."""
+    return (Extent(H, HV, n, n * t) for n in range(1, most.sequences + 1) for t in range(1, DECODE_CHUNK + 1))
+
+
+def asked(c: Contract, target: str, decode: bool) -> Request:
+    """What the calls of a contract ask for: q and k as k comes, a pool of states in place."""
+    return Request(gate=c.input_form("g"), beta_form=c.input_form("beta"), l2norm=c.input_form("k") == "l2norm",
+                   unit_keys=c.input_form("k") == "unit", state_v_first=c.state_layout == "vk", state_dtype=c.state_dtype,
+                   in_place=c.in_place, output_final_state=not c.in_place, target=target, decode=decode)
+
+
+def builds(m: models.Model, heads: tuple[int, int], on: Facts, target: str = "auto", most: Most | None = None
+           ) -> dict[Build, list[str]]:
+    """The builds that calls of a model get on a device, each with the calls: prefill or decoding, sequences x mean tokens.
+
+    heads: H and HV of a call. Inputs may be dense or views of wider rows: a view of a single token is dense.
+    """
+    most, found = most or Most(), defaultdict(list)
+    device, resolved = torch.device(on.type), choose(on.type, target)
+    prompts = {size_of(x, resolved, on): x for x in prefills(*heads, most)}.values()  # calls of a size share a build
+    for accept in m.accept:
+        for strided in (False, True):
+            contract = replace(Contract.parse(accept), strided=strided)
+            for decode, extents in ((False, prompts), (True, steps(*heads, most))):
+                request = asked(contract, target, decode)
+                for x in extents:
+                    call = Call(request, TORCH[m.dtype], device, m.head_dims, x, contract, starts=True, wanted=True)
+                    found[chosen(call, on)].append(f"{'decode' if decode else 'prefill'} {x.sequences} x "
+                                                   f"{x.tokens // x.sequences}")
+    return dict(found)
+
+
+def device_of(words: str | None) -> Facts:
+    """The facts of the device that words describe; None: of the GPU that is here."""
+    if words is not None:
+        return described(words)
+    if not torch.cuda.is_available():
+        raise ValueError("device: got none, where torch sees no GPU; accepted: --device 'NVIDIA H200', or other words for the "
+                         "device of the calls")
+    return facts(torch.device("cuda", torch.cuda.current_device()))
+
+
+def check_arch(arch: str, on: Facts) -> None:
+    """ValueError unless kernels for this architecture run on the device."""
+    own = on.names[-1]
+    if arch.removesuffix("a") != own:
+        raise ValueError(f"compile: got {arch!r} for {on.names[0]}; accepted: {on.arch or own}")
+
+
+def command(a: argparse.Namespace) -> int:
+    """`gdn_codegen build --model`. Returns 0. ValueError for a wrong option, before anything is written."""
+    m, on = models.find(a.model), device_of(a.device)
+    if a.accept:
+        m = replace(m, accept=(str(Contract.parse(a.accept)),))
+    heads = m.share(1 if a.tensor_parallel is None else a.tensor_parallel)
+    if a.compile is not None:
+        check_arch(a.compile, on)
+    most = Most(*(default if x is None else x for x, default in ((a.tokens, Most.tokens), (a.sequences, Most.sequences))))
+    with under_way(f"asking for the builds of {a.model}"):
+        found = builds(m, heads, on, "auto" if a.target == "all" else a.target, most)
+        for b in found:
+            render(b)
+    if a.compile is not None:
+        for b in found:
+            check_ahead(b, a.compile, [heads])
+    out = None if a.out is None else Path(a.out)
+    cache.place(*(("GDN_CODEGEN_CACHE", cache.folder()) if out is None else ("out", out)), folder=True)
+    print(f"{a.model}, {heads[0]}/{heads[1]} heads, on {on.names[0]}: {len(found)} builds", flush=True)
+    start, total = time.perf_counter(), 0
+    for i, (b, calls) in enumerate(found.items(), 1):
+        print(f"[{i}/{len(found)}] {b.target}: {b.name}\n  {calls[0]}" + (f" to {calls[-1]}" if calls[1:] else ""), flush=True)
+        path = cached(b) if out is None else write(b, out)
+        for line in made(b, path, a.compile, [heads]):
+            print(f"  {line}", flush=True)
+        total += size(path)
+    if a.compile is not None and on.type == "cuda":
+        total += native_launcher.in_cache().stat().st_size  # Triton's calls take it from there
+    print(f"{len(found)} builds: {time.perf_counter() - start:.0f} s, {total} bytes", flush=True)
+    return 0
+
+
+def made(b: Build, path: Path, arch: str | None, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Compile a module's kernels if there is an architecture. Lines on the module and each kernel."""
+    yield f"{path}: {path.stat().st_size} bytes"
+    if arch is not None:
+        yield from compile_ahead(b, path, arch, heads)
+
+
+def size(path: Path) -> int:
+    """Bytes of a module and of what was compiled beside it."""
+    return path.stat().st_size + sum(x.stat().st_size for x in path.with_suffix(".kernels").glob("*.so"))
