@@ -286,6 +286,18 @@ template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower
   if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
     unit_lower_inverse<bf16, scaled, strict>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
 }
+// The last sequence n whose first slot, cu_seqlens[n] / size + n, is not after `slot`. All threads of a warp call it. They test
+// 32 sequences at a time, so that an instance waits for few loads that depend on each other.
+__device__ inline int find_sequence(const int* cu_seqlens, int slot, int sequences, int size) {
+  int n = 0, end = sequences, lane = threadIdx.x % 32;
+  while (end - n > 1) {
+    int step = (end - n + 31) / 32, at = n + lane * step;
+    bool before = at < end && cu_seqlens[at] / size + at <= slot;
+    n += (__popc(__ballot_sync(0xffffffffu, before)) - 1) * step;
+    end = min(end, n + step);
+  }
+  return n;
+}
 // A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
 // 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
 template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
@@ -357,16 +369,10 @@ def staged_cuda(shape, dtype):
 
 
 @T.macro
-def find_sequence(cu_seqlens, slot, sequences, size):
+def find_sequence_cuda(cu_seqlens, slot, sequences, size):
     """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
-    n = T.alloc_var(T.int32, init=0)
-    end = T.alloc_var(T.int32, init=sequences)
-    while end - n > 1:
-        middle = (n + end) // 2
-        if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
-            n = middle
-        else:
-            end = middle
+    T.import_source(HELPERS)
+    n = T.alloc_var(T.int32, init=T.call_extern("int32", "find_sequence", cu_seqlens.access_ptr("r"), slot, sequences, size))
     return n
 
 
@@ -439,9 +445,9 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
         as_sums=as_sums_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda,
-        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence, fragment=fragment_cuda, kernel=kernel_cuda,
-        load_transposed=load_transposed_cuda, parallel=parallel_cuda, row_cumsum=row_cumsum_cuda, shared=shared_cuda,
-        staged=staged_cuda, store_tile=store_tile_cuda, whole_inverses=whole_inverses_cuda),
+        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda,
+        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, row_cumsum=row_cumsum_cuda,
+        shared=shared_cuda, staged=staged_cuda, store_tile=store_tile_cuda, whole_inverses=whole_inverses_cuda),
 }
 
 
