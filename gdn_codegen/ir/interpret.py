@@ -375,7 +375,7 @@ class Interpreter:
         if at.chunk == 0 or parent == at.chunk - 1:
             return before
         if parent < 0:
-            return initial
+            return initial.to(before.dtype)
         if not self.kept(t, replace(at, chunk=parent)):
             return before
         return self.load(k, o, replace(at, chunk=parent), sizes).to(before.dtype)

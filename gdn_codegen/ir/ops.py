@@ -293,7 +293,7 @@ def _effect(attrs: Attrs, *args: Tile) -> Tile:
 
 def _resumed(attrs: Attrs, *args: Tile) -> Tile:
     _arity("resume", 2, args)
-    _need(args[0] == args[1], lambda: f"resume takes two states of one type; got {args[0]} and {args[1]}")
+    _need(args[0].dims == args[1].dims, lambda: f"resume takes two states of one shape; got {args[0]} and {args[1]}")
     return args[0]
 
 
@@ -467,7 +467,7 @@ op("store", "a tile to global memory. `parts_ahead`: stores the tile of this num
    effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token"))
 op("resume", "the state from which a chunk of a tree starts: the tile of `tensor` that this walk stored after the chunk that "
    "`parents` names. The first operand, the state after the chunk before, if that is the parent or if the parent's tile was not "
-   "stored. The second operand, the initial state, if the parent is negative. The tile in memory may have another dtype",
+   "stored. The second operand, the initial state, if the parent is negative. It and the tile in memory may have another dtype",
    _resumed, effect="read", attrs=("tensor", "parents", "transposed"), zero=zeros.all_operands)
 op("warm_up_length", "the warm-up length of a part, in chunks: the least n for which the sum of `tensor` over the n chunks "
    "before the part is at most -`bound`, or all chunks back to the sequence's first. -1 if n is more than `most` times the "

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ..devices import Cores
 from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops, walk
@@ -21,7 +21,6 @@ from ..ir.ops import OPS
 from ..ir.rings import rings
 from ..ir.types import BYTES
 
-T = TypeVar("T")
 #: Index of a loop -> its current iteration; after the loop, the number of its iterations.
 Iterations = dict[str, int]
 
@@ -123,8 +122,8 @@ class Memory:
         return Tiles(ranges, *self.rotation[value]) if rotates else Tiles(ranges)
 
 
-def unrolled(k: Kernel, trips: Mapping[str, Sequence[int]], each: Callable[[Op, str], T]) -> Iterator[tuple[T, Iterations]]:
-    """The ops of `k` in program order, with loops unrolled: (what `each` makes of the op, iterations).
+def run_unrolled(k: Kernel, trips: Mapping[str, Sequence[int]], each: Callable[[Op, str], Callable[[Iterations], None]]) -> None:
+    """Run the ops of `k` in program order, with loops unrolled: what `each` makes of an op, with the current iterations.
 
     trips: index of a loop -> the number of its iterations for each execution of the loop, used in rotation. each: called once
     for each op, with the op and its innermost loop.
@@ -132,27 +131,21 @@ def unrolled(k: Kernel, trips: Mapping[str, Sequence[int]], each: Callable[[Op, 
     met: dict[str, int] = {}
     at: Iterations = {}
 
-    def made(body: tuple[Stmt, ...], loop: str) -> list[Any]:
-        """What `each` makes of the ops of a body; for a loop, its index and the same of its body."""
-        return [each(s, loop) if isinstance(s, Op) else _Loop(s.index, made(s.body, s.index)) for s in body]
+    def made(body: tuple[Stmt, ...], loop: str) -> list[Callable[[Iterations], None]]:
+        """What `each` makes of the ops of a body; for a loop, the function that runs it."""
+        return [each(s, loop) if isinstance(s, Op) else repeated(s.index, made(s.body, s.index)) for s in body]
 
-    def run(body: list[Any]) -> Iterator[tuple[T, Iterations]]:
-        """The ops of a body, including those in loops."""
-        for s in body:
-            if not isinstance(s, _Loop):
-                yield s, at
-                continue
-            n = met[s.over] = met.get(s.over, -1) + 1
-            times = trips[s.over][n % len(trips[s.over])]
+    def repeated(over: str, body: list[Callable[[Iterations], None]]) -> Callable[[Iterations], None]:
+        """The function that runs a loop."""
+        def run(at: Iterations) -> None:
+            n = met[over] = met.get(over, -1) + 1
+            times = trips[over][n % len(trips[over])]
             for t in range(times):
-                at[s.over] = t
-                yield from run(s.body)
-            at[s.over] = times
-    return run(made(k.body, ""))
+                at[over] = t
+                for act in body:
+                    act(at)
+            at[over] = times
+        return run
 
-
-class _Loop(NamedTuple):
-    """A loop of which each op has been replaced. over: its index."""
-
-    over: str
-    body: list[Any]
+    for act in made(k.body, ""):
+        act(at)

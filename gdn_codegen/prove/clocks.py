@@ -47,10 +47,9 @@ class Clocks(Generic[Pipe]):
 
     def issue(self, pipe: int) -> int:
         """Issue an op on `pipe`. Returns its number on this pipe, from 1."""
-        known = self.known(pipe)
         self.count[pipe] += 1
         if pipe not in self.unordered:
-            self.clock[pipe] = own = known.copy()
+            own = self.clock[pipe] = self.known(pipe).copy()
             own[pipe] = self.count[pipe]
         return self.count[pipe]
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..devices import Cores, Device
 from ..ir.core import Kernel, Op, Program, map_ops, walk
 from ..ir.printer import op_text
-from .accesses import Bytes, Iterations, Memory, Range, is_instruction, pipe, unrolled
+from .accesses import Bytes, Iterations, Memory, Range, is_instruction, pipe, run_unrolled
 from .clocks import Clock, Clocks
 
 TRIPS = {"item": [7], "chunk": [5, 4, 0, 1, 0, 2, 3]}
@@ -113,8 +113,7 @@ class _Check:
 
     def run(self) -> None:
         """Check the unrolled kernel. RaceError for an access that is not ordered, and for a flag that is still set at the end."""
-        for act, at in unrolled(self.k, TRIPS, self.act):
-            act(at)
+        run_unrolled(self.k, TRIPS, self.act)
         left = [flag.name for flag in self.flags.values() if flag.raised]
         if left:
             raise self.error(f"flags are left set: {left}")
@@ -145,11 +144,12 @@ class _Check:
         ids, index, ahead = o.attr("id"), o.attr("loop"), o.attr("ahead", 0)
         flags = [self.flag(o, n) for n in (ids if isinstance(ids, tuple) else [ids])]
         agent, _, name = str(o.attr("src")).rpartition(".")
-        setter = self.clocks.number[agent or o.agent, name] if o.kind == "signal" else -1
+        rotates, signals = isinstance(ids, tuple), o.kind == "signal"
+        setter = self.clocks.number[agent or o.agent, name] if signals else -1
 
         def act(at: Iterations) -> None:
-            flag = flags[(at[index] + ahead) % len(flags)] if isinstance(ids, tuple) else flags[0]
-            if o.kind == "signal":
+            flag = flags[(at[index] + ahead) % len(flags)] if rotates else flags[0]
+            if signals:
                 self.signal(o, flag, setter)
             else:
                 self.wait(o, flag)
@@ -200,12 +200,14 @@ class _Check:
         known = self.clocks.known(n)
         for a, region in mine:
             for other, covered in region.near:
-                for u in [*other.writes.values(), *other.reads.values()] if a.write else other.writes.values():
-                    if known[u.pipe] < u.number:
-                        raise self.error(self.race(o, n, a, u))
-                if a.write and covered:  # an op that comes after this write comes after the earlier uses, too
-                    other.writes.clear()
-                    other.reads.clear()
+                for uses in (other.writes, other.reads) if a.write else (other.writes,):
+                    if not uses:
+                        continue
+                    for u in uses.values():
+                        if known[u.pipe] < u.number:
+                            raise self.error(self.race(o, n, a, u))
+                    if a.write and covered:  # an op that comes after this write comes after the earlier uses, too
+                        uses.clear()
         number = self.clocks.issue(n)
         for a, region in mine:
             (region.writes if a.write else region.reads)[n] = _Use(a, n, number, o)

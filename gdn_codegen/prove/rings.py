@@ -14,7 +14,8 @@ asynchronous copy is known to be complete only through the barrier at which it a
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..devices import Groups
@@ -144,27 +145,26 @@ class _Check:
 
     def run(self) -> None:
         """Run each agent as far as its waits allow, until all are done. RaceError for a deadlock, or for an incomplete phase."""
-        todo = {a: self.steps(a) for a in self.threads}
-        now = {a: next(steps, None) for a, steps in todo.items()}
-        while any(now.values()):
+        todo = {a: deque(self.steps(a)) for a in self.threads}
+        while any(todo.values()):
             moved = False
-            for a, steps in todo.items():
-                while (step := now[a]) and self.step(*step):
-                    now[a], moved = next(steps, None), True
+            for steps in todo.values():
+                while steps and self.step(*steps[0]):
+                    steps.popleft()
+                    moved = True
             if not moved:
-                i, o = next(filter(None, now.values()))
+                i, o = next(filter(None, todo.values()))[0]
                 raise self.error(f"{op_text(o)} in iteration {i}: nothing ends it")
         partial = [name for (name, _), x in self.phases.items() if x.arrived]
         if partial:
             raise self.error(f"arrivals do not fill a phase of {', '.join(partial)}")
 
-    def steps(self, agent: str) -> Iterator[tuple[int, Op]]:
+    def steps(self, agent: str) -> list[tuple[int, Op]]:
         """The ops that an agent runs, each with its iteration. Its readers run an expression, which is an op without buffer."""
         part, warm_up = ([o for o in lp.body if isinstance(o, Op) and o.agent == agent and (o.buffer or not o.out)]
                          for lp in (self.loop, self.before))
         warm_up = [o for o in warm_up if not o.attr(OWN_PART)]
-        for i in range(self.warm_up + iterations(self.k)):
-            yield from ((i, o) for o in (warm_up if i < self.warm_up else part))
+        return [(i, o) for i in range(self.warm_up + iterations(self.k)) for o in (warm_up if i < self.warm_up else part)]
 
     def step(self, i: int, o: Op) -> bool:
         """Run an op. Returns False if it has to wait."""
@@ -245,8 +245,8 @@ class _Check:
         whole = units is not None and i >= self.warm_up and not o.attr("tail")
         if whole and is_of_tokens(self.p, o) and o.type is not None and o.type.rank == 2:
             raise self.error(f"{o.out} of {o.agent} is copied in whole tiles in iteration {i}, where a chunk may have fewer rows")
-        begun = [b.out for b, _ in self.begun.get(o.agent, [])]
-        for value, x in self.sources[o]:
+        begun, sources = [b.out for b, _ in self.begun.get(o.agent, ())], self.sources[o]
+        for value, x in sources:
             if value in begun:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i}, a product that was begun and "
                                  "not drained")
@@ -264,7 +264,7 @@ class _Check:
         c.issue(pipe)
         shared = c.number[o.agent, SHARED]
         number = c.issue(shared)
-        for _, x in self.sources[o]:
+        for _, x in sources:
             if x.space == self.device.operand and o.attr("asynchronous"):
                 self.begun.setdefault(o.agent, []).append((o, (x.name, i % x.slots)))
             elif x.space == self.device.operand:

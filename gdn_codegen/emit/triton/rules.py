@@ -190,7 +190,7 @@ def resume(w: KernelWriter, o: Op) -> None:
     if before.code != name:
         w.line(f"{name} = {before}")
     w.line(f"if (t > 0) & ({parents} < 0):")
-    w.line(f"    {name} = {initial}")
+    w.line(f"    {name} = {initial.at(ATOM)}.to(tl.float32)")
     w.line(f"if (t > 0) & ({parents} >= 0) & ({parents} != t // C - 1):")
     w.w.indent += 1
     kept, slot = w.kept_at(t), ""

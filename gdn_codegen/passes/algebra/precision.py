@@ -49,6 +49,8 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
     typed = replace(p, tensors=tensors)
     by_name = {t.name: t for t in tensors}
 
+    narrow: dict[str, str] = {}  # an initial state -> what was loaded of it
+
     def rule(o: Op, b: Body) -> str | None:
         """An op with casts: a store casts to the tensor's dtype, a product casts its operands to `dtype`, other ops cast to
         float32."""
@@ -63,8 +65,10 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
             return b.op("matmul", left, right, *o.args[2:], name=o.out, line=o.line, **dict(o.attrs))
         of = by_name[o.attr("tensor")] if o.kind == "load" else None
         if of is not None and of.index == "sequence" and of.dtype != "float32":
-            narrow = b.op("load", *o.args, name=b.fresh(f"{o.out}_{DTYPES[of.dtype]}"), line=o.line, **dict(o.attrs))
-            return b.op("cast", narrow, to="float32", name=o.out, line=o.line)
+            narrow[o.out] = b.op("load", *o.args, name=b.fresh(f"{o.out}_{DTYPES[of.dtype]}"), line=o.line, **dict(o.attrs))
+            return b.op("cast", narrow[o.out], to="float32", name=o.out, line=o.line)
+        if o.kind == "resume":  # a walk keeps its initial state as it was loaded, in fewer registers
+            return b.op("resume", o.args[0], narrow.get(o.args[1], o.args[1]), name=o.out, line=o.line, **dict(o.attrs))
         if o.kind == "load":
             return b.op("load", *o.args, name=o.out, line=o.line, **dict(o.attrs))
         if o.args and any(b.types[a].dtype != "float32" for a in o.args):

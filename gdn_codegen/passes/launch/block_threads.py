@@ -18,8 +18,8 @@ from dataclasses import replace
 from math import prod
 
 from ...devices import Device
-from ...ir.core import Kernel, Program, walk
-from ...ir.types import GROUP, WARP
+from ...ir.core import Kernel, Op, Program, loops, walk
+from ...ir.types import BYTES, GROUP, WARP
 from ..stage import takes
 
 #: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.
@@ -69,7 +69,16 @@ def _of_tokens(k: Kernel, device: Device) -> Kernel:
         return replace(k, threads=WARP, lanes=lanes)
     along = max(rows * lanes // WARP, columns // lanes)  # entries of a vector that a thread has
     registers = max(LEAST, 2 * state, state + OF_A_VECTOR * along + OF_OTHERS)
+    if kept := _kept(k) // WARP:
+        registers += kept + OF_OTHERS
     return replace(k, threads=WARP, lanes=lanes, registers=registers, blocks_per_sm=device.register_file // (registers * WARP))
+
+
+def _kept(k: Kernel) -> int:
+    """Registers of all threads for tiles from before a loop that its ops read, such as an initial state to which they return."""
+    read = {a for lp in loops(k.body) for o in walk(lp.body) for a in o.args}
+    kept = {o.buffer: BYTES[o.type.dtype] for o in k.body if isinstance(o, Op) and o.out in read and o.buffer and o.type}
+    return sum(prod(b.shape) * kept[b.name] // BYTES["float32"] for b in k.buffers if b.name in kept and len(b.shape) == 2)
 
 
 def _fragments(k: Kernel) -> int:

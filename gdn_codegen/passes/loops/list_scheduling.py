@@ -70,8 +70,8 @@ class _List:
         ready = {n: 0.0 for n, count in enumerate(pending) if not count and n not in feeds}  # op -> when its operands are there
         out: list[Op] = []
         while ready:
-            able = [n for n in ready if self.live.fits(n)]
-            n = min(able, key=lambda n: (self.start(n, ready[n]), -self.way[n], n)) if able else min(ready)
+            able = [(self.start(n, there), -self.way[n], n) for n, there in ready.items() if self.live.fits(n)]
+            n = min(able)[-1] if able else min(ready)
             del ready[n]
             for x in (*(m for m in self.d.feeding.get(n, ()) if m not in self.done), n):
                 out.append(self.take(x))
@@ -88,12 +88,16 @@ class _List:
 
     def start(self, n: int, there: float) -> float:
         """The earliest time at which op n can start. 0 for an op without an instruction. there: when its operands are there."""
-        return max(there, self.issue[self.ops[n].agent], self.free.get(self.pipe[n], 0.0)) if self.cost[n] else 0.0
+        if not self.cost[n]:
+            return 0.0
+        issued, free = self.issue[self.ops[n].agent], self.free.get(self.pipe[n], 0.0)
+        at = there if there > issued else issued
+        return at if at > free else free
 
     def take(self, n: int) -> Op:
         """Issue op n, and update the times of its pipe and of its agent's issuer, and the live values."""
         o, cost = self.ops[n], self.cost[n]
-        at = max([self.issue[o.agent], *(self.done[m] for m in self.d.after[n])])
+        at = max([self.issue[o.agent], *[self.done[m] for m in self.d.after[n]]])
         if any(self.ops[m].agent != o.agent for m in self.d.after[n]) or (OPS[o.kind].entry and cost):
             at = self.issue[o.agent] = max(at, self.waits(n))  # the issuer is blocked
         if cost:

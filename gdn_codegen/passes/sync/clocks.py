@@ -77,7 +77,9 @@ class Clocks:
 
     def snapshot(self, pipe: int) -> int:
         """The counts of ops that are complete once all ops of `pipe` so far are."""
-        known = self.start(pipe)
+        known = self.known[pipe]
+        if self.known[self._issuer[pipe]] != self.heard[pipe]:
+            known = self.start(pipe)
         if pipe in self._unordered:  # other pipes count all of their ops already
             known += (self.issued[pipe] - self.pipes.entry(known, pipe)) * self._one[pipe]
         return known

@@ -27,17 +27,19 @@ Example, with a load on the pipe MTE2 and an exp on the pipe V:
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...devices import Cores, Device
 from ...ir.core import Kernel, Program
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
-from .accesses import accesses
+from .accesses import Path, accesses
 from .event_ids import number
 from .insert import inserted
 from .own_writes import own_writes
 from .trace import Trace
 from .traversal import Traversal
-from .waits import Place, Waits
+from .waits import Pair, Place, Waits
 
 #: How often barriers over agents are added to make event ids free.
 MOST = 63
@@ -76,15 +78,24 @@ def derive(trace: Trace, drains: dict[Place, list[str]]) -> Traversal:
     found = Traversal(trace, first.waits)
     while not found.run():
         found = Traversal(trace, found.waits)
-    covered = [x for x in found.waits.pairs if x.wait in trace.loops]
-    for x in covered:
-        found = _shorter(found, found.waits.without(pair=x))
-    for path in sorted(found.waits.pipe_barriers - found.needed):
-        found = _shorter(found, found.waits.without(barrier=path))
+    found = _shorter(found, [x for x in found.waits.pairs if x.wait in trace.loops])
+    return _shorter(found, sorted(found.waits.pipe_barriers - found.needed))
+
+
+def _shorter(found: Traversal, covered: Sequence[Pair | Path]) -> Traversal:
+    """The traversal without those of `covered` that other waits cover. covered: pairs and places of barriers, tried in order.
+
+    If all accesses stay ordered without several, they stay ordered without any of them. So several are left out at once: first
+    all, then half of them, or all before the one that is missed.
+    """
+    while covered:
+        n, fails = len(covered), 0  # how many are left out; the least number of which one is needed
+        while n:
+            other = Traversal(found.trace, found.waits.without(covered[:n]), adds=False)
+            if other.run():
+                found = other
+                break
+            ends = [x.ends if isinstance(x, Pair) else x for x in covered[:n]]
+            fails, n = n, max(ends.index(other.missing) if other.missing in ends else 0, (n + 1) // 2 if n > 1 else 0)
+        covered = covered[n + (fails == n + 1):]
     return found
-
-
-def _shorter(found: Traversal, waits: Waits) -> Traversal:
-    """A traversal with these waits if they order all accesses. Otherwise `found`."""
-    other = Traversal(found.trace, waits, adds=False)
-    return other if other.run() else found

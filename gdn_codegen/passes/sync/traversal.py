@@ -11,13 +11,14 @@ from .accesses import Path
 from .clocks import Clocks
 from .hazards import Use
 from .trace import Step, Trace
-from .waits import Executed, Pair, Place, Waits, pair
+from .waits import Ends, Executed, Pair, Place, Waits, pair
 
 
 class Traversal:
     """One traversal of the trace. adds: whether it adds what is missing. If not, it ends there.
 
-    needed: the barriers of unordered pipes that are the only order between two ops.
+    needed: the barriers of unordered pipes that are the only order between two ops. missing: if it ended, the place of the
+    barrier, or the ends of the pair, that it would have added.
     """
 
     def __init__(self, trace: Trace, waits: Waits, adds: bool = True) -> None:
@@ -28,6 +29,7 @@ class Traversal:
         self.numbers: list[int] = []  # for each step so far, the clock with one entry, the number of its op on its pipe
         self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
         self.needed: set[Path] = set()
+        self.missing: Path | Ends = ()
         self.before = {trace.number[path]: pairs for path, pairs in waits.before.items()}
         self.after = {trace.number[path]: pairs for path, pairs in waits.after.items()}
         self.drains = bool(waits.drains)
@@ -37,13 +39,12 @@ class Traversal:
         """Traverse the steps up to number `end`. True if all their accesses are ordered without an addition."""
         clocks, one, free = self.clocks, self.trace.pipes.one, self.trace.pipes.free
         known, heard, issued, issuer = clocks.known, clocks.heard, clocks.issued, self.trace.pipes.issuer
-        ordered = [n not in self.trace.pipes.unordered for n in range(len(one))]
+        unordered = self.trace.pipes.unordered
         before, after, done, numbers = self.before, self.after, self.done, self.numbers
         for s in self.trace.steps[:end]:  # most of the time of lowering goes by here: nothing is called that need not be
             kind, path, at, current, pipe, earlier = s[:6]
-            if at in before and kind != "end":
-                for x in before[at]:
-                    self.wait(x, current)
+            for x in before[at] if at in before and kind != "end" else ():
+                self.wait(x, current)
             if kind == "op":
                 if path in self.waits.pipe_barriers:
                     self.barrier(path)
@@ -57,11 +58,9 @@ class Traversal:
                         break
                     clocks.start(pipe)
                 issued[pipe] += 1
-                if ordered[pipe]:
+                if pipe not in unordered:
                     known[pipe] += one[pipe]
-                    done.append(known[pipe])
-                else:
-                    done.append(clocks.snapshot(pipe))
+                done.append(clocks.snapshot(pipe) if pipe in unordered else known[pipe])
                 numbers.append(issued[pipe] * one[pipe])
             else:
                 self.begin(path) if kind == "begin" else self.end(s)
@@ -69,9 +68,8 @@ class Traversal:
                 numbers.append(0)
             if self.drains and kind != "begin":
                 self.drain(("after", path))
-            if at in after and kind != "begin":
-                for x in after[at]:
-                    self.signal(x, ("after", path), current + x.distance)
+            for x in after[at] if at in after and kind != "begin" else ():
+                self.signal(x, ("after", path), current + x.distance)
         return self.whole
 
     def begin(self, path: Path) -> None:
@@ -112,10 +110,13 @@ class Traversal:
         of.events.append((self.time, number, self.clocks.wait(x.dst, of.coming.popleft() if of.coming else 0), None))
 
     def order(self, s: Step) -> None:
-        """Add what orders earlier ops that conflict with the op of `s` before it."""
+        """Add what orders earlier ops that conflict with the op of `s` before it, or note what is missing first."""
         self.whole = False
-        for use in s.conflicts if self.adds else ():
+        for use in s.conflicts:
             if not self.trace.pipes.covers(self.clocks.start(s.pipe), self.numbers[use.step]):
+                if not self.adds:
+                    self.missing = s.path if use.pipe == s.pipe else pair(self.trace, use, s).ends
+                    break
                 self.add(use, s)
 
     def note(self, s: Step) -> None:

@@ -3,6 +3,7 @@ state of a traversal: the signals and waits of each pair that it has executed.""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from .accesses import Path
@@ -11,6 +12,8 @@ from .trace import Step, Trace
 
 #: The place of a signal or a barrier: "after" a statement, or "before" a loop.
 Place = tuple[str, Path]
+#: The pipes that signal and wait, and the places of signal and wait.
+Ends = tuple[int, int, Path, Path]
 
 
 @dataclass(eq=False)
@@ -34,6 +37,11 @@ class Pair:
     slots: int
     distance: int
     ids: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> Ends:
+        """Its pipes and places, which tell it from other pairs."""
+        return self.src, self.dst, self.signal, self.wait
 
 
 #: A signal or a wait of a pair in a traversal: (time, number, clock or count, place). The number is that of the signal, counted
@@ -75,9 +83,9 @@ class Waits:
         if x.iteration is not None:
             self.initial_signals_of_loop.setdefault(x.iteration, []).append(x)
 
-    def without(self, pair: Pair | None = None, barrier: Path | None = None) -> Waits:
-        """A copy without a pair, or without the barrier before an op."""
-        return Waits(self.drains, [x for x in self.pairs if x is not pair], self.pipe_barriers - {barrier})
+    def without(self, left_out: Collection[Pair | Path]) -> Waits:
+        """A copy without some pairs, and without the barriers before some ops."""
+        return Waits(self.drains, [x for x in self.pairs if x not in left_out], self.pipe_barriers.difference(left_out))
 
 
 def pair(trace: Trace, use: Use, s: Step) -> Pair:

@@ -127,9 +127,12 @@ def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[i
 def by_token(b: Build, few: bool) -> Build:
     """The build whose chunks are single tokens. An instance has one warp, and the state in the order that memory has.
 
-    few: whether there are so few walks that an instance holds fewer columns."""
-    columns = TOKEN_COLUMNS[b.contract.state_layout][few or b.head_dim_k > 128]
-    fields: dict[str, Any] = {"v_block": columns, "state_layout": b.contract.state_layout}
+    few: whether there are so few walks that an instance holds fewer columns. So does one over a tree whose initial states are
+    wide."""
+    c = b.contract
+    kept = c.parents and (c.state_layout, c.state_dtype == "float32") != ("vk", False)  # registers hold initial states as well
+    columns = TOKEN_COLUMNS[c.state_layout][few or b.head_dim_k > 128 or kept]
+    fields: dict[str, Any] = {"v_block": columns, "state_layout": c.state_layout}
     if "warps" not in b.of.lowering.unused:
         fields["warps"] = 1
     return replace(b, chunk=1, schedule=varied(DEFAULT_SCHEDULE, **fields))
