@@ -70,7 +70,7 @@ def chosen(target: str, gpu: Gpu, x: Extent, dims: tuple[int, int], dtype: torch
         choose.kept_choice.cache_clear()
         about = Build("triton" if target == "auto" else target, chunk or 64, dtype=DTYPES[dtype], head_dim_k=dims[0],
                       head_dim_v=dims[1], contract=contract)
-        few = 2 * x.walks <= gpu.units if gpu.units else None
+        few = choose.splits(x, gpu.units) if gpu.units else None
         table = choose.measured(about, gpu.arch, gpu.names, x.shape_class, chunk, x.shared)
         model = choose.modelled(about, gpu.arch, few, x.shape_class, chunk, x.shared)
         return {"choice": found, **{n: [(described(b), why) for b, why in builds] for n, builds in

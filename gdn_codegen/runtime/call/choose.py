@@ -23,6 +23,7 @@ from ..build import CHUNKS, Build, lowered
 from ..targets import choose
 from . import tables
 from .request import DEFAULT_CHUNK, DTYPES, Call
+from .tables import Extent
 
 #: Schedules for any device, with changed fields. The first that fits sizes and dtype is taken. If K or V is above SPLIT, V is
 #: split into blocks, so that an instance holds at most K x 64 entries of the state.
@@ -30,6 +31,8 @@ PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
     ("staged", {"v_block": 32}), ("staged", {"v_block": 16}))
 SPLIT = 128
+#: The fewest tokens of a call whose sequences are split. Of 200 random shapes on an H100, whole walks were faster below it.
+LEAST_TOKENS = 1280
 #: Columns of the state in an instance over single tokens, which has one warp, by the order of the state in memory: for many
 #: walks, and for a few, so that more instances share the work. For K above 128 the second serves both, so that registers hold
 #: them. In the order kv an instance reads pieces of so many columns, which should not be short.
@@ -110,12 +113,18 @@ def partitions() -> bool:
     return os.environ.get("GDN_CODEGEN_PARTITION") != "0"
 
 
+def splits(x: Extent, units: int) -> bool:
+    """Whether the model splits the sequences of a call of this size, on a GPU of so many multiprocessors."""
+    return 2 * x.walks <= units and x.tokens >= LEAST_TOKENS
+
+
 # --- candidates ------------------------------------------------------------------------------------------------------
-def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
-             ) -> Iterator[tuple[Build, str]]:
-    """Builds from tables of measurements for a call, the best first. shared: how many value heads a kernel may batch."""
+def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None, shared: int = 1,
+             splits: bool = True) -> Iterator[tuple[Build, str]]:
+    """Builds from tables of measurements for a call, the best first. shared: how many value heads a kernel may batch. splits:
+    whether sequences may be split."""
     for r in tables.nearest(devices, b, shape_class, chunk):
-        if r.about.arch in ("", arch) and (partitions() or not r.about.plan.partition):
+        if r.about.arch in ("", arch) and (partitions() and splits or not r.about.plan.partition):
             plan = r.about.plan
             if plan.part_chunks and r.far(shape_class):  # measured at other lengths; for this one the host's model decides
                 plan = replace(plan, part_chunks=0)
@@ -192,12 +201,14 @@ def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, .
 class Size:
     """What of a call's extent the choice of a build depends on. Calls of many lengths share it.
 
-    few: whether walks fill at most half of the GPU; None without a GPU. shared: value heads of a key head that one kernel
+    few: whether sequences are split, since walks fill at most half of the GPU; None without a GPU. short: whether the call has
+    fewer than LEAST_TOKENS tokens. shared: value heads of a key head that one kernel
     instance may handle. heads: H and HV, for targets that compile them in.
     """
 
     shape_class: tuple[int, int, int]
     few: bool | None
+    short: bool = False
     shared: int = 1
     heads: tuple[int, int] | None = None
 
@@ -211,7 +222,8 @@ def kept_choice(call: Call, target: str, size: Size) -> Choice:
     if x.schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        rows = () if x.batch_invariant else measured(b, arch, names(call.device), size.shape_class, chunk, size.shared)
+        rows = () if x.batch_invariant else measured(b, arch, names(call.device), size.shape_class, chunk, size.shared,
+                                                  not size.short)
         found, why = first(call.device, ("table", rows),
                            ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared)))
         chosen = found or Choice(b, why)
@@ -230,4 +242,5 @@ def choice(call: Call) -> Choice:
     """
     target, x, n = choose(call.device.type, call.request.target), call.extent, units(call.device)
     heads = (x.H, x.HV) if targets.find(target).head_counts else None
-    return kept_choice(call, target, Size(x.shape_class, 2 * x.walks <= n if n else None, x.shared, heads))
+    size = Size(x.shape_class, splits(x, n) if n else None, x.tokens < LEAST_TOKENS, x.shared, heads)
+    return kept_choice(call, target, size)
