@@ -35,7 +35,7 @@ def words(output_final_state=True, chunk_size=16, **options):
 @pytest.mark.parametrize("batched", [False, True])
 def test_opcheck(options, batched):
     x, a, cu = given((6, 6), batched=batched)
-    torch.library.opcheck(gated_delta_rule, (*a, None, None, x["S"], None, cu, *words(**options)))
+    torch.library.opcheck(gated_delta_rule, (*a, None, None, x["S"], *[None] * 4, cu, *words(**options)))
 
 
 def model(q, k, v, g, beta, S, cu):
