@@ -4531,8 +4531,8 @@ class Host:
     def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device, packed: bool = True) -> int:
         """Chunks of a part: those that the build's costs make cheapest, or all that there are.
 
-        packed: whether sequences may differ in length. Lengths are on the device. So parts are as short as if one sequence had all
-        tokens: a long one is then split whatever the others are, and short ones stay whole.
+        packed: whether sequences may differ in length. Lengths are on the device. So parts are as short as if one sequence had
+        all tokens: a long one is then split whatever the others are, and short ones stay whole.
         """
         t, every = self.tables, tokens // self.tables.chunk + 1
         if not self.partition or t.part_cost is None:
