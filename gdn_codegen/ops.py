@@ -30,12 +30,13 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     decode: take the kernel for decoding steps. few: refuse more tokens than such a step has.
     """
     if others:
-        t, x = spelled(Tensors(*t), Options(*x), others, -1 if few else DECODE_CHUNK if decode else 0)
+        t, x = spelled(t, x, others, -1 if few else DECODE_CHUNK if decode else 0)
     at = t[POSITIONS] is not None or t[POSITIONS + 1] is not None
     if not at and not torch.compiler.is_dynamo_compiling():
-        results: tuple[Any, ...] | None = launch.last(t, x, scale, decode)
-        if results is not None:
-            return results
+        for again in launch.recent:
+            results: tuple[Any, ...] | None = again(t, x, scale, decode)
+            if results is not None:
+                return results
     scale = None if scale is None else _check_number("scale", scale)
     # tensors of classes that dispatch ops themselves, as fake ones, and tracers get a torch op
     plain = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()

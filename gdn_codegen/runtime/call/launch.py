@@ -46,15 +46,10 @@ class Settled:
 
 
 _kept: dict[Any, Settled] = {}
-
-
-def _nothing(t: Any, x: Any, scale: Any, decode: Any) -> None:
-    """Stands for the function of the last call before there is one."""
-
-
-#: The function of the last call: (tensors, options, scale, decode) -> results, or None if it is of another kind. The next call is
-#: mostly of the same kind, as in all layers of a model.
-last: Callable[..., Any] = _nothing
+#: Functions of the kinds of calls that came last, RECENT at most: (tensors, options, scale, decode) -> results, or None if the
+#: call is of another kind. The next call is mostly of the same kind, as in all layers of a model.
+recent: tuple[Callable[..., Any], ...] = ()
+RECENT = 4
 
 #: Classes of tensors whose values are those in their memory.
 PLAIN = Tensor, torch.nn.Parameter
@@ -228,7 +223,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
 
     One look-up finds all decisions that a call of the same kind made before. Each microsecond here delays every call.
     """
-    global last
+    global recent
     try:
         q, k, v, g, beta, a_log, dt_bias, initial, indices, accepted, parents, rows, ends, final, out, kept, *tables = t
         about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
@@ -256,7 +251,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
     if not found.came_again:
         found.came_again, found.again = True, _as_one(found, Tensors(*t), x, decode)
     if found.again is not None:
-        last = found.again
+        recent = found.again, *[f for f in recent if f is not found.again][:RECENT - 1]
         results = found.again(t, x, scale, decode)
         if results is not None:
             return results  # type: ignore[no-any-return]
@@ -272,6 +267,6 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
 
 def forget() -> None:
     """Drop what is kept for further calls: for tests."""
-    global last
-    last = _nothing
+    global recent
+    recent = ()
     _kept.clear()
