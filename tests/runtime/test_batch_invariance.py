@@ -2,6 +2,7 @@
 import pytest
 import torch
 from choices import a_call
+from devices import H200, passes_for
 from reference import passed
 
 import gdn_codegen
@@ -116,18 +117,13 @@ def test_flas_recurrence_walks_over_tokens_however_many_there_are(monkeypatch):
 
 
 # --- the choice ------------------------------------------------------------------------------------------------------
-H200 = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 EXTENTS = [Extent(2, 8, sequences, tokens) for sequences in (1, 4, 33, 300) for tokens in (1, 64, 1000, 40000, 900000)]
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """A CPU that passes for an H200, with rows of tables that would serve many of the extents."""
-    for m in (choose, choose_decode):
-        monkeypatch.setattr(m, "names", lambda device: H200)
-        monkeypatch.setattr(m, "units", lambda device: 132)
-        monkeypatch.setattr(m, "kept_choice", m.kept_choice.__wrapped__)
-    monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
+    passes_for(monkeypatch, H200)
     monkeypatch.setattr(choose_decode, "runs", lambda target, device: target in BY_TOKEN)
     monkeypatch.setattr(choose, "fits", lambda b: True)
     monkeypatch.setattr(choose, "unfit", lambda b: "")

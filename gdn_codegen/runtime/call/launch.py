@@ -20,6 +20,7 @@ from .aliasing import reach
 from .arguments import IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Options, Tensors
 from .choose import choice, refuse
 from .compiling import DoesNotCompile, compiling
+from .device import Facts
 from .dtypes import adapted, adapts
 from .given import buffers_of, given_to, integers_of, places_of_integers
 from .native_launcher import Asked, call_launcher, kernels_ahead
@@ -55,13 +56,13 @@ RECENT = 4
 PLAIN = Tensor, torch.nn.Parameter
 
 
-def chosen(call: Call) -> Build:
+def chosen(call: Call, on: Facts | None = None) -> Build:
     """The build for a call, or for a decoding step if the call is one and names no schedule. ValueError where no target keeps
-    states by token."""
-    step = choose_decode.choice(call) if call.request.decode and call.request.schedule is None else None
+    states by token. on: the device, where it need not be here; None for the call's own."""
+    step = choose_decode.choice(call, on) if call.request.decode and call.request.schedule is None else None
     if step is None and call.request.by_token and call.request.schedule is None:
         _fail("target", repr(call.request.target), f"triton or tilelang, which keep states by token ({call.request.by_token})")
-    return (step or choice(call)).build
+    return (step or choice(call, on)).build
 
 
 def _admitted(call: Call, prepare: Callable[[Any], object]) -> Any:
