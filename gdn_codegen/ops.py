@@ -30,12 +30,13 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     decode: take the kernel for decoding steps. few: refuse more tokens than such a step has.
     """
     if others:
-        t, x = spelled(Tensors(*t), Options(*x), others, -1 if few else DECODE_CHUNK if decode else 0)
+        t, x = spelled(t, x, others, -1 if few else DECODE_CHUNK if decode else 0)
     at = t[POSITIONS] is not None or t[POSITIONS + 1] is not None
     if not at and not torch.compiler.is_dynamo_compiling():
-        results: tuple[Any, ...] | None = launch.last(t, x, scale, decode)
-        if results is not None:
-            return results
+        for again in launch.recent:
+            results: tuple[Any, ...] | None = again(t, x, scale, decode)
+            if results is not None:
+                return results
     scale = None if scale is None else _check_number("scale", scale)
     # tensors of classes that dispatch ops themselves, as fake ones, and tracers get a torch op
     plain = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
@@ -131,7 +132,7 @@ def recurrent_gated_delta_rule(
 
     The arguments are those of `chunk_gated_delta_rule`, without unit_keys, checkpoint_chunks, checkpoint_positions,
     checkpoint_slots, chunk_size and FLA's tables of chunks. One kernel computes all tokens, as one chunk of 16 or as chunks of
-    one token. With batch_invariant=True chunks have one token, so that any cut leaves the bits as they are.
+    one token. With batch_invariant=True chunks have one token (on PTO 16), so that any cut leaves the bits as they are.
 
     Verification of draft tokens keeps a state for each token (W is at least the most tokens of a sequence):
       state_indices: [N, W], slots of the pool. The state after token t of sequence n is written to slot [n, t]; -1 stores none.

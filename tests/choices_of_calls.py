@@ -3,8 +3,8 @@
 `python tests/choices_of_calls.py BEFORE.json` writes them, in a checkout of the commit before the change; the same with
 AFTER.json in one of the commit after. `python tests/choices_of_calls.py BEFORE.json AFTER.json` compares the two. The calls are
 500 of a grid: targets, devices, sizes, K and V, dtypes, chunks, contracts, with and without parts. For each call the file has
-the choice with its reasons, and all builds of the model and of the tables in their order. The devices are faked, so no GPU is
-needed.
+the choice with its reasons, and all builds of the model and of the tables in their order. The devices are described, so no GPU
+is needed.
 """
 from __future__ import annotations
 
@@ -13,29 +13,20 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch
 from choices import a_call
 
 from gdn_codegen.runtime.build import Build
-from gdn_codegen.runtime.call import choose
+from gdn_codegen.runtime.call import choose, device
 from gdn_codegen.runtime.call.request import DTYPES
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.schedule.contract import Contract
 
-
-class Gpu(NamedTuple):
-    """A device as dispatch sees it: its names in tables, its architecture and its multiprocessors."""
-
-    names: tuple[str, ...]
-    arch: str
-    units: int
-
-
-GPUS = (Gpu(("NVIDIA H200", "sm_90 x 132", "sm_90"), "sm_90a", 132), Gpu(("NVIDIA GH200", "sm_90 x 114", "sm_90"), "sm_90a", 114),
-        Gpu(("NVIDIA A100", "sm_80 x 108", "sm_80"), "", 108), Gpu(("cpu",), "", 0))
+GPUS = (device.described("NVIDIA H200"), device.gpu("NVIDIA GH200", "sm_90", 114),
+        device.gpu("NVIDIA A100", "sm_80", 108), device.described("cpu"))
 #: Some are in the packaged tables.
 EXTENTS = tuple(Extent(*x) for x in (
     (16, 16, 1, 8192), (16, 16, 1, 32768), (16, 32, 1, 32768), (4, 8, 1, 16384), (4, 16, 1, 2048), (16, 48, 2, 131072),
@@ -55,24 +46,23 @@ def described(b: Build) -> str:
     return f"{b} {b.plan}"
 
 
-def chosen(target: str, gpu: Gpu, x: Extent, dims: tuple[int, int], dtype: torch.dtype, chunk: int | None, accept: str,
+def chosen(target: str, on: device.Facts, x: Extent, dims: tuple[int, int], dtype: torch.dtype, chunk: int | None, accept: str,
            parts: str) -> dict[str, Any]:
-    """What a call gets on a device that looks like `gpu`, and the builds from which it is chosen."""
+    """What a call gets on a device, and the builds from which it is chosen."""
     contract = Contract.parse(accept)
-    with mock.patch.multiple(choose, names=lambda device: gpu.names, architecture=lambda device: gpu.arch,
-                             units=lambda device: gpu.units), mock.patch.dict(os.environ, GDN_CODEGEN_PARTITION=parts):
+    with mock.patch.dict(os.environ, GDN_CODEGEN_PARTITION=parts):
         choose.kept_choice.cache_clear()
         try:
-            choice = choose.choice(a_call(x, dtype, "meta", dims, contract, target=target, chunk_size=chunk))
+            choice = choose.choice(a_call(x, dtype, "meta", dims, contract, target=target, chunk_size=chunk), on)
             found = f"{described(choice.build)} {choice}"
         except ValueError as e:
             found = f"{type(e).__name__}: {e}"
         choose.kept_choice.cache_clear()
         about = Build("triton" if target == "auto" else target, chunk or 64, dtype=DTYPES[dtype], head_dim_k=dims[0],
                       head_dim_v=dims[1], contract=contract)
-        few = choose.splits(x, gpu.units) if gpu.units else None
-        table = choose.measured(about, gpu.arch, gpu.names, x.shape_class, chunk, x.shared)
-        model = choose.modelled(about, gpu.arch, few, x.shape_class, chunk, x.shared)
+        few = choose.splits(x, on.units) if on.units else None
+        table = choose.measured(about, on.arch, on.names, x.shape_class, chunk, x.shared)
+        model = choose.modelled(about, on.arch, few, x.shape_class, chunk, x.shared)
         return {"choice": found, **{n: [(described(b), why) for b, why in builds] for n, builds in
                                     (("table", table), ("model", model))}}
 

@@ -2,13 +2,14 @@
 import json
 from pathlib import Path
 
-from choices_of_calls import AXES, COUNT, Gpu, calls, chosen, main
+from choices_of_calls import AXES, COUNT, calls, chosen, main
 from devices import change
 
+from gdn_codegen.runtime.call.device import Facts
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.targets import find
 
-CALL = "triton", Gpu(("a GPU",), "sm_90a", 132), Extent(16, 16, 1, 8192), (128, 128), AXES[4][0], None, "", "1"
+CALL = "triton", Facts("cuda", ("a GPU",), "sm_90a", 132), Extent(16, 16, 1, 8192), (128, 128), AXES[4][0], None, "", "1"
 
 
 def test_calls_are_the_same_on_each_run_and_of_all_kinds():

@@ -17,6 +17,7 @@ import torch
 from ..runtime import cache
 from ..runtime.build import Build
 from ..runtime.call import choose, tables
+from ..runtime.call.device import facts
 from ..runtime.load import cached
 from ..runtime.progress import under_way
 from .candidates import candidates
@@ -109,7 +110,7 @@ def tuned(name: str, todo: Sequence[Job], names: Sequence[str], arch: str, units
           **options: Any) -> int:
     """Measure, and write the log and the table. Returns 1 if nothing could be measured or the device was lost.
 
-    name: of the table: a target, or "decode". names: of the device, from `choose.names`. out: the path of the table; the log is
+    name: of the table: a target, or "decode". names: of the device, from its facts. out: the path of the table; the log is
     beside it. By default it is the path where calls on this device look. options: of Tuner.
     """
     path = out or tables.own_path(names[0], name)
@@ -172,5 +173,5 @@ def here() -> tuple[tuple[str, ...], str, int]:
     """Names, architecture and multiprocessors of the GPU."""
     if not torch.cuda.is_available():
         raise ValueError("tune: got a machine where torch sees no GPU; accepted: one with the GPU to tune for")
-    device = torch.device("cuda", torch.cuda.current_device())
-    return choose.names(device), choose.architecture(device), choose.units(device)
+    found = facts(torch.device("cuda", torch.cuda.current_device()))
+    return found.names, found.arch, found.units

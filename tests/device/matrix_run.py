@@ -72,8 +72,7 @@ def _asked(how: Way, used: list[str]) -> Iterator[None]:
             in_parts(getattr(m, b.function), how.parts)
         return m
     kept, launch.module = launch.module, loaded
-    launch._kept.clear()
-    launch._last = None
+    launch.forget()
     try:
         yield
     finally:

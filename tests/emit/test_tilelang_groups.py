@@ -8,10 +8,11 @@ from math import prod
 import pytest
 import torch
 from choices import choice_for
+from devices import passes_for
 from reference import call, problem
 
 from gdn_codegen.runtime.build import Build, lowered, render
-from gdn_codegen.runtime.call import choose
+from gdn_codegen.runtime.call.device import Facts
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import Schedule, named
 from gdn_codegen.tools import check_tilelang
@@ -130,8 +131,7 @@ def test_an_architecture_of_another_target_is_refused():
     ({}, "fused", "gdn_c64_bthd"),
     ({}, "walk", "gdn_c64_bthd_walk"), ({"target": "triton"}, None, "gdn_c64_bthd")])
 def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes, schedule, name):
-    monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(choose, "kept_choice", choose.kept_choice.__wrapped__)  # not kept for other tests
+    passes_for(monkeypatch, Facts("cuda", (), "sm_90a"))
     q = torch.empty(1, 3, 2, changes.get("K", 128), dtype=changes.get("dtype", torch.float16))
     found = choice_for(q, q.new_empty(1, 3, 4, 128), changes.get("target", "tilelang"), changes.get("chunk_size", 64), schedule)
     assert found.build.name == name
@@ -140,19 +140,13 @@ def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes
 @pytest.mark.slow
 def test_few_walks_are_split_into_parts(monkeypatch):
     """Where sequences times value heads fill half of the GPU at most; value heads of one key head come together."""
-    monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(choose, "units", lambda device: 16)
-    monkeypatch.setattr(choose, "kept_choice", choose.kept_choice.__wrapped__)
+    passes_for(monkeypatch, Facts("cuda", (), "sm_90a", 16))
     q, v = torch.empty(2, 3, 2, 128, dtype=torch.float16), torch.empty(2, 3, 4, 128, dtype=torch.float16)
     names = [choice_for(q, v, "tilelang", 64, sequences=n).build.name for n in (None, 2, 3)]
     two = "gdn_c64_bthd_walk_valueheads2_decay_sm90a"
     assert names == [two, two, "gdn_c64_bthd_fused_walk_sm90a"]
     v = torch.empty(2, 3, 6, 128, dtype=torch.float16)  # three a key head
     assert choice_for(q, v, "tilelang", 64, sequences=1).build.name == "gdn_c64_bthd_decay_sm90a"
-
-
-def test_other_gpus_and_the_cpu_take_portable_text():
-    assert choose.architecture(torch.device("cpu")) == ""
 
 
 def test_a_kernel_whose_products_wait_for_each_other_is_warned_of():

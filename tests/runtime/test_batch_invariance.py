@@ -2,6 +2,7 @@
 import pytest
 import torch
 from choices import a_call
+from devices import H200, passes_for
 from reference import passed
 
 import gdn_codegen
@@ -14,7 +15,8 @@ from gdn_codegen.runtime.call.tables import DECODE, Extent, Row
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
 
-HERE = [t for t in ("triton", "tilelang") if runs(t, "cpu")]
+HERE = [t for t in ("triton", "tilelang", "pto") if runs(t, "cpu")]
+BY_TOKEN = [t for t in HERE if t != "pto"]
 NAMES = ("q", "k", "v", "g", "beta")
 RAW = {"g": "raw", "beta": "sigmoid", "q": "l2norm", "k": "l2norm"}
 SAID = dict(gate="raw", beta_form="sigmoid", use_qk_l2norm_in_kernel=True, output_final_state=True, batch_invariant=True)
@@ -92,7 +94,7 @@ def test_rows_of_a_batch_views_and_slots_of_a_pool_have_the_bits_of_a_pack(targe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target", BY_TOKEN)
 def test_a_step_of_several_tokens_is_so_many_steps_of_one(target):
     x = Sequences([6, 1, 3], recurrent_gated_delta_rule, target=target)
     ((o, S),) = x.run((0,))
@@ -115,19 +117,14 @@ def test_flas_recurrence_walks_over_tokens_however_many_there_are(monkeypatch):
 
 
 # --- the choice ------------------------------------------------------------------------------------------------------
-H200 = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 EXTENTS = [Extent(2, 8, sequences, tokens) for sequences in (1, 4, 33, 300) for tokens in (1, 64, 1000, 40000, 900000)]
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """A CPU that passes for an H200, with rows of tables that would serve many of the extents."""
-    for m in (choose, choose_decode):
-        monkeypatch.setattr(m, "names", lambda device: H200)
-        monkeypatch.setattr(m, "units", lambda device: 132)
-        monkeypatch.setattr(m, "kept_choice", m.kept_choice.__wrapped__)
-    monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(choose_decode, "runs", lambda target, device: target in HERE)
+    passes_for(monkeypatch, H200)
+    monkeypatch.setattr(choose_decode, "runs", lambda target, device: target in BY_TOKEN)
     monkeypatch.setattr(choose, "fits", lambda b: True)
     monkeypatch.setattr(choose, "unfit", lambda b: "")
     parts = varied("walk", "sm_90a", partition="decay")

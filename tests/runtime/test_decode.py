@@ -2,6 +2,7 @@
 import pytest
 import torch
 from choices import a_call
+from devices import H200, passes_for
 from reference import check, expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
@@ -64,7 +65,7 @@ def test_split_columns_compute_the_same(target):
 
 
 def test_a_step_that_does_not_fit_in_one_kernel_runs_by_another_schedule(monkeypatch):
-    monkeypatch.setattr(choose_decode, "choice", lambda call: None)
+    monkeypatch.setattr(choose_decode, "choice", lambda call, on=None: None)
     launch.forget()
     op = lambda *a, **o: recurrent_gated_delta_rule(*a, **o, target="triton" if "triton" in HERE else HERE[0])
     check(op, problem([2, 5], 1, 2, 32, 32))
@@ -72,7 +73,6 @@ def test_a_step_that_does_not_fit_in_one_kernel_runs_by_another_schedule(monkeyp
 
 
 # --- which build serves a step ----------------------------------------------------------------------------------------
-H200 = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 POOL = Contract.parse("beta=sigmoid,g=raw,state=vk/bfloat16/pool/in_place")
 ABOUT = Build("triton", 16, dtype="bfloat16", contract=POOL)
 MANY = Extent(16, 32, 256, 256)
@@ -81,9 +81,7 @@ MANY = Extent(16, 32, 256, 256)
 @pytest.fixture
 def gpu(monkeypatch):
     """A CPU that passes for an H200 with both toolchains, and no rows but those that a test gives."""
-    monkeypatch.setattr(choose_decode, "names", lambda device: H200)
-    monkeypatch.setattr(choose_decode, "units", lambda device: 132)
-    monkeypatch.setattr(choose_decode, "kept_choice", choose_decode.kept_choice.__wrapped__)
+    passes_for(monkeypatch, H200)
     there = ["triton", "tilelang"]
     monkeypatch.setattr(choose_decode, "runs", lambda target, device: target in there)
     rows = []
@@ -148,7 +146,7 @@ def test_rows_of_prefill_are_none_of_decoding_nor_these_of_prefill(gpu):
     rows, _ = gpu
     rows += [row("tilelang", 0.1), Row("NVIDIA H200", Build("tilelang", contract=POOL), MANY, 0.1, table="tilelang")]
     assert ask().chunk == 16
-    near = tables.nearest(H200, Build("tilelang", dtype="bfloat16", contract=POOL), MANY.shape_class, None)
+    near = tables.nearest(H200.names, Build("tilelang", dtype="bfloat16", contract=POOL), MANY.shape_class, None)
     assert [r.table for r in near] == ["tilelang"]
 
 

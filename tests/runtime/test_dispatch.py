@@ -2,20 +2,22 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from choices import a_call
+from devices import H200, passes_for
 from reference import call, expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose, launch, tables
+from gdn_codegen.runtime.call.device import Facts, described, facts
 from gdn_codegen.runtime.call.tables import Extent, Row
 from gdn_codegen.schedule import Schedule, ScheduleError, changes, varied
 from gdn_codegen.schedule.contract import PLAIN, Contract
 
-H200 = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 BASE = Build("tilelang")
 PARTS = Build("tilelang", schedule=varied("walk", "sm_90a", partition="decay", part_chunks=32), arch="sm_90a")
 #: The same of another class: the length of parts was measured for its own.
@@ -27,10 +29,7 @@ LONG = Extent(16, 16, 1, 32768)
 @pytest.fixture
 def gpu(monkeypatch, tmp_path):
     """A CPU that passes for an H200 with no tables but those that a test gives."""
-    monkeypatch.setattr(choose, "names", lambda device: H200)
-    monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(choose, "units", lambda device: 132)
-    monkeypatch.setattr(choose, "kept_choice", choose.kept_choice.__wrapped__)
+    passes_for(monkeypatch, H200)
     monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
     found = []
     monkeypatch.setattr(tables, "rows", lambda devices, target: tuple(r for r in found if r.about.target == target))
@@ -81,8 +80,8 @@ def test_rows_of_the_device_come_before_those_of_its_kind_which_still_serve(gpu)
     assert ask().build == PARTS and "the package's table of NVIDIA H100" in str(ask())
     gpu.append(row(STAGES, Extent(16, 16, 1, 65536), ms=0.39))
     assert ask().build == STAGES
-    assert [row(device=d).known(H200) for d in ("NVIDIA H200", "NVIDIA H100", "sm_90")] == [0, 1, 1]
-    assert Row("sm_90", PARTS, LONG, 0.3).known(H200) == 2 and Row("x", PARTS, LONG, 0.3).known(H200) == 3
+    assert [row(device=d).known(H200.names) for d in ("NVIDIA H200", "NVIDIA H100", "sm_90")] == [0, 1, 1]
+    assert Row("sm_90", PARTS, LONG, 0.3).known(H200.names) == 2 and Row("x", PARTS, LONG, 0.3).known(H200.names) == 3
 
 
 @pytest.mark.slow
@@ -119,7 +118,7 @@ def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
 
 
 def test_triton_without_a_gpu_is_one_kernel_of_the_usual_chunk(gpu, monkeypatch):
-    monkeypatch.setattr(choose, "units", lambda device: 0)
+    passes_for(monkeypatch, replace(H200, units=0))
     assert ask(target="triton").build == Build("triton")
 
 
@@ -168,7 +167,7 @@ def test_what_does_not_fit_is_passed_over_with_its_reason(gpu):
 
 
 def test_candidates_are_tried_in_order(gpu, monkeypatch):
-    monkeypatch.setattr(choose, "architecture", lambda device: "")
+    passes_for(monkeypatch, replace(H200, arch=""))
     refused = {"fused": "too large", "fused64": "also too large"}
     monkeypatch.setattr(choose, "unfit", lambda b: refused.get(b.plan.name + str(b.plan.v_block or ""), ""))
     got = ask()
@@ -185,9 +184,9 @@ def test_what_has_no_room_on_hopper_is_refused_with_the_chunks_that_would(gpu, m
     with pytest.raises(ValueError, match=said):
         ask(chunk=128, **x)
     assert choose.fits(ask(chunk=64, **x).build)
-    assert (ask(chunk=1, **x).build.chunk, ask(chunk=1, **x).build.plan.v_block) == (1, 8)
+    assert (ask(chunk=1, **x).build.chunk, ask(chunk=1, **x).build.plan.v_block) == (1, 16)
     assert ask(chunk=128, schedule="staged", **x).build.chunk == 128  # what is asked for is not looked at
-    monkeypatch.setattr(choose, "architecture", lambda device: "")  # another GPU or a CPU: building says what is wrong
+    passes_for(monkeypatch, replace(H200, arch=""))  # another GPU or a CPU: building says what is wrong
     assert ask(chunk=128, **x).build.chunk == 128
 
 
@@ -195,21 +194,37 @@ def test_what_has_no_room_on_hopper_is_refused_with_the_chunks_that_would(gpu, m
 def test_which_gpus_are_hopper(capability, hip, want, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
-    assert choose.architecture.__wrapped__(torch.device("cuda")) == want
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=108))
+    name = "sm_{}{}".format(*capability)
+    assert facts.__wrapped__(torch.device("cuda")) == Facts("cuda", ("a GPU", f"{name} x 108", name), want, 108)
+
+
+def test_a_device_need_not_be_here():
+    """What a call gets there follows from its words alone."""
+    call = a_call(LONG, device="cuda", target="tilelang")
+    parts, whole = (choose.choice(call, described(x)).build for x in ("sm_90 x 132", "sm_90 x 16"))
+    assert (parts.plan.partition, whole.plan.partition) == ("decay", None) and parts.arch == whole.arch == "sm_90a"
+    assert choose.choice(call, described("sm_80 x 108")).build.arch == ""
+    assert "table of NVIDIA H200" in str(choose.choice(call, H200))
+    assert described("cpu") == facts(torch.device("cpu")) == Facts("cpu", ("cpu",))
+    for words in ("H200", "sm_90", "sm_90 x 0", "sm_90a x 132", ""):
+        with pytest.raises(ValueError, match=rf"^device: got '{words}'; accepted: NVIDIA H200, .* \(sm_90 x 132\), or cpu$"):
+            described(words)
 
 
 def test_where_no_chunk_fits_the_sizes_are_said(gpu, monkeypatch):
     monkeypatch.setattr(choose, "unfit", lambda b: "too large")
     with pytest.raises(ValueError, match=r"V = 128 in float16; accepted: none for these K and V \(too large"):
         ask()
-    monkeypatch.setattr(choose, "architecture", lambda device: "")
+    passes_for(monkeypatch, replace(H200, arch=""))
     assert ask().build == BASE
 
 
 def test_rows_for_the_contract_come_before_plain_ones_which_still_serve(gpu):
     raw = Contract.parse("beta=sigmoid")
     gpu += [row(PARTS, ms=0.1), row(replace(STAGES, contract=raw))]
-    devices, cls = H200, LONG.shape_class
+    devices, cls = H200.names, LONG.shape_class
     order = tables.nearest(devices, replace(BASE, contract=raw), cls, None)
     assert [r.about.contract for r in order] == [raw, Contract()]
     assert [r.about.contract for r in tables.nearest(devices, BASE, cls, None)] == [Contract()]
@@ -221,7 +236,7 @@ def test_rows_for_the_contract_come_before_plain_ones_which_still_serve(gpu):
 def test_a_row_takes_as_many_value_heads_together_as_a_key_head_has(gpu, shared, want):
     """A class of shapes has 3 value heads a key head beside 4."""
     gpu.append(row(replace(PARTS, schedule=replace(PARTS.plan, value_heads=4))))
-    chosen = next(choose.measured(BASE, "sm_90a", H200, LONG.shape_class, None, shared))[0]
+    chosen = next(choose.measured(BASE, "sm_90a", H200.names, LONG.shape_class, None, shared))[0]
     assert chosen.plan == replace(PARTS.plan, value_heads=want)
     assert [tables.Extent(h, hv, 1, 64).shared for h, hv in ((1, 1), (1, 3), (2, 4), (1, 6), (4, 16), (1, 8), (1, 12))] == \
         [1, 1, 2, 2, 4, 4, 4]

@@ -236,3 +236,25 @@ def test_gates_that_are_not_for_this_call_are_left_out(pool):
     assert not torch.equal(with_gate, want)
     for said in (dict(use_gate_in_kernel=True), dict(gate="raw")):
         assert torch.equal(fused_recurrent_gated_delta_rule(**given, **HERE, **raw, **said)[0], with_gate)
+
+
+def test_keywords_are_translated_anew_where_they_are_not_the_same():
+    """What was accepted before does not stand for a value that only equals it, other options, or other tensors."""
+    t, x = Tensors(*[Q] * 5, *[None] * (len(Tensors._fields) - 5)), Options(
+        False, False, False, None, "log", "given", False, False, None, None, "auto", None)
+    gates = t._replace(A_log=Q, dt_bias=Q)
+    for _ in range(2):
+        assert names.spelled(gates, x, dict(use_gate_in_kernel=True)) == (gates, x._replace(gate="raw"))
+        assert names.spelled(t, x, dict(transpose_state_layout=True, num_warps=4)) == (t, x._replace(state_v_first=True))
+        with pytest.raises(ValueError, match="use_gate_in_kernel: got 1"):
+            names.spelled(gates, x, dict(use_gate_in_kernel=1))
+        with pytest.raises(ValueError, match="use_gate_in_kernel: got True with gate='linear'"):
+            names.spelled(gates, x._replace(gate="linear"), dict(use_gate_in_kernel=True))
+        without = names.spelled(gates, x, dict(use_gate_in_kernel=False))
+        assert without[0].A_log is without[0].dt_bias is None and without[1] == x
+        assert names.spelled(t, x, dict(output=Q))[0].out is Q
+        with pytest.raises(ValueError, match="seq_idx"):
+            names.spelled(t, x, dict(seq_idx=1))
+        with pytest.raises(ValueError, match="checkpoint_every_n_tokens"):
+            names.spelled(t, x, dict(checkpoint_every_n_tokens=64), -1)
+        assert names.spelled(t, x, dict(checkpoint_every_n_tokens=64), 16)[1].checkpoint_chunks == 4

@@ -257,3 +257,18 @@ def test_a_settled_call_launches_from_the_driver_what_python_launched(sequences,
     call(x, output_final_state=False)
     assert driver.launches == launched and len(seen) == 2  # another call, which Python launches first
 
+
+
+@pytest.mark.slow
+def test_kinds_of_calls_in_turn_are_all_found(op, driver):
+    call, seen = op
+    kinds = [given(n) for n in (1, 2, 3)]
+    for _ in range(3):
+        for x in kinds:
+            call(x)
+    assert len(seen) == 3 and driver.launches == 6 and len(calls.recent) == 3
+    for n in range(4, 4 + calls.RECENT):
+        call(given(n)), call(given(n))
+    launches = driver.launches
+    call(kinds[0])
+    assert driver.launches == launches + 1 and len(seen) == 3 + calls.RECENT and len(calls.recent) == calls.RECENT

@@ -8,6 +8,7 @@ from gdn_codegen.cli import main
 from gdn_codegen.cli_parser import parser
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose
+from gdn_codegen.runtime.call.device import Facts
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.targets import DEFAULT_SCHEDULE
 
@@ -25,14 +26,13 @@ def built(*words):
                                   ["--dtype", "float32"]], ids=" ".join)
 def test_it_is_what_a_call_gets_there(target, gpu, more, monkeypatch):
     """By the op's own choice on such a device, for which no table has been written."""
-    monkeypatch.setattr(choose, "architecture", lambda device: HOPPER[gpu])
-    monkeypatch.setattr(choose, "names", lambda device: (f"a {gpu}",))
     monkeypatch.setattr(choose, "_check_fits", lambda *a: None)
     said = dict(zip(more[::2], more[1::2], strict=True))
     wide, dtype = int(said.get("--head-dim-k", 128)), getattr(torch, said.get("--dtype", "float16"))
     choose.kept_choice.cache_clear()
     asked = a_call(Extent(1, 1, 1, 1), dtype, "cuda", (wide, wide), chunk_size=64 if "--chunk" in said else None)
-    want = choose.kept_choice(asked, target, choose.Size((0, 0, 0), "--partition" in said)).build
+    want = choose.kept_choice(asked, target, choose.Size((0, 0, 0), "--partition" in said),
+                              Facts("cuda", (f"a {gpu}",), HOPPER[gpu])).build
     choose.kept_choice.cache_clear()
     if target == "tilelang" and not want.arch:  # a module for Hopper alone there is none
         with pytest.raises(ValueError, match=r"arch: got 'sm_90a', for which nothing fits \(.*\); accepted: no --arch; the op "

@@ -12,6 +12,7 @@ from gdn_codegen.ir.ops import op
 from gdn_codegen.ir.types import Tile
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.call import choose as choose_build
+from gdn_codegen.runtime.call.device import Facts
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.runtime.targets import choose, findings, tunable
 from gdn_codegen.targets.candidates import Candidate, Space
@@ -60,12 +61,10 @@ def test_a_registered_target_brings_its_model_and_its_candidates(monkeypatch):
     lowering = targets.find("triton").lowering
     targets.register(mine(archs={"sm_42a": lowering}, model=model, spaces=(Space(("staged",), {"v_block": (0, 64)}, (16,)),)))
     assert targets.architecture("sm_42") == "sm_42a" and targets.architecture("sm_43") == ""
-    monkeypatch.setattr(choose_build, "architecture", lambda device: targets.architecture("sm_42"))
-    monkeypatch.setattr(choose_build, "names", lambda device: ("my GPU",))
-    monkeypatch.setattr(choose_build, "kept_choice", choose_build.kept_choice.__wrapped__)
     call = a_call(Extent(1, 1, 1, 512), device="meta", target="mine")
-    assert choose_build.choice(call).build == Build("mine", 32, schedule="replay", arch="sm_42a")
-    assert ("chosen by model", "for my GPU") in choose_build.choice(call).why
+    choice = choose_build.choice(call, Facts("meta", ("my GPU",), targets.architecture("sm_42")))
+    assert choice.build == Build("mine", 32, schedule="replay", arch="sm_42a")
+    assert ("chosen by model", "for my GPU") in choice.why
     assert tunable() == ["tilelang", "triton", "mine"] and cli_parser.parser().parse_args(["tune", "--target", "mine"])
     assert [(b.target, b.chunk, b.plan.name, b.plan.v_block) for b in candidates(Build("mine"), "")] == [
         ("mine", 16, "staged", 0), ("mine", 16, "staged", 64)]

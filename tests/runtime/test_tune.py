@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from choices import choice_for
-from devices import change
+from devices import change, passes_for
 
 from gdn_codegen import cli
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose, tables
+from gdn_codegen.runtime.call.device import Facts
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import varied
 from gdn_codegen.targets import find
@@ -135,10 +136,7 @@ def test_candidates_of_a_space_share_its_base_and_what_the_architecture_wants(ar
                                          (("NVIDIA H20", "sm_90 x 78", "sm_90"), False)])
 def test_calls_choose_from_what_tune_wrote(names, mine, run, monkeypatch):
     run(Fake())
-    monkeypatch.setattr(choose, "names", lambda device: names)
-    monkeypatch.setattr(choose, "architecture", lambda device: GPU[1])
-    monkeypatch.setattr(choose, "units", lambda device: GPU[2])
-    monkeypatch.setattr(choose, "kept_choice", choose.kept_choice.__wrapped__)
+    passes_for(monkeypatch, Facts("cuda", names, *GPU[1:]))
     monkeypatch.setattr(tables, "own_path", lambda device, target: run.path)
     tables.rows.cache_clear()
     q = torch.empty(1, 16384, 16, 128, dtype=torch.float16, device="meta")

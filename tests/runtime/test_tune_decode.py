@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from choices import a_call
+from devices import passes_for
 from reference import expected, passed, rms_error
 
 from gdn_codegen import cli
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose, choose_decode, tables
+from gdn_codegen.runtime.call.device import Facts
 from gdn_codegen.runtime.call.tables import DECODE, Extent
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
@@ -58,10 +60,8 @@ def test_the_table_has_the_fastest_of_each_target_beside_the_one_model(table):
 
 def test_steps_choose_from_what_tune_wrote(table, monkeypatch):
     monkeypatch.setattr(tables, "own_path", lambda device, name: table if name == DECODE else table.with_name("none"))
-    monkeypatch.setattr(choose_decode, "names", lambda device: NAMES)
-    monkeypatch.setattr(choose_decode, "units", lambda device: 132)
+    passes_for(monkeypatch, Facts("cuda", NAMES, units=132))
     monkeypatch.setattr(choose_decode, "runs", lambda target, device: True)
-    monkeypatch.setattr(choose_decode, "kept_choice", choose_decode.kept_choice.__wrapped__)
     tables.rows.cache_clear()
     for x, target in ((Extent(16, 32, 256, 256), "tilelang"), (Extent(4, 8, 1, 4), "triton")):
         found = choose_decode.choice(a_call(x, getattr(torch, ABOUT.dtype), "cuda", (ABOUT.head_dim_k, ABOUT.head_dim_v),

@@ -22,6 +22,7 @@ from ...targets.candidates import Asked, Candidate, several
 from ..build import CHUNKS, Build, lowered
 from ..targets import choose
 from . import tables
+from .device import Facts, facts
 from .request import DEFAULT_CHUNK, DTYPES, Call
 from .tables import Extent
 
@@ -84,30 +85,7 @@ def refuse(b: Build, device: torch.device, why: str) -> bool:
     return True
 
 
-# --- facts of a device -----------------------------------------------------------------------------------------------
-@lru_cache(maxsize=64)
-def names(device: torch.device) -> tuple[str, ...]:
-    """Keys under which tables of measurements are looked up, most specific first: the name of the device, its architecture and
-    number of multiprocessors (an H100 and an H200 may share these), its architecture."""
-    if device.type != "cuda":
-        return (device.type,)
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-    return torch.cuda.get_device_name(device), f"{arch} x {units(device)}", arch
-
-
-@lru_cache(maxsize=64)
-def architecture(device: torch.device) -> str:
-    """The architecture of a GPU, if some builds are made for it alone; else ""."""
-    nvidia = device.type == "cuda" and not torch.version.hip  # AMD's gfx90a also reports the capability (9, 0)
-    return targets.architecture("sm_{}{}".format(*torch.cuda.get_device_capability(device))) if nvidia else ""
-
-
-@lru_cache(maxsize=64)
-def units(device: torch.device) -> int:
-    """The number of multiprocessors of a GPU; 0 for other devices."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
-
-
+# --- candidates ------------------------------------------------------------------------------------------------------
 def partitions() -> bool:
     """True if this process may split long sequences."""
     return os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -213,16 +191,22 @@ class Size:
     heads: tuple[int, int] | None = None
 
 
+def size_of(x: Extent, target: str, on: Facts) -> Size:
+    """The size of a call of an extent on a device."""
+    return Size(x.shape_class, splits(x, on.units) if on.units else None, x.tokens < LEAST_TOKENS, x.shared,
+                (x.H, x.HV) if targets.find(target).head_counts else None)
+
+
 @lru_cache(maxsize=1024)
-def kept_choice(call: Call, target: str, size: Size) -> Choice:
+def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
     """The build for calls that differ in extent alone. target: the call's, or what is chosen for "auto"."""
-    x, arch, chunk = call.request, architecture(call.device), call.request.chunk
+    x, arch, chunk = call.request, on.arch, call.request.chunk
     b = Build(target, chunk or DEFAULT_CHUNK, x.layout, x.algorithm, x.schedule or DEFAULT_SCHEDULE, DTYPES[call.dtype],
               *call.head_dims, size.heads, contract=call.contract)
     if x.schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        rows = () if x.batch_invariant else measured(b, arch, names(call.device), size.shape_class, chunk, size.shared,
+        rows = () if x.batch_invariant else measured(b, arch, on.names, size.shape_class, chunk, size.shared,
                                                   not size.short)
         found, why = first(call.device, ("table", rows),
                            ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared)))
@@ -235,12 +219,11 @@ def kept_choice(call: Call, target: str, size: Size) -> Choice:
     return chosen
 
 
-def choice(call: Call) -> Choice:
+def choice(call: Call, on: Facts | None = None) -> Choice:
     """The build for a call: from its schedule if it names one, else from a table, else from the model for its GPU.
 
-    Raises ValueError naming a bad argument.
+    on: the device, where it need not be here; None for the call's own. Raises ValueError naming a bad argument.
     """
-    target, x, n = choose(call.device.type, call.request.target), call.extent, units(call.device)
-    heads = (x.H, x.HV) if targets.find(target).head_counts else None
-    size = Size(x.shape_class, splits(x, n) if n else None, x.tokens < LEAST_TOKENS, x.shared, heads)
-    return kept_choice(call, target, size)
+    on = on or facts(call.device)
+    target = choose(call.device.type, call.request.target)
+    return kept_choice(call, target, size_of(call.extent, target, on), on)

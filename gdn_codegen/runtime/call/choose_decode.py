@@ -19,7 +19,8 @@ from ...targets import DEFAULT_SCHEDULE, find
 from ..build import Build
 from ..targets import choose, runs
 from . import tables
-from .choose import TOKEN_COLUMNS, Choice, by_token, first, names, said, units
+from .choose import TOKEN_COLUMNS, Choice, by_token, first, said
+from .device import Facts, facts
 from .request import DECODE_CHUNK, DTYPES, Call
 from .tables import Extent
 
@@ -107,17 +108,20 @@ def measured(b: Build, x: Extent, devices: tuple[str, ...], wanted: Sequence[str
 
 
 @lru_cache(maxsize=1024)
-def kept_choice(call: Call, x: Extent, wanted: tuple[str, ...]) -> Choice | None:
+def kept_choice(call: Call, x: Extent, wanted: tuple[str, ...], on: Facts) -> Choice | None:
     """The choice for calls of one extent. wanted: targets, the preferred first."""
     b = Build(wanted[0], DECODE_CHUNK, call.request.layout, call.request.algorithm, DEFAULT_SCHEDULE, DTYPES[call.dtype],
               *call.head_dims, contract=call.contract.unpromised())
     invariant = call.request.batch_invariant
-    found, _ = first(call.device, ("table", () if invariant else measured(b, x, names(call.device), wanted)),
-                     ("model", modelled(b, x, units(call.device), wanted, invariant)))
+    found, _ = first(call.device, ("table", () if invariant else measured(b, x, on.names, wanted)),
+                     ("model", modelled(b, x, on.units, wanted, invariant)))
     return None if found is None else said(found)
 
 
-def choice(call: Call) -> Choice | None:
-    """The build for a decoding step that names no schedule; None if no schedule of one kernel fits."""
-    return kept_choice(call, call.extent, targets(call.request.target, call.device, call.extent,
-                                                    call.contract.by_token))
+def choice(call: Call, on: Facts | None = None) -> Choice | None:
+    """The build for a decoding step that names no schedule; None if no schedule of one kernel fits.
+
+    on: the device, where it need not be here; None for the call's own.
+    """
+    wanted = targets(call.request.target, call.device, call.extent, call.contract.by_token)
+    return kept_choice(call, call.extent, wanted, on or facts(call.device))

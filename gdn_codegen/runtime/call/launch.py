@@ -20,6 +20,7 @@ from .aliasing import reach
 from .arguments import IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Options, Tensors
 from .choose import choice, refuse
 from .compiling import DoesNotCompile, compiling
+from .device import Facts
 from .dtypes import adapted, adapts
 from .given import buffers_of, given_to, integers_of, places_of_integers
 from .native_launcher import Asked, call_launcher, kernels_ahead
@@ -46,27 +47,22 @@ class Settled:
 
 
 _kept: dict[Any, Settled] = {}
-
-
-def _nothing(t: Any, x: Any, scale: Any, decode: Any) -> None:
-    """Stands for the function of the last call before there is one."""
-
-
-#: The function of the last call: (tensors, options, scale, decode) -> results, or None if it is of another kind. The next call is
-#: mostly of the same kind, as in all layers of a model.
-last: Callable[..., Any] = _nothing
+#: Functions of the kinds of calls that came last, RECENT at most: (tensors, options, scale, decode) -> results, or None if the
+#: call is of another kind. The next call is mostly of the same kind, as in all layers of a model.
+recent: tuple[Callable[..., Any], ...] = ()
+RECENT = 4
 
 #: Classes of tensors whose values are those in their memory.
 PLAIN = Tensor, torch.nn.Parameter
 
 
-def chosen(call: Call) -> Build:
+def chosen(call: Call, on: Facts | None = None) -> Build:
     """The build for a call, or for a decoding step if the call is one and names no schedule. ValueError where no target keeps
-    states by token."""
-    step = choose_decode.choice(call) if call.request.decode and call.request.schedule is None else None
+    states by token. on: the device, where it need not be here; None for the call's own."""
+    step = choose_decode.choice(call, on) if call.request.decode and call.request.schedule is None else None
     if step is None and call.request.by_token and call.request.schedule is None:
         _fail("target", repr(call.request.target), f"triton or tilelang, which keep states by token ({call.request.by_token})")
-    return (step or choice(call)).build
+    return (step or choice(call, on)).build
 
 
 def _admitted(call: Call, prepare: Callable[[Any], object]) -> Any:
@@ -228,7 +224,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
 
     One look-up finds all decisions that a call of the same kind made before. Each microsecond here delays every call.
     """
-    global last
+    global recent
     try:
         q, k, v, g, beta, a_log, dt_bias, initial, indices, accepted, parents, rows, ends, final, out, kept, *tables = t
         about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
@@ -256,7 +252,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
     if not found.came_again:
         found.came_again, found.again = True, _as_one(found, Tensors(*t), x, decode)
     if found.again is not None:
-        last = found.again
+        recent = found.again, *[f for f in recent if f is not found.again][:RECENT - 1]
         results = found.again(t, x, scale, decode)
         if results is not None:
             return results  # type: ignore[no-any-return]
@@ -272,6 +268,6 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
 
 def forget() -> None:
     """Drop what is kept for further calls: for tests."""
-    global last
-    last = _nothing
+    global recent
+    recent = ()
     _kept.clear()
