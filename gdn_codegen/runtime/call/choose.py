@@ -32,8 +32,6 @@ PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
     ("staged", {"v_block": 32}), ("staged", {"v_block": 16}))
 SPLIT = 128
-#: The fewest tokens of a call whose sequences are split. Of 200 random shapes on an H100, whole walks were faster below it.
-LEAST_TOKENS = 1280
 #: Columns of the state in an instance over single tokens, which has one warp, by the order of the state in memory: for many
 #: walks, and for a few, so that more instances share the work. For K above 128 the second serves both, so that registers hold
 #: them. In the order kv an instance reads pieces of so many columns, which should not be short.
@@ -91,9 +89,9 @@ def partitions() -> bool:
     return os.environ.get("GDN_CODEGEN_PARTITION") != "0"
 
 
-def splits(x: Extent, units: int) -> bool:
-    """Whether the model splits the sequences of a call of this size, on a GPU of so many multiprocessors."""
-    return 2 * x.walks <= units and x.tokens >= LEAST_TOKENS
+def splits(x: Extent, units: int, target: str) -> bool:
+    """Whether the target's model splits the sequences of a call of this size, on a GPU of so many multiprocessors."""
+    return 2 * x.walks <= units and x.tokens >= targets.find(target).least_split
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
@@ -180,8 +178,8 @@ class Size:
     """What of a call's extent the choice of a build depends on. Calls of many lengths share it.
 
     few: whether sequences are split, since walks fill at most half of the GPU; None without a GPU. short: whether the call has
-    fewer than LEAST_TOKENS tokens. shared: value heads of a key head that one kernel
-    instance may handle. heads: H and HV, for targets that compile them in.
+    too few tokens for that. shared: value heads of a key head that one kernel instance may handle. heads: H and HV, for targets
+    that compile them in.
     """
 
     shape_class: tuple[int, int, int]
@@ -193,8 +191,9 @@ class Size:
 
 def size_of(x: Extent, target: str, on: Facts) -> Size:
     """The size of a call of an extent on a device."""
-    return Size(x.shape_class, splits(x, on.units) if on.units else None, x.tokens < LEAST_TOKENS, x.shared,
-                (x.H, x.HV) if targets.find(target).head_counts else None)
+    t = targets.find(target)
+    return Size(x.shape_class, splits(x, on.units, target) if on.units else None, x.tokens < t.least_split, x.shared,
+                (x.H, x.HV) if t.head_counts else None)
 
 
 @lru_cache(maxsize=1024)
