@@ -132,7 +132,7 @@ def recurrent_gated_delta_rule(
 
     The arguments are those of `chunk_gated_delta_rule`, without unit_keys, checkpoint_chunks, checkpoint_positions,
     checkpoint_slots, chunk_size and FLA's tables of chunks. One kernel computes all tokens, as one chunk of 16 or as chunks of
-    one token. With batch_invariant=True chunks have one token, so that any cut leaves the bits as they are.
+    one token. With batch_invariant=True chunks have one token (on PTO 16), so that any cut leaves the bits as they are.
 
     Verification of draft tokens keeps a state for each token (W is at least the most tokens of a sequence):
       state_indices: [N, W], slots of the pool. The state after token t of sequence n is written to slot [n, t]; -1 stores none.

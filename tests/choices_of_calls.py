@@ -60,7 +60,7 @@ def chosen(target: str, on: device.Facts, x: Extent, dims: tuple[int, int], dtyp
         choose.kept_choice.cache_clear()
         about = Build("triton" if target == "auto" else target, chunk or 64, dtype=DTYPES[dtype], head_dim_k=dims[0],
                       head_dim_v=dims[1], contract=contract)
-        few = 2 * x.walks <= on.units if on.units else None
+        few = choose.splits(x, on.units, about.target) if on.units else None
         table = choose.measured(about, on.arch, on.names, x.shape_class, chunk, x.shared)
         model = choose.modelled(about, on.arch, few, x.shape_class, chunk, x.shared)
         return {"choice": found, **{n: [(described(b), why) for b, why in builds] for n, builds in

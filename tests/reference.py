@@ -156,3 +156,12 @@ def in_form(s, form):
 def variant(schedule, **changes):
     """A named schedule changed."""
     return replace(SCHEDULES[schedule], name="_".join([schedule, *map(str, changes.values())]).replace("-", ""), **changes)
+
+
+def positional(op, inputs, **named):
+    """The arguments of a torch.library op by position, as its checks want them: `inputs` first, then those with a name, and None
+    for each that has none. KeyError for a name that the op does not have."""
+    names = [a.name for a in op._opoverload._schema.arguments[len(inputs):]]
+    if unknown := named.keys() - set(names):
+        raise KeyError(*unknown)
+    return (*inputs, *(named.get(n) for n in names))

@@ -185,7 +185,7 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         if t.part_cost is not None:
-            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device)
+            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed)
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
             self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]

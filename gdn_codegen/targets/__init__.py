@@ -122,6 +122,7 @@ class Target:
     stride_units: whether kernels get strides in units of 16 bytes (less for short rows), which divide the strides of dense
     tensors.
     tf32: whether products of float32 are computed in tf32 on a GPU.
+    least_split: the fewest tokens of a call whose sequences dispatch splits.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Target:
     interprets: tuple[str, ...] = ()
     stride_units: bool = False
     tf32: bool = False
+    least_split: int = 0
 
     def lowered_for(self, arch: str) -> Lowering:
         """The passes and the device for an architecture. "" is for text that runs on any architecture."""

@@ -19,9 +19,10 @@ MOST = 2
 class Asked:
     """What a target's model of dispatch knows of a call.
 
-    head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if walks fill at
-    most half of the GPU; None without a GPU. shape_class: that of the call's extent. chunk: the call's tokens of a chunk, None if
-    it leaves them open. shared: how many value heads of a key head one kernel instance may handle.
+    head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if sequences
+    are split, since walks fill at most half of the GPU; None without a GPU. shape_class: that of the call's extent. chunk: the
+    call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
+    handle.
     """
 
     head_dims: tuple[int, int]

@@ -286,6 +286,18 @@ template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower
   if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
     unit_lower_inverse<bf16, scaled, strict>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
 }
+// The last sequence n whose first slot, cu_seqlens[n] / size + n, is not after `slot`. All threads of a warp call it. They test
+// 32 sequences at a time, so that an instance waits for few loads that depend on each other.
+__device__ inline int find_sequence(const int* cu_seqlens, int slot, int sequences, int size) {
+  int n = 0, end = sequences, lane = threadIdx.x % 32;
+  while (end - n > 1) {
+    int step = (end - n + 31) / 32, at = n + lane * step;
+    bool before = at < end && cu_seqlens[at] / size + at <= slot;
+    n += (__popc(__ballot_sync(0xffffffffu, before)) - 1) * step;
+    end = min(end, n + step);
+  }
+  return n;
+}
 // A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
 // 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
 template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
@@ -357,16 +369,10 @@ def staged_cuda(shape, dtype):
 
 
 @T.macro
-def find_sequence(cu_seqlens, slot, sequences, size):
+def find_sequence_cuda(cu_seqlens, slot, sequences, size):
     """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
-    n = T.alloc_var(T.int32, init=0)
-    end = T.alloc_var(T.int32, init=sequences)
-    while end - n > 1:
-        middle = (n + end) // 2
-        if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
-            n = middle
-        else:
-            end = middle
+    T.import_source(HELPERS)
+    n = T.alloc_var(T.int32, init=T.call_extern("int32", "find_sequence", cu_seqlens.access_ptr("r"), slot, sequences, size))
     return n
 
 
@@ -439,9 +445,9 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
         as_sums=as_sums_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda,
-        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence, fragment=fragment_cuda, kernel=kernel_cuda,
-        load_transposed=load_transposed_cuda, parallel=parallel_cuda, row_cumsum=row_cumsum_cuda, shared=shared_cuda,
-        staged=staged_cuda, store_tile=store_tile_cuda, whole_inverses=whole_inverses_cuda),
+        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda,
+        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, row_cumsum=row_cumsum_cuda,
+        shared=shared_cuda, staged=staged_cuda, store_tile=store_tile_cuda, whole_inverses=whole_inverses_cuda),
 }
 
 
@@ -1478,7 +1484,7 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         if t.part_cost is not None:
-            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device)
+            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed)
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
             self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
@@ -1825,8 +1831,12 @@ class Host:
         """Whether kernels that go by strides read and write `x` where it lies."""
         return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.accepts_view(name, x)
 
-    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device) -> int:
-        """Chunks of a part: those that the build's costs make cheapest for sequences of equal length, or all that there are."""
+    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device, packed: bool = True) -> int:
+        """Chunks of a part: those that the build's costs make cheapest, or all that there are.
+
+        packed: whether sequences may differ in length. Lengths are on the device. So parts are as short as if one sequence had
+        all tokens: a long one is then split whatever the others are, and short ones stay whole.
+        """
         t, every = self.tables, tokens // self.tables.chunk + 1
         if not self.partition or t.part_cost is None:
             return every
@@ -1834,6 +1844,7 @@ class Host:
             return min(self.part_chunks or every, every)
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
         instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
+        sequences = 1 if packed else sequences
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
         return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
 

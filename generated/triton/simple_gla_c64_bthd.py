@@ -822,7 +822,7 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         if t.part_cost is not None:
-            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device)
+            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed)
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
             self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
@@ -1169,8 +1169,12 @@ class Host:
         """Whether kernels that go by strides read and write `x` where it lies."""
         return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.accepts_view(name, x)
 
-    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device) -> int:
-        """Chunks of a part: those that the build's costs make cheapest for sequences of equal length, or all that there are."""
+    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device, packed: bool = True) -> int:
+        """Chunks of a part: those that the build's costs make cheapest, or all that there are.
+
+        packed: whether sequences may differ in length. Lengths are on the device. So parts are as short as if one sequence had
+        all tokens: a long one is then split whatever the others are, and short ones stay whole.
+        """
         t, every = self.tables, tokens // self.tables.chunk + 1
         if not self.partition or t.part_cost is None:
             return every
@@ -1178,6 +1182,7 @@ class Host:
             return min(self.part_chunks or every, every)
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
         instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
+        sequences = 1 if packed else sequences
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
         return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
 

@@ -1,16 +1,17 @@
 """The package's op on a CUDA GPU, with what it chooses: torch's checks, graphs, streams. Run with: pytest -m device"""
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 from guarded import TENSORS, every_way
-from reference import expected, problem, rms_error
+from reference import expected, positional, problem, rms_error
 
 from gdn_codegen import ops
 from gdn_codegen.ops import chunk_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime.call import launch
+from gdn_codegen.runtime.call import launch, native_launcher
 from gdn_codegen.runtime.call.request import Request
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.runtime.torch_library import gated_delta_rule
@@ -20,6 +21,12 @@ pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available
 HERE = [t for t in OWN if t != "pto" and runs(t, "cuda")]
 NAMES = ("q", "k", "v", "g", "beta")
 LENGTHS = (130, 64, 1, 300)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled():
+    """Settled calls do not go through Python because the native launcher is still being compiled."""
+    native_launcher.ready(Path("nothing was compiled ahead"), wait=True)
 
 
 def given(lengths=LENGTHS, seed=0, **options):
@@ -39,8 +46,9 @@ def test_opcheck(target, packed):
     _, a, S, ends = given((64, 64))
     if not packed:
         a, ends = [t.view(2, 64, *t.shape[2:]) for t in a], None
-    options = astuple(Request(output_final_state=True, target=target))
-    torch.library.opcheck(gated_delta_rule, (*a, None, None, S, None, ends, 128 ** -0.5, *options))
+    asked = asdict(Request(output_final_state=True, target=target))
+    arguments = positional(gated_delta_rule, a, initial_state=S, cu_seqlens=ends, scale=128 ** -0.5, **asked)
+    torch.library.opcheck(gated_delta_rule, arguments)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -15,7 +15,8 @@ from gdn_codegen.runtime.call.tables import DECODE, Extent, Row
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
 
-HERE = [t for t in ("triton", "tilelang") if runs(t, "cpu")]
+HERE = [t for t in ("triton", "tilelang", "pto") if runs(t, "cpu")]
+BY_TOKEN = [t for t in HERE if t != "pto"]
 NAMES = ("q", "k", "v", "g", "beta")
 RAW = {"g": "raw", "beta": "sigmoid", "q": "l2norm", "k": "l2norm"}
 SAID = dict(gate="raw", beta_form="sigmoid", use_qk_l2norm_in_kernel=True, output_final_state=True, batch_invariant=True)
@@ -93,7 +94,7 @@ def test_rows_of_a_batch_views_and_slots_of_a_pool_have_the_bits_of_a_pack(targe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target", BY_TOKEN)
 def test_a_step_of_several_tokens_is_so_many_steps_of_one(target):
     x = Sequences([6, 1, 3], recurrent_gated_delta_rule, target=target)
     ((o, S),) = x.run((0,))
@@ -123,7 +124,7 @@ EXTENTS = [Extent(2, 8, sequences, tokens) for sequences in (1, 4, 33, 300) for 
 def gpu(monkeypatch):
     """A CPU that passes for an H200, with rows of tables that would serve many of the extents."""
     passes_for(monkeypatch, H200)
-    monkeypatch.setattr(choose_decode, "runs", lambda target, device: target in HERE)
+    monkeypatch.setattr(choose_decode, "runs", lambda target, device: target in BY_TOKEN)
     monkeypatch.setattr(choose, "fits", lambda b: True)
     monkeypatch.setattr(choose, "unfit", lambda b: "")
     parts = varied("walk", "sm_90a", partition="decay")

@@ -242,6 +242,18 @@ def test_a_row_takes_as_many_value_heads_together_as_a_key_head_has(gpu, shared,
         [1, 1, 2, 2, 4, 4, 4]
 
 
+@pytest.mark.parametrize("tokens, sequences, heads, want", [(1280, 1, 16, True), (1279, 1, 16, False), (4096, 4, 16, True),
+                                                            (1279, 4, 1, False), (4096, 5, 16, False)])
+@pytest.mark.parametrize("target", ["tilelang", "triton"])
+def test_few_tokens_or_many_walks_are_not_split(gpu, target, tokens, sequences, heads, want):
+    """Triton splits few tokens, too."""
+    x = Extent(heads, heads, sequences, tokens)
+    assert (ask(x, target).build.plan.partition is not None) == (want or target == "triton" and sequences * heads <= 66)
+    if target == "tilelang" and tokens < 1280:
+        gpu.append(row(extent=x))
+        assert ask(x).build.plan.partition is None  # nor by a row, whose class longer calls share
+
+
 def test_debug_prints_one_line_a_kind_of_call(gpu, monkeypatch, capsys):
     gpu.append(row())
     monkeypatch.setenv("GDN_DEBUG", "1")

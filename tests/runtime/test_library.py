@@ -1,10 +1,10 @@
 """The custom ops: what torch checks of them, and torch.compile."""
 import shutil
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 
 import pytest
 import torch
-from reference import expected, problem, rms_error
+from reference import expected, positional, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.call.request import Request
@@ -35,7 +35,9 @@ def words(output_final_state=True, chunk_size=16, **options):
 @pytest.mark.parametrize("batched", [False, True])
 def test_opcheck(options, batched):
     x, a, cu = given((6, 6), batched=batched)
-    torch.library.opcheck(gated_delta_rule, (*a, None, None, x["S"], *[None] * 4, cu, *words(**options)))
+    asked = asdict(Request(target="triton", **{"output_final_state": True, "chunk_size": 16, **options}))
+    arguments = positional(gated_delta_rule, a, initial_state=x["S"], cu_seqlens=cu, scale=0.2, **asked)
+    torch.library.opcheck(gated_delta_rule, arguments)
 
 
 def model(q, k, v, g, beta, S, cu):

@@ -5,6 +5,7 @@ chain calls it as it does kernels on a GPU.
 """
 import shutil
 import subprocess
+import threading
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,14 @@ from gdn_codegen.targets import machine
 pytestmark = [pytest.mark.slow,  # the first compiles the launcher
               pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")]
 NONE = Path("nothing was compiled ahead")
+#: Where the library of other tests is.
+KNOWN = cache.folder() / "native_launcher"
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    """The first call of a kind that came before is not to go through Python because the library is still being compiled."""
+    native_launcher.ready(NONE, wait=True)
 
 
 @lru_cache
@@ -420,6 +429,21 @@ def test_beside_kernels_compiled_ahead_it_is_loaded_and_never_compiled(empty_cac
     native_launcher.compile_to(ahead / native_launcher.file_name())
     monkeypatch.setattr(native_launcher, "compile_to", lambda path: pytest.fail("compiled"))
     assert takes(made_of(ahead))
+
+
+def test_no_call_waits_for_the_compiler(empty_cache, monkeypatch, started):
+    """Calls go through Python until the library is there, and then no more."""
+    known = (KNOWN / native_launcher.file_name()).read_bytes()
+    go, x = threading.Event(), dict(tensors(), target="tilelang", chunk_size=16, schedule="walk")
+    with monkeypatch.context() as here:
+        here.setattr(native_launcher, "compile_to", lambda path: go.wait(60) and path.write_bytes(known))
+        for _ in range(4):
+            chunk_gated_delta_rule(**x)
+        assert {how for _, how in started} == {"python"} and not native_launcher.ready(NONE)
+        go.set()
+        assert native_launcher.ready(NONE, wait=True)
+    chunk_gated_delta_rule(**x)
+    assert started[-1][1] == "chain"
 
 
 @pytest.fixture

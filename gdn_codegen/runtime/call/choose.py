@@ -89,11 +89,18 @@ def partitions() -> bool:
     return os.environ.get("GDN_CODEGEN_PARTITION") != "0"
 
 
-def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
-             ) -> Iterator[tuple[Build, str]]:
-    """Builds from tables of measurements for a call, the best first. shared: how many value heads a kernel may batch."""
+def splits(x: Extent, units: int, target: str) -> bool:
+    """Whether the target's model splits the sequences of a call of this size, on a GPU of so many multiprocessors."""
+    return 2 * x.walks <= units and x.tokens >= targets.find(target).least_split
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None, shared: int = 1,
+             splits: bool = True) -> Iterator[tuple[Build, str]]:
+    """Builds from tables of measurements for a call, the best first. shared: how many value heads a kernel may batch. splits:
+    whether sequences may be split."""
     for r in tables.nearest(devices, b, shape_class, chunk):
-        if r.about.arch in ("", arch) and (partitions() or not r.about.plan.partition):
+        if r.about.arch in ("", arch) and (partitions() and splits or not r.about.plan.partition):
             plan = r.about.plan
             if plan.part_chunks and r.far(shape_class):  # measured at other lengths; for this one the host's model decides
                 plan = replace(plan, part_chunks=0)
@@ -170,20 +177,23 @@ def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, .
 class Size:
     """What of a call's extent the choice of a build depends on. Calls of many lengths share it.
 
-    few: whether walks fill at most half of the GPU; None without a GPU. shared: value heads of a key head that one kernel
-    instance may handle. heads: H and HV, for targets that compile them in.
+    few: whether sequences are split, since walks fill at most half of the GPU; None without a GPU. short: whether the call has
+    too few tokens for that. shared: value heads of a key head that one kernel instance may handle. heads: H and HV, for targets
+    that compile them in.
     """
 
     shape_class: tuple[int, int, int]
     few: bool | None
+    short: bool = False
     shared: int = 1
     heads: tuple[int, int] | None = None
 
 
 def size_of(x: Extent, target: str, on: Facts) -> Size:
     """The size of a call of an extent on a device."""
-    return Size(x.shape_class, 2 * x.walks <= on.units if on.units else None, x.shared,
-                (x.H, x.HV) if targets.find(target).head_counts else None)
+    t = targets.find(target)
+    return Size(x.shape_class, splits(x, on.units, target) if on.units else None, x.tokens < t.least_split, x.shared,
+                (x.H, x.HV) if t.head_counts else None)
 
 
 @lru_cache(maxsize=1024)
@@ -195,7 +205,8 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
     if x.schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        rows = () if x.batch_invariant else measured(b, arch, on.names, size.shape_class, chunk, size.shared)
+        rows = () if x.batch_invariant else measured(b, arch, on.names, size.shape_class, chunk, size.shared,
+                                                  not size.short)
         found, why = first(call.device, ("table", rows),
                            ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared)))
         chosen = found or Choice(b, why)

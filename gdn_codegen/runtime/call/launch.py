@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from .compiling import DoesNotCompile, compiling
 from .device import Facts
 from .dtypes import adapted, adapts
 from .given import buffers_of, given_to, integers_of, places_of_integers
-from .native_launcher import Asked, call_launcher, kernels_ahead
+from .native_launcher import Asked, NotReady, call_launcher, kernels_ahead
 from .normalise import check_chunks, check_written, reads, settled, transformed, written
 from .positions import check
 from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
@@ -250,7 +251,9 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
             torch.is_grad_enabled() and _wants_gradients(t)):
         check_values(Tensors(*t), found.asked, few)
     if not found.came_again:
-        found.came_again, found.again = True, _as_one(found, Tensors(*t), x, decode)
+        with suppress(NotReady):
+            found.again = _as_one(found, Tensors(*t), x, decode)
+            found.came_again = True
     if found.again is not None:
         recent = found.again, *[f for f in recent if f is not found.again][:RECENT - 1]
         results = found.again(t, x, scale, decode)

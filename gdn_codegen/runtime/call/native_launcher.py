@@ -5,12 +5,14 @@ and launches.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.machinery
 import importlib.util
 import platform
 import subprocess
 import sysconfig
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache as once
@@ -49,6 +51,7 @@ class Asked(NamedTuple):
     look: Callable[[tuple[Any, ...]], None]
 
 
+@once
 def file_name() -> str:
     """The library's file name. It changes with the source, the versions of torch and Python, and the machine's architecture."""
     texts = SOURCE.read_bytes(), SOURCE.with_suffix(".h").read_bytes()
@@ -83,6 +86,34 @@ def imported(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
+
+
+class NotReady(Exception):
+    """The library is being compiled. The call takes the way through Python, and a later one asks again."""
+
+
+_compiling: dict[Path, threading.Thread] = {}
+
+
+def _compile(path: Path) -> None:
+    """Compile the library. `_library` says what is wrong, in the thread of a call."""
+    with contextlib.suppress(OSError, RuntimeError):
+        cache.made(path, compile_to)
+
+
+def ready(ahead: Path, wait: bool = False) -> bool:
+    """Whether no call has to wait for the compiler. If not, a thread compiles meanwhile, since that takes seconds.
+
+    wait: wait for it here, for tests."""
+    path = cache.folder() / "native_launcher" / file_name()
+    if ahead.exists() or path.exists() or not machine.cxx():
+        return True
+    if path not in _compiling:
+        _compiling[path] = threading.Thread(target=_compile, args=(path,), name="gdn_codegen compiles its launcher", daemon=True)
+        _compiling[path].start()
+    if wait:
+        _compiling[path].join()
+    return not _compiling[path].is_alive()
 
 
 @lru_cache(maxsize=64)
@@ -167,7 +198,8 @@ def kernels_ahead(m: Any) -> Path:
 def call_launcher(plan: Plan, ahead: Path, asked: Asked, arguments: Sequence[Tensor | None], place: Sequence[int], ends: int
                   ) -> Callable[..., Any] | None:
     """The call of a plan as one function, as `launcher` gives it.
-    None where it cannot be one: some tensor must be copied or looked at, or kernels start only from Python.
+    None where it cannot be one: some tensor must be copied or looked at, or kernels start only from Python. NotReady while the
+    launcher is being compiled.
 
     place: where what the module was given (states, buffers and so on) is among arguments; ends: where cu_seqlens is; ahead: the
     folder of kernels that were compiled ahead.
@@ -195,5 +227,7 @@ def call_launcher(plan: Plan, ahead: Path, asked: Asked, arguments: Sequence[Ten
         if compiled is None:
             return None
         launches.append(row(compiled, (*tensors, len(slots) - 1)))
+    if not ready(ahead):
+        raise NotReady
     results = [-1 if n is None else n for n in host.results(memory, plan.wanted)]
     return launcher(ahead, asked, arguments, slots, launches, results, made, host.poison, native.rows if given is None else None)

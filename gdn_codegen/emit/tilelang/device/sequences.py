@@ -1,9 +1,19 @@
 """Searches: the sequence of an instance, and the length of its warm-up."""
 import tilelang.language as T
 
+from .headers import HELPERS
+
 
 @T.macro
-def find_sequence(cu_seqlens, slot, sequences, size):
+def find_sequence_cuda(cu_seqlens, slot, sequences, size):
+    """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
+    T.import_source(HELPERS)
+    n = T.alloc_var(T.int32, init=T.call_extern("int32", "find_sequence", cu_seqlens.access_ptr("r"), slot, sequences, size))
+    return n
+
+
+@T.macro
+def find_sequence_cpu(cu_seqlens, slot, sequences, size):
     """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
     n = T.alloc_var(T.int32, init=0)
     end = T.alloc_var(T.int32, init=sequences)
