@@ -115,9 +115,14 @@ class _Compiles:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.arg_names = kernel, kernel.arg_names
+        self.variants: dict[str, int] = {}  # hash of a compiled variant -> bytes of its binary
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **options: self.kernel.warmup(*args, grid=grid, **options)
+        def compile_only(*args: Any, **options: Any) -> Any:
+            found = self.kernel.warmup(*args, grid=grid, **options)
+            self.variants[found.hash] = len(found.asm.get("cubin") or found.asm.get("hsaco") or b"")
+            return found
+        return compile_only
 
 
 class _Driver:
@@ -163,7 +168,8 @@ def triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
                 for pair in heads:
                     for sizes, flags in _variants(module, name, pair):
                         module._launcher(name, 1, sizes, flags, _Device())(given, torch.int32, [0.5] * len(scalars))
-            yield f"{name} {arch}: {time.perf_counter() - start:.1f} s, in Triton's cache"
+            size = sum(module._launcher.kernels[name].variants.values())
+            yield f"{name} {arch}: {time.perf_counter() - start:.1f} s, {size} bytes, in Triton's cache"
     finally:
         driver.set_active(None)  # found when it is next asked for
 

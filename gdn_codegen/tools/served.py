@@ -126,7 +126,7 @@ def command(a: argparse.Namespace) -> int:
         total += size(path)
     if a.compile is not None and on.type == "cuda":
         total += native_launcher.in_cache().stat().st_size  # Triton's calls take it from there
-    print(f"{len(found)} builds: {time.perf_counter() - start:.0f} s, {total} bytes", flush=True)
+    print(f"{len(found)} builds: {time.perf_counter() - start:.0f} s, modules and libraries of {total} bytes", flush=True)
     return 0
 
 
