@@ -41,9 +41,8 @@ class Model:
 #: By name. vLLM keeps states of Qwen3-Next in bfloat16, SGLang in float32. Configurations of Qwen3.5 ask for float32.
 MODELS = {
     "qwen3-next": Model((16, 32), accept=_passed("bfloat16", "float32")),
-    "qwen3.5-0.8b": Model((16, 16)), "qwen3.5-2b": Model((16, 16)), "qwen3.5-4b": Model((16, 32)), "qwen3.5-9b": Model((16, 32)),
-    "qwen3.5-27b": Model((16, 48)), "qwen3.5-35b-a3b": Model((16, 32)), "qwen3.5-122b-a10b": Model((16, 64)),
-    "qwen3.5-397b-a17b": Model((16, 64)),
+    "qwen3.5-0.8b": Model((16, 16)), "qwen3.5-4b": Model((16, 32)), "qwen3.5-9b": Model((16, 32)), "qwen3.5-27b": Model((16, 48)),
+    "qwen3.5-35b-a3b": Model((16, 32)), "qwen3.5-397b-a17b": Model((16, 64)),
     "kimi-linear": Model((32, 32), lacks="whose layers have a gate for each channel (KDA), which pages cannot express yet")}
 
 

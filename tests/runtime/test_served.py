@@ -33,7 +33,7 @@ SMALL = Model((1, 2), (16, 16), "float16", ONE.accept)
 def test_a_model_is_found_by_its_name_or_refused_with_the_names_that_are():
     assert models.find("qwen3-next").heads == (16, 32) and models.find("qwen3.5-27b").share(4) == (4, 12)
     for name, said in (("kimi-linear", r", whose layers have a gate for each channel \(KDA\), .*; accepted: qwen3-next, "),
-                       ("qwen3.5", ", whose sizes differ in heads; accepted: qwen3.5-0.8b, qwen3.5-2b"),
+                       ("qwen3.5", ", whose sizes differ in heads; accepted: qwen3.5-0.8b, qwen3.5-4b"),
                        ("qwen", "; accepted: qwen3-next, "), ("", "; accepted: qwen3-next, ")):
         with pytest.raises(ValueError, match=f"^model: got '{name}'{said}") as e:
             models.find(name)
