@@ -7,6 +7,7 @@ import pytest
 import torch
 from reference import DELTA, PLAIN, TOLERANCE, expected, problem, rms_error
 
+from gdn_codegen.devices import HOPPER
 from gdn_codegen.ir.builder import (
     algorithm,
     carried,
@@ -196,6 +197,18 @@ def test_threads_share_a_row_in_pieces_of_16_bytes(layout, columns, lanes):
     state = 128 * columns // 32
     assert k.registers >= 2 * state if state <= 64 else not k.registers  # the state, and as much for everything else
     assert k.blocks_per_sm * k.registers * k.threads <= 65536
+
+
+@pytest.mark.parametrize("K", HOPPER.extents)
+@pytest.mark.parametrize("layout, columns", [("vk", 8), ("vk", 16), ("kv", 16), ("kv", 32)])
+def test_each_entry_of_a_state_has_a_register_of_its_own(layout, columns, K):
+    """The text for a GPU places them; the one for a CPU does not."""
+    lane_of_column = pytest.importorskip("gdn_codegen.emit.tilelang.device.memory").lane_of_column
+    (k,) = lowered(build("tilelang", K=K, V=64, accept=SERVED, state_layout=layout, v_block=columns)).kernels
+    rows, width = next(b.shape for b in k.buffers if b.layout == "state_rows")
+    places = [lane_of_column(j, width, k.lanes) for j in range(width)]
+    assert len(set(places)) == width == k.lanes * (1 + max(place for _, place in places))
+    assert k.threads % k.lanes == 0 and {lane for lane, _ in places} == set(range(k.lanes))
 
 
 @pytest.mark.slow
