@@ -55,6 +55,7 @@ from .storage.layouts import layouts
 from .storage.pack import pack
 from .storage.place import place
 from .storage.rings import rings
+from .storage.unfilled import unfilled
 from .sync.async_copies import async_copies
 from .sync.mbarriers import mbarriers
 from .sync.proofs import check_rings, check_storage, check_waits
@@ -159,6 +160,7 @@ GROUPS: Passes = (
     ("rings", lambda p, c: rings(p, c.schedule, c.groups)),
     ("place", lambda p, c: place(p, c.device)),
     ("async_copies", lambda p, c: async_copies(p, c.device)),
+    ("unfilled", lambda p, c: unfilled(p)),
     *BLOCKS,
     ("check_storage", lambda p, c: check_storage(p)),
     ("mbarriers", lambda p, c: mbarriers(p, c.groups)),

@@ -909,7 +909,6 @@ def o_S_kernel(t):
             o_f16_shared = t.staged((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 2)
             k_tail = T.alloc_barrier(arrive_count=[32] * 1)
-            q_tail = T.alloc_barrier(arrive_count=[32] * 1)
             k_free = T.alloc_barrier(arrive_count=[256] * 2)
             v_ready = T.alloc_barrier(arrive_count=[32] * 2)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
@@ -1155,22 +1154,15 @@ def o_S_kernel(t):
                                 T.tma_copy(k_in[b, row:row + C, h, 0:K], k[iteration % 2, :, :], barrier=k_tail[0])
                                 T.barrier_arrive(k_tail[0])
                                 T.barrier_wait(k_tail[0], 0)
-                                for i in T.serial(C - rows):
-                                    for j in T.Parallel(K):
-                                        k[iteration % 2, rows + i, j] = 0
-                            if rows >= C:
-                                T.tma_copy(
-                                    q_in[b, row:row + C, h, 0:K],
-                                    q[iteration % 2, :, :],
-                                    barrier=k_ready[iteration % 2],
-                                )
-                            else:
-                                T.tma_copy(q_in[b, row:row + C, h, 0:K], q[iteration % 2, :, :], barrier=q_tail[0])
-                                T.barrier_arrive(q_tail[0])
-                                T.barrier_wait(q_tail[0], 0)
-                                for i in T.serial(C - rows):
-                                    for j in T.Parallel(K):
-                                        q[iteration % 2, rows + i, j] = 0
+                                for i in T.serial(rows // 8, C // 8):
+                                    for ii, j in T.Parallel(8, K):
+                                        if i * 8 + ii >= rows:
+                                            k[iteration % 2, i * 8 + ii, j] = 0
+                            T.tma_copy(
+                                q_in[b, row:row + C, h, 0:K],
+                                q[iteration % 2, :, :],
+                                barrier=k_ready[iteration % 2],
+                            )
                             T.fence_proxy_async()
                             T.barrier_arrive(k_ready[iteration % 2])
                             if rows >= C:
@@ -1183,9 +1175,10 @@ def o_S_kernel(t):
                                 T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[iteration % 2, :, :], barrier=v_tail[0])
                                 T.barrier_arrive(v_tail[0])
                                 T.barrier_wait(v_tail[0], 0)
-                                for i in T.serial(C - rows):
-                                    for j in T.Parallel(V):
-                                        v[iteration % 2, rows + i, j] = 0
+                                for i in T.serial(rows // 8, C // 8):
+                                    for ii, j in T.Parallel(8, V):
+                                        if i * 8 + ii >= rows:
+                                            v[iteration % 2, i * 8 + ii, j] = 0
                             T.tma_copy(
                                 Tinv_below_ws[slot, hv, 0:C, 0:C],
                                 Tinv_below[iteration % 2, :, :],
@@ -1204,9 +1197,10 @@ def o_S_kernel(t):
                             if rows >= C:
                                 T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                             else:
-                                for i in T.serial(rows):
-                                    for j in T.Parallel(V):
-                                        o_out[b, row + i, hv, j] = o_f16_shared[i, j]
+                                for i in T.serial(T.ceildiv(rows, 8)):
+                                    for ii, j in T.Parallel(8, V):
+                                        if i * 8 + ii < rows:
+                                            o_out[b, row + i * 8 + ii, hv, j] = o_f16_shared[i * 8 + ii, j]
                             T.barrier_arrive(o_f16_shared_free[0])
 
     return o_S_kernel

@@ -1017,7 +1017,6 @@ def o_S_kernel(t):
             k_free = T.alloc_barrier(arrive_count=[256] * 3)
             G_ready = T.alloc_barrier(arrive_count=[32] * 3)
             q_ready = T.alloc_barrier(arrive_count=[32] * 3)
-            q_tail = T.alloc_barrier(arrive_count=[32] * 1)
             q_free = T.alloc_barrier(arrive_count=[256] * 3)
             v_ready = T.alloc_barrier(arrive_count=[32] * 3)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
@@ -1304,29 +1303,21 @@ def o_S_kernel(t):
                                 T.tma_copy(k_in[b, row:row + C, h, 0:K], k[iteration % 3, :, :], barrier=k_tail[0])
                                 T.barrier_arrive(k_tail[0])
                                 T.barrier_wait(k_tail[0], 0)
-                                for i in T.serial(C - rows):
-                                    for j in T.Parallel(K):
-                                        k[iteration % 3, rows + i, j] = 0
+                                for i in T.serial(rows // 8, C // 8):
+                                    for ii, j in T.Parallel(8, K):
+                                        if i * 8 + ii >= rows:
+                                            k[iteration % 3, i * 8 + ii, j] = 0
                             T.fence_proxy_async()
                             T.barrier_arrive(k_ready[iteration % 3])
                             T.tma_copy(G_ws[slot, hv, 0:C], G[iteration % 3, :], barrier=G_ready[iteration % 3])
                             T.tma_copy(beta_ws[slot, hv, 0:C], beta[iteration % 3, :], barrier=G_ready[iteration % 3])
                             T.barrier_arrive(G_ready[iteration % 3])
                             T.barrier_wait(q_free[(chunk - first) % 3], ((chunk - first) // 3 + 1) % 2)
-                            if rows >= C:
-                                T.tma_copy(
-                                    q_in[b, row:row + C, h, 0:K],
-                                    q[iteration % 3, :, :],
-                                    barrier=q_ready[(chunk - first) % 3],
-                                )
-                            else:
-                                T.tma_copy(q_in[b, row:row + C, h, 0:K], q[iteration % 3, :, :], barrier=q_tail[0])
-                                T.barrier_arrive(q_tail[0])
-                                T.barrier_wait(q_tail[0], 0)
-                                for i in T.serial(C - rows):
-                                    for j in T.Parallel(K):
-                                        q[iteration % 3, rows + i, j] = 0
-                            T.fence_proxy_async()
+                            T.tma_copy(
+                                q_in[b, row:row + C, h, 0:K],
+                                q[iteration % 3, :, :],
+                                barrier=q_ready[(chunk - first) % 3],
+                            )
                             T.barrier_arrive(q_ready[(chunk - first) % 3])
                             if rows >= C:
                                 T.tma_copy(
@@ -1338,9 +1329,10 @@ def o_S_kernel(t):
                                 T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[iteration % 3, :, :], barrier=v_tail[0])
                                 T.barrier_arrive(v_tail[0])
                                 T.barrier_wait(v_tail[0], 0)
-                                for i in T.serial(C - rows):
-                                    for j in T.Parallel(V):
-                                        v[iteration % 3, rows + i, j] = 0
+                                for i in T.serial(rows // 8, C // 8):
+                                    for ii, j in T.Parallel(8, V):
+                                        if i * 8 + ii >= rows:
+                                            v[iteration % 3, i * 8 + ii, j] = 0
                             T.barrier_arrive(v_ready[iteration % 3])
                     elif tx < 448:
                         for iteration in T.serial(first - begin, stop - begin):
@@ -1351,9 +1343,10 @@ def o_S_kernel(t):
                             if rows >= C:
                                 T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                             else:
-                                for i in T.serial(rows):
-                                    for j in T.Parallel(V):
-                                        o_out[b, row + i, hv, j] = o_f16_shared[i, j]
+                                for i in T.serial(T.ceildiv(rows, 8)):
+                                    for ii, j in T.Parallel(8, V):
+                                        if i * 8 + ii < rows:
+                                            o_out[b, row + i * 8 + ii, hv, j] = o_f16_shared[i * 8 + ii, j]
                             T.barrier_arrive(o_f16_shared_free[0])
                     elif tx < 512:
                         for iteration in T.serial(first - begin):

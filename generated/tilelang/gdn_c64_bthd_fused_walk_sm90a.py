@@ -562,7 +562,6 @@ def o_S_kernel(t):
             k_free = T.alloc_barrier(arrive_count=[256] * 3)
             G_ready = T.alloc_barrier(arrive_count=[32] * 3)
             q_ready = T.alloc_barrier(arrive_count=[32] * 3)
-            q_tail = T.alloc_barrier(arrive_count=[32] * 1)
             q_free = T.alloc_barrier(arrive_count=[256] * 3)
             v_ready = T.alloc_barrier(arrive_count=[32] * 3)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
@@ -729,25 +728,17 @@ def o_S_kernel(t):
                             T.tma_copy(k_in[b, row:row + C, h, 0:K], k[chunk % 3, :, :], barrier=k_tail[0])
                             T.barrier_arrive(k_tail[0])
                             T.barrier_wait(k_tail[0], 0)
-                            for i in T.serial(C - rows):
-                                for j in T.Parallel(K):
-                                    k[chunk % 3, rows + i, j] = 0
+                            for i in T.serial(rows // 8, C // 8):
+                                for ii, j in T.Parallel(8, K):
+                                    if i * 8 + ii >= rows:
+                                        k[chunk % 3, i * 8 + ii, j] = 0
                         T.fence_proxy_async()
                         T.barrier_arrive(k_ready[chunk % 3])
                         T.tma_copy(G_ws[slot, hv, 0:C], G[chunk % 3, :], barrier=G_ready[chunk % 3])
                         T.tma_copy(beta_ws[slot, hv, 0:C], beta[chunk % 3, :], barrier=G_ready[chunk % 3])
                         T.barrier_arrive(G_ready[chunk % 3])
                         T.barrier_wait(q_free[chunk % 3], (chunk // 3 + 1) % 2)
-                        if rows >= C:
-                            T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 3, :, :], barrier=q_ready[chunk % 3])
-                        else:
-                            T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 3, :, :], barrier=q_tail[0])
-                            T.barrier_arrive(q_tail[0])
-                            T.barrier_wait(q_tail[0], 0)
-                            for i in T.serial(C - rows):
-                                for j in T.Parallel(K):
-                                    q[chunk % 3, rows + i, j] = 0
-                        T.fence_proxy_async()
+                        T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 3, :, :], barrier=q_ready[chunk % 3])
                         T.barrier_arrive(q_ready[chunk % 3])
                         if rows >= C:
                             T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 3, :, :], barrier=v_ready[chunk % 3])
@@ -755,9 +746,10 @@ def o_S_kernel(t):
                             T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 3, :, :], barrier=v_tail[0])
                             T.barrier_arrive(v_tail[0])
                             T.barrier_wait(v_tail[0], 0)
-                            for i in T.serial(C - rows):
-                                for j in T.Parallel(V):
-                                    v[chunk % 3, rows + i, j] = 0
+                            for i in T.serial(rows // 8, C // 8):
+                                for ii, j in T.Parallel(8, V):
+                                    if i * 8 + ii >= rows:
+                                        v[chunk % 3, i * 8 + ii, j] = 0
                         T.barrier_arrive(v_ready[chunk % 3])
                 elif tx < 448:
                     for chunk in T.serial(T.ceildiv(length, C)):
@@ -767,9 +759,10 @@ def o_S_kernel(t):
                         if rows >= C:
                             T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                         else:
-                            for i in T.serial(rows):
-                                for j in T.Parallel(V):
-                                    o_out[b, row + i, hv, j] = o_f16_shared[i, j]
+                            for i in T.serial(T.ceildiv(rows, 8)):
+                                for ii, j in T.Parallel(8, V):
+                                    if i * 8 + ii < rows:
+                                        o_out[b, row + i * 8 + ii, hv, j] = o_f16_shared[i * 8 + ii, j]
                         T.barrier_arrive(o_f16_shared_free[0])
                 elif tx < 512:
                     for chunk in T.serial(T.ceildiv(length, C)):
