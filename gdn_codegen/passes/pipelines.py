@@ -44,6 +44,7 @@ from .heads.product import heads_by_product
 from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
 from .launch.instance_warps import instance_warps
+from .launch.overlapping import overlapping
 from .launch.side_by_side import side_by_side
 from .loops.prefetch_vectors import prefetch_vectors
 from .loops.transposition import transpose
@@ -167,6 +168,7 @@ GROUPS: Passes = (
     ("warm_up_loop", lambda p, c: warm_up_loop(p)),
     ("check_rings", lambda p, c: check_rings(p, c.groups)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
+    ("overlapping", lambda p, c: overlapping(p, c.groups)),
 )
 CORES: Passes = (
     *FRONT,

@@ -17,7 +17,7 @@ from ..devices import Device
 from ..emit.base import Heads, KernelText
 from ..ir.core import Program
 from ..schedule.contract import PLAIN, Contract
-from .candidates import Asked, Candidate, Space
+from .candidates import Asked, Candidate, Space, Work
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ class Target:
     stride_units: whether kernels get strides in units of 16 bytes (less for short rows), which divide the strides of dense
     tensors.
     tf32: whether products of float32 are computed in tf32 on a GPU.
-    least_split: the fewest tokens of a call whose sequences dispatch splits.
+    splits: (size of a call) -> whether dispatch splits its sequences, if no table has a row for it.
+    least_split: the fewest tokens of a call for which a table's row may split sequences.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Target:
     interprets: tuple[str, ...] = ()
     stride_units: bool = False
     tf32: bool = False
+    splits: Callable[[Work], bool] = lambda work: 2 * work.walks <= work.units
     least_split: int = 0
 
     def lowered_for(self, arch: str) -> Lowering:

@@ -16,11 +16,28 @@ MOST = 2
 
 
 @dataclass(frozen=True)
+class Work:
+    """The size of a call, and the GPU. units: its multiprocessors. packed: whether sequences may differ in length. Lengths are on
+    the GPU, so that the host does not know them."""
+
+    sequences: int
+    tokens: int
+    value_heads: int
+    packed: bool
+    units: int
+
+    @property
+    def walks(self) -> int:
+        """Instances that walk over chunks: one for each sequence and value head."""
+        return self.sequences * self.value_heads
+
+
+@dataclass(frozen=True)
 class Asked:
     """What a target's model of dispatch knows of a call.
 
-    head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if sequences
-    are split, since walks fill at most half of the GPU; None without a GPU. shape_class: that of the call's extent. chunk: the
+    head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
+    sequences are split, because `Target.splits` says so; None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
     handle.
     """

@@ -11,10 +11,11 @@ from ..devices.sm_90a import SM_90A
 from ..emit import tilelang
 from ..emit.base import KernelText, quoted
 from ..emit.tilelang import functions
+from ..host.parts import _cheapest_span
 from ..passes.pipelines import GROUPS, ONE_AGENT
 from ..schedule import OF_CORES, named, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
-from .candidates import Asked, Candidate, Space, several
+from .candidates import Asked, Candidate, Space, Work, several
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -23,11 +24,23 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'gdn_codegen[tilelang]'"
 #: The architecture with kernels of warp groups.
 ARCH = "sm_90a"
-#: From this class of tokens (Extent.shape_class) on, `fused_walk` also serves parts if each key head has one value head. A kernel
+#: From this class of value heads times tokens (the last two of Extent.shape_class) on, `fused_walk` also serves parts. A kernel
 #: for inverses then costs more than warm-ups that compute inverses again.
-LONG = 15
+LARGE = 19
 #: The fewest tokens of a call that are split. Of 200 random packs on an H100, most with fewer were faster whole.
 LEAST_SPLIT = 1280
+#: Kernels for summaries of parts, and the longest warm-up in parts, for the model of the cost of parts.
+SUMMARIES, MOST = 3, 8
+
+
+def _splits(x: Work) -> bool:
+    """Whether parts take less time than whole walks, by the model by which the host chooses their length. It takes a pack for one
+    sequence of all tokens. Of the random packs with more than two walks a multiprocessor most were faster whole."""
+    rows, cost = 1 if x.packed else x.sequences, SM_90A.part_cost
+    if x.tokens < LEAST_SPLIT or x.walks > 2 * x.units or cost is None:
+        return False
+    chunks = -(-x.tokens // (64 * rows))
+    return _cheapest_span(chunks, rows, x.value_heads, x.units * cost.resident, cost, SUMMARIES, MOST, True) is not None
 
 
 def _model(x: Asked) -> Iterator[Candidate]:
@@ -36,10 +49,10 @@ def _model(x: Asked) -> Iterator[Candidate]:
         return
     heads = several(x.shared)
     if x.few:
-        if x.shared == 1 and x.shape_class[-1] >= LONG:
-            yield Candidate(varied("fused_walk", ARCH, partition="decay"), "walks fill at most half of the GPU, and are long",
+        if sum(x.shape_class[1:]) >= LARGE:
+            yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
                             arch=ARCH)
-        yield Candidate(varied("walk", ARCH, partition="decay", value_heads=heads), "walks fill at most half of the GPU",
+        yield Candidate(varied("walk", ARCH, partition="decay", value_heads=heads), "parts take less time than whole walks",
                         arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
@@ -102,7 +115,7 @@ TARGET = register(Target(
     Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents")),
     tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
     facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=OF_OTHERS, schedule="walk")}, preference=0, model=_model,
-    spaces=SPACES, least_split=LEAST_SPLIT, stride_units=True, tf32=True,
+    spaces=SPACES, splits=_splits, least_split=LEAST_SPLIT, stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,

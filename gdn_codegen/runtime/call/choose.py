@@ -18,7 +18,7 @@ import torch
 from ... import targets
 from ...schedule import ScheduleError, varied
 from ...targets import DEFAULT_SCHEDULE
-from ...targets.candidates import Asked, Candidate, several
+from ...targets.candidates import Asked, Candidate, Work, several
 from ..build import CHUNKS, Build, lowered
 from ..targets import choose
 from . import tables
@@ -91,7 +91,7 @@ def partitions() -> bool:
 
 def splits(x: Extent, units: int, target: str) -> bool:
     """Whether the target's model splits the sequences of a call of this size, on a GPU of so many multiprocessors."""
-    return 2 * x.walks <= units and x.tokens >= targets.find(target).least_split
+    return targets.find(target).splits(Work(x.sequences, x.tokens, x.HV, x.packed, units))
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
@@ -125,8 +125,8 @@ def by_token(b: Build, few: bool) -> Build:
 
 def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
              ) -> Iterator[tuple[Build, str]]:
-    """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if walks fill at
-    most half of the GPU, so that sequences are split; None without a GPU."""
+    """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if
+    sequences are split; None without a GPU."""
     if chunk == 1 and few is not None:
         yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
@@ -177,9 +177,8 @@ def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, .
 class Size:
     """What of a call's extent the choice of a build depends on. Calls of many lengths share it.
 
-    few: whether sequences are split, since walks fill at most half of the GPU; None without a GPU. short: whether the call has
-    too few tokens for that. shared: value heads of a key head that one kernel instance may handle. heads: H and HV, for targets
-    that compile them in.
+    few: whether sequences are split; None without a GPU. short: whether the call has too few tokens for that. shared: value heads
+    of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in.
     """
 
     shape_class: tuple[int, int, int]
