@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from ..devices.part_cost import PartCost
 from ..schedule import Schedule, varied
 
 #: Fields that a candidate of a space may have other than the first of its space.
@@ -16,20 +17,19 @@ MOST = 2
 
 
 @dataclass(frozen=True)
-class Work:
-    """The size of a call, and the GPU. units: its multiprocessors. packed: whether sequences may differ in length. Lengths are on
-    the GPU, so that the host does not know them."""
+class Splits:
+    """When dispatch splits sequences: where parts take less time than whole walks.
 
-    sequences: int
-    tokens: int
-    value_heads: int
-    packed: bool
-    units: int
+    cost: the model of their time. least_tokens: the fewest tokens of a call that is split. walks: the most walks (sequences x
+    value heads) of such a call for each multiprocessor. summaries: kernels for summaries of parts. most: the longest warm-up, in
+    parts.
+    """
 
-    @property
-    def walks(self) -> int:
-        """Instances that walk over chunks: one for each sequence and value head."""
-        return self.sequences * self.value_heads
+    cost: PartCost
+    least_tokens: int
+    walks: int
+    summaries: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Asked:
     """What a target's model of dispatch knows of a call.
 
     head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
-    sequences are split, because `Target.splits` says so; None without a GPU. shape_class: that of the call's extent. chunk: the
+    sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
     handle.
     """

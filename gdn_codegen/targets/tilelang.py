@@ -11,11 +11,10 @@ from ..devices.sm_90a import SM_90A
 from ..emit import tilelang
 from ..emit.base import KernelText, quoted
 from ..emit.tilelang import functions
-from ..host.parts import _cheapest_span
 from ..passes.pipelines import GROUPS, ONE_AGENT
 from ..schedule import OF_CORES, named, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
-from .candidates import Asked, Candidate, Space, Work, several
+from .candidates import Asked, Candidate, Space, Splits, several
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -27,22 +26,6 @@ ARCH = "sm_90a"
 #: From this class of value heads times tokens (the last two of Extent.shape_class) on, `fused_walk` also serves parts. A kernel
 #: for inverses then costs more than warm-ups that compute inverses again.
 LARGE = 19
-#: The fewest tokens of a call that are split. Of 200 random packs on an H100, most with fewer were faster whole.
-LEAST_SPLIT = 1280
-#: Kernels for summaries of parts, and the longest warm-up in parts, for the model of the cost of parts.
-SUMMARIES, MOST = 3, 8
-
-
-def _splits(x: Work) -> bool:
-    """Whether parts take less time than whole walks, by the model by which the host chooses their length. It takes a pack for one
-    sequence of all tokens. Of the random packs with more than two walks a multiprocessor most were faster whole."""
-    rows, cost = 1 if x.packed else x.sequences, SM_90A.part_cost
-    if x.tokens < LEAST_SPLIT or x.walks > 2 * x.units or cost is None:
-        return False
-    chunks = -(-x.tokens // (64 * rows))
-    return _cheapest_span(chunks, rows, x.value_heads, x.units * cost.resident, cost, SUMMARIES, MOST, True) is not None
-
-
 def _model(x: Asked) -> Iterator[Candidate]:
     """Kernels with warp groups, on their architecture."""
     if x.arch != ARCH:
@@ -58,6 +41,9 @@ def _model(x: Asked) -> Iterator[Candidate]:
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
 
 
+assert SM_90A.part_cost is not None
+#: Of 200 random packs on an H100 most with fewer tokens, or with more walks, were faster whole.
+SPLITS = Splits(SM_90A.part_cost, least_tokens=1280, walks=2, summaries=3, most=8)
 #: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
 HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES = (
@@ -115,7 +101,7 @@ TARGET = register(Target(
     Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents")),
     tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
     facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=OF_OTHERS, schedule="walk")}, preference=0, model=_model,
-    spaces=SPACES, splits=_splits, least_split=LEAST_SPLIT, stride_units=True, tf32=True,
+    spaces=SPACES, splits=SPLITS, stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,

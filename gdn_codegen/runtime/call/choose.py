@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from ... import targets
+from ...host.parts import _cheapest_span
 from ...schedule import ScheduleError, varied
 from ...targets import DEFAULT_SCHEDULE
-from ...targets.candidates import Asked, Candidate, Work, several
+from ...targets.candidates import Asked, Candidate, several
 from ..build import CHUNKS, Build, lowered
 from ..targets import choose
 from . import tables
@@ -90,8 +91,16 @@ def partitions() -> bool:
 
 
 def splits(x: Extent, units: int, target: str) -> bool:
-    """Whether the target's model splits the sequences of a call of this size, on a GPU of so many multiprocessors."""
-    return targets.find(target).splits(Work(x.sequences, x.tokens, x.HV, x.packed, units))
+    """Whether dispatch splits the sequences of a call of this size, on a GPU of so many multiprocessors, if no table has a row.
+
+    Lengths of a pack are on the GPU. So it counts as one sequence of all tokens, as in `Host.span`."""
+    s, rows = targets.find(target).splits, 1 if x.packed else x.sequences
+    if s is None:
+        return 2 * x.walks <= units
+    if x.tokens < s.least_tokens or x.walks > s.walks * units:
+        return False
+    chunks = -(-x.tokens // (DEFAULT_CHUNK * rows))
+    return _cheapest_span(chunks, rows, x.HV, units * s.cost.resident, s.cost, s.summaries, s.most, True) is not None
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
@@ -191,7 +200,8 @@ class Size:
 def size_of(x: Extent, target: str, on: Facts) -> Size:
     """The size of a call of an extent on a device."""
     t = targets.find(target)
-    return Size(x.shape_class, splits(x, on.units, target) if on.units else None, x.tokens < t.least_split, x.shared,
+    return Size(x.shape_class, splits(x, on.units, target) if on.units else None,
+                t.splits is not None and x.tokens < t.splits.least_tokens, x.shared,
                 (x.H, x.HV) if t.head_counts else None)
 
 
