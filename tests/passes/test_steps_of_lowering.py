@@ -22,7 +22,7 @@ def counted(monkeypatch):
     def traversed(self, end=None):
         whole = traverse(self, end)
         count["traversals"] += 1
-        count["ops"] += sum(s.kind == "op" for s in self.trace.steps[:len(self.done)])
+        count["ops"] += sum(s.kind == "op" for s in self.trace.steps[:len(self.known)])
         return whole
     monkeypatch.setattr(arrange, "list_scheduling", scheduled)
     monkeypatch.setattr(Traversal, "run", traversed)
