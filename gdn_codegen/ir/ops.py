@@ -80,6 +80,8 @@ BESIDE = "beside"
 #: Attribute of any op: how the entries of the tile are assigned to threads. "sums": as in the result of a warp group's product.
 #: "copy": as the compiler chooses for a copy from one buffer to another.
 ORDER = "order"
+#: Attribute of `maximum` and `minimum`: the number of the operand that is a constant. NaN of the other operand must be kept.
+BOUND = "bound"
 #: The attributes that any op may have.
 ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 
@@ -395,6 +397,7 @@ op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "va
    view=("threads",))
 for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
     op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True,
+       attrs=(BOUND,) if _n in ("maximum", "minimum") else (),
        zero={"mul": zeros.any_operand, "div": zeros.quotient}.get(_n, zeros.all_operands),
        text=texts.infix(_INFIX[_n]) if _n in _INFIX else texts.call(f"torch.{_n}"))
 for _n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus"):

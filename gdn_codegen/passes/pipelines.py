@@ -22,6 +22,7 @@ from .agents.operands import operands
 from .agents.transfer import transfer
 from .agents.warp_groups import warp_groups
 from .algebra.accumulate import accumulate
+from .algebra.bounds import bounds
 from .algebra.canonical import canonical
 from .algebra.clamp_decay import clamp_decay
 from .algebra.decompose import decompose
@@ -118,6 +119,7 @@ BLOCKS: Passes = (
 )
 ONE_AGENT: Passes = (
     *FRONT,
+    ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
@@ -133,6 +135,7 @@ ONE_AGENT: Passes = (
 )
 INSTANCES: Passes = (
     *FRONT,
+    ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("prefetch_vectors", lambda p, c: prefetch_vectors(p)),
     ("assign", lambda p, c: assign(p, c.device)),
@@ -149,6 +152,7 @@ INSTANCES: Passes = (
 )
 GROUPS: Passes = (
     *FRONT,
+    ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("warp_groups", lambda p, c: warp_groups(p, c.schedule, c.groups)),
