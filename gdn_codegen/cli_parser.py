@@ -83,6 +83,7 @@ def _module_options(p: argparse.ArgumentParser) -> None:
                    "cpu (default: the GPU that is here)")
     p.add_argument("--tokens", type=int, metavar="N", help="with --model: the most tokens of a call (default: 262144)")
     p.add_argument("--sequences", type=int, metavar="N", help="with --model: the most sequences of a call (default: 256)")
+    p.add_argument("--speculative", action="store_true", help="with --model: also the steps that verify draft tokens")
 
 
 def _show_options(p: argparse.ArgumentParser) -> None:

@@ -1,11 +1,16 @@
 """Models whose servers call the ops, as data: the heads of their linear attention layers, and what a server passes.
 
 Heads and dims are from the models' configurations (linear_num_key_heads, linear_num_value_heads, linear_key_head_dim,
-linear_value_head_dim). `build --model` takes their names.
+linear_value_head_dim); those of Qwen3.5 2B and 122B-A10B are from their model cards ("Number of Linear Attention Heads").
+`build --model` takes their names.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+#: What a step that verifies draft tokens says of states besides: vLLM, with a slot of the pool for each token; SGLang and
+#: FlashInfer, with a buffer for states beside a pool that stays as it is, of tokens in a row and of a tree.
+DRAFT_TOKENS = ("in_place/slots/accepted", "rows/frozen", "rows/parents/frozen")
 
 
 def _passed(*states: str) -> tuple[str, ...]:
@@ -41,8 +46,9 @@ class Model:
 #: By name. vLLM keeps states of Qwen3-Next in bfloat16, SGLang in float32. Configurations of Qwen3.5 ask for float32.
 MODELS = {
     "qwen3-next": Model((16, 32), accept=_passed("bfloat16", "float32")),
-    "qwen3.5-0.8b": Model((16, 16)), "qwen3.5-4b": Model((16, 32)), "qwen3.5-9b": Model((16, 32)), "qwen3.5-27b": Model((16, 48)),
-    "qwen3.5-35b-a3b": Model((16, 32)), "qwen3.5-397b-a17b": Model((16, 64)),
+    "qwen3.5-0.8b": Model((16, 16)), "qwen3.5-2b": Model((16, 16)), "qwen3.5-4b": Model((16, 32)), "qwen3.5-9b": Model((16, 32)),
+    "qwen3.5-27b": Model((16, 48)), "qwen3.5-35b-a3b": Model((16, 32)), "qwen3.5-122b-a10b": Model((16, 64)),
+    "qwen3.5-397b-a17b": Model((16, 64)),
     "kimi-linear": Model((32, 32), lacks="whose layers have a gate for each channel (KDA), which pages cannot express yet")}
 
 

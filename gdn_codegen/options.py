@@ -210,7 +210,7 @@ def check_tune(a: argparse.Namespace) -> None:
 
 
 #: Options of `build --model`, which only it has, and those which it has too.
-OF_MODELS = ("tensor_parallel", "device", "tokens", "sequences")
+OF_MODELS = ("tensor_parallel", "device", "tokens", "sequences", "speculative")
 WITH_MODELS = ("command", "words", "model", *OF_MODELS, "target", "accept", "compile", "cached", "out")
 
 

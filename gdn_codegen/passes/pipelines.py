@@ -46,6 +46,7 @@ from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
 from .launch.instance_warps import instance_warps
 from .launch.side_by_side import side_by_side
+from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
 from .loops.transposition import transpose
 from .loops.warm_up_loop import warm_up_loop
@@ -137,6 +138,7 @@ INSTANCES: Passes = (
     *FRONT,
     ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
+    ("prefetch_tokens", lambda p, c: prefetch_tokens(p)),
     ("prefetch_vectors", lambda p, c: prefetch_vectors(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("warm_up", lambda p, c: warm_up(p, c.schedule)),

@@ -9,6 +9,7 @@ from ..input_forms import INPUT_FORMS
 
 DTYPES = ("float32", "float16", "bfloat16")
 STATE_FLAGS = ("pool", "in_place", "checkpoints", "rows", "slots", "accepted", "parents", "frozen", "positions")
+BY_TOKEN = ("rows", "slots", "accepted", "parents", "frozen")
 STATE_WORDS = ("vk", *DTYPES, *STATE_FLAGS)
 #: What a flag of states needs beside it (one of some groups), and what it excludes.
 NEEDS = {"slots": (("pool", "in_place"),), "accepted": (("pool",),), "parents": (("rows",), ("slots",)),
@@ -85,6 +86,11 @@ class Contract:
     def by_token(self) -> bool:
         """Whether states are kept or read for each token of a sequence, so that a chunk has one token."""
         return self.rows or self.slots or self.accepted
+
+    @property
+    def words_by_token(self) -> str:
+        """The words for states by token, joined by /; "" without them."""
+        return "/".join(filter(self.__getattribute__, BY_TOKEN)) if self.by_token else ""
 
     def input_form(self, name: str) -> str:
         """The input form of the input called `name`, "" for what the page reads."""

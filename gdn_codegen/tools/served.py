@@ -10,7 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,27 +59,36 @@ def asked(c: Contract, target: str, decode: bool) -> Request:
     """What the calls of a contract ask for: q and k as k comes, a pool of states in place."""
     return Request(gate=c.input_form("g"), beta_form=c.input_form("beta"), l2norm=c.input_form("k") == "l2norm",
                    unit_keys=c.input_form("k") == "unit", state_v_first=c.state_layout == "vk", state_dtype=c.state_dtype,
-                   in_place=c.in_place, output_final_state=not c.in_place, target=target, decode=decode)
+                   in_place=c.in_place, output_final_state=not (c.in_place or c.frozen), by_token=c.words_by_token,
+                   target=target, decode=decode)
 
 
-def builds(m: models.Model, heads: tuple[int, int], on: Facts, target: str = "auto", most: Most | None = None
-           ) -> dict[Build, list[str]]:
+def kinds(accept: str, speculative: bool) -> Iterator[tuple[Contract, bool]]:
+    """Contracts of a server's calls, and whether they are steps, which may verify draft tokens."""
+    contract = Contract.parse(accept)
+    yield from ((contract, False), (contract, True))
+    for words in models.DRAFT_TOKENS if speculative else ():
+        flags: dict[str, Any] = {"in_place": False, **dict.fromkeys(words.split("/"), True)}
+        yield replace(contract, **flags), True
+
+
+def builds(m: models.Model, heads: tuple[int, int], on: Facts, target: str = "auto", most: Most | None = None,
+           speculative: bool = False) -> dict[Build, list[str]]:
     """The builds that calls of a model get on a device, each with the calls: prefill or decoding, sequences x mean tokens.
 
-    heads: H and HV of a call. Inputs may be dense or views of wider rows: a view of a single token is dense.
+    heads: H and HV of a call. speculative: whether steps also verify draft tokens. Inputs may be dense or views of wider rows:
+    a view of a single token is dense.
     """
     most, found = most or Most(), defaultdict(list)
     device, resolved = torch.device(on.type), choose(on.type, target)
     prompts = {size_of(x, resolved, on): x for x in prefills(*heads, most)}.values()  # calls of a size share a build
     for accept in m.accept:
-        for strided in (False, True):
-            contract = replace(Contract.parse(accept), strided=strided)
-            for decode, extents in ((False, prompts), (True, steps(*heads, most))):
-                request = asked(contract, target, decode)
-                for x in extents:
-                    call = Call(request, TORCH[m.dtype], device, m.head_dims, x, contract, starts=True, wanted=True)
-                    found[chosen(call, on)].append(f"{'decode' if decode else 'prefill'} {x.sequences} x "
-                                                   f"{x.tokens // x.sequences}")
+        for strided, (kind, decode) in product((False, True), kinds(accept, speculative)):
+            contract = replace(kind, strided=strided)
+            request, what = asked(contract, target, decode), f"decode {contract.words_by_token}".strip() if decode else "prefill"
+            for x in steps(*heads, most) if decode else prompts:
+                call = Call(request, TORCH[m.dtype], device, m.head_dims, x, contract, starts=True, wanted=not contract.frozen)
+                found[chosen(call, on)].append(f"{what} {x.sequences} x {x.tokens // x.sequences}")
     return dict(found)
 
 
@@ -108,7 +119,7 @@ def command(a: argparse.Namespace) -> int:
         check_arch(a.compile, on)
     most = Most(*(default if x is None else x for x, default in ((a.tokens, Most.tokens), (a.sequences, Most.sequences))))
     with under_way(f"asking for the builds of {a.model}"):
-        found = builds(m, heads, on, "auto" if a.target == "all" else a.target, most)
+        found = builds(m, heads, on, "auto" if a.target == "all" else a.target, most, a.speculative)
         for b in found:
             render(b)
     if a.compile is not None:

@@ -20,7 +20,7 @@ from gdn_codegen.runtime.call.tables import Extent, least, power
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.tools import served
-from gdn_codegen.tools.served import Most, asked, builds
+from gdn_codegen.tools.served import Most, asked, builds, kinds
 
 ROOT = Path(__file__).parents[2]
 NEXT = MODELS["qwen3-next"]
@@ -32,8 +32,9 @@ SMALL = Model((1, 2), (16, 16), "float16", ONE.accept)
 # --- the table --------------------------------------------------------------------------------------------------------
 def test_a_model_is_found_by_its_name_or_refused_with_the_names_that_are():
     assert models.find("qwen3-next").heads == (16, 32) and models.find("qwen3.5-27b").share(4) == (4, 12)
+    assert models.find("qwen3.5-2b").heads == (16, 16) and models.find("qwen3.5-122b-a10b").heads == (16, 64)
     for name, said in (("kimi-linear", r", whose layers have a gate for each channel \(KDA\), .*; accepted: qwen3-next, "),
-                       ("qwen3.5", ", whose sizes differ in heads; accepted: qwen3.5-0.8b, qwen3.5-4b"),
+                       ("qwen3.5", ", whose sizes differ in heads; accepted: qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b"),
                        ("qwen", "; accepted: qwen3-next, "), ("", "; accepted: qwen3-next, ")):
         with pytest.raises(ValueError, match=f"^model: got '{name}'{said}") as e:
             models.find(name)
@@ -83,6 +84,23 @@ def test_the_contract_is_that_of_a_servers_call(decode, views):
     assert call == want and call.extent == x
 
 
+@pytest.mark.parametrize("words, given", list(zip(models.DRAFT_TOKENS, (
+    {"state_indices": torch.zeros(3, 3, dtype=torch.int32), "num_accepted_tokens": torch.ones(3, dtype=torch.int32)},
+    {"intermediate_states_buffer": torch.zeros(3, 3, 4, 128, 128, dtype=torch.bfloat16)},
+    {"intermediate_states_buffer": torch.zeros(3, 3, 4, 128, 128, dtype=torch.bfloat16),
+     "retrieve_parent_token": torch.zeros(3, 3, dtype=torch.int32)}), strict=True)))
+def test_the_contract_is_that_of_a_step_that_verifies(words, given):
+    x, accept = Extent(2, 4, 3, 9), ONE.accept[0]
+    contract = next(c for c, _ in kinds(accept, True) if c.words_by_token == words.removeprefix("in_place/"))
+    all_of = {**passed(ONE, x, contract), **given}
+    t = Tensors(**{n: all_of.get(n) for n in Tensors._fields})
+    o = Options(False, True, False, None, "raw", "sigmoid", False, True, None, False if "frozen" in words else None, "auto", None)
+    call = call_of(t, settled(t, o, True))
+    want = Call(asked(contract, "auto", True), torch.bfloat16, torch.device("cpu"), (128, 128), x, contract, True, True,
+                "frozen" not in words)
+    assert call == want
+
+
 # --- which builds -----------------------------------------------------------------------------------------------------
 def test_the_least_number_of_each_class():
     assert [least(n) for n in range(6)] == [1, 2, 3, 6, 12, 23]
@@ -130,6 +148,7 @@ def test_heads_and_the_device_decide():
     (["--model", "qwen3-next", "--target", "pto"], "target: got 'pto', and it has no kernels for cuda"),
     (["--model", "qwen3-next", "--compile", "sm_80"], "compile: got 'sm_80' for NVIDIA H200; accepted: sm_90a"),
     (["--tensor-parallel", "2"], "tensor_parallel: got 2 without --model; accepted: with --model"),
+    (["--speculative"], "speculative: got True without --model; accepted: with --model"),
     (["--tokens", "2"], "tokens: got 2 without --model")])
 def test_what_is_refused(words, said, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
@@ -145,7 +164,8 @@ def test_where_there_is_no_gpu_the_device_is_asked_for():
         served.device_of(None)
 
 
-#: First calls of a server, where nothing can be compiled: prefill of 2 sequences and of 1, then decoding, dense and as views.
+#: First calls of a server, where nothing can be compiled: prefill of 2 sequences and of 1, then decoding, then verification of
+#: draft tokens, dense and as views.
 CALLS = """
 import subprocess, torch
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
@@ -166,6 +186,15 @@ for op, n, tokens in ((chunk_gated_delta_rule, 2, 70), (chunk_gated_delta_rule, 
         x = passed(SMALL, Extent(1, 2, n, tokens), contract, views)
         o, pool = op(**x, target="tilelang")
         assert o.shape == (1, tokens, 2, 16) and pool is x["initial_state"]
+integers = lambda *rows: torch.tensor(rows, dtype=torch.int32)
+buffer = torch.zeros(2, 3, 2, 16, 16, dtype=torch.bfloat16)
+frozen = dict(intermediate_states_buffer=buffer, disable_state_update=True)
+for more in (dict(state_indices=integers([0, 1, 2], [3, 4, -1]), num_accepted_tokens=integers(1, 2)), frozen,
+             dict(frozen, retrieve_parent_token=integers([-1, 0, 0], [-1, 0, -1]))):
+    for views in (False, True):
+        x = passed(SMALL, Extent(1, 2, 2, 5), contract, views)
+        x["initial_state"] = torch.zeros(5, 2, 16, 16, dtype=torch.bfloat16)
+        assert recurrent_gated_delta_rule(**{**x, **more}, target="tilelang")[0].shape == (1, 5, 2, 16)
 print("called", started)
 try:
     chunk_gated_delta_rule(**passed(SMALL, Extent(1, 2, 1, 3), contract), target="tilelang", schedule="replay")
@@ -197,9 +226,9 @@ def test_first_calls_compile_nothing(tmp_path):
     """On the CPU, in a fresh process that may start no other. What was not made would start a compiler."""
     command = ("from gdn_codegen import cli, models; from test_served import SMALL; models.MODELS['small'] = SMALL; "
                "raise SystemExit(cli.main('build --model small --target tilelang --device cpu --compile cpu --tokens 256 "
-               "--sequences 3'.split()))")
+               "--sequences 3 --speculative'.split()))")
     done = subprocess.run([sys.executable, "-c", command], env=environment(tmp_path), capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.count("in TileLang's cache") == 4, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("4 builds: ")
+    assert done.returncode == 0 and done.stdout.count("in TileLang's cache") == 10, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("10 builds: ")
     first = called(tmp_path)
     assert first.stdout == "called []\nstarted 1\n", first.stderr
