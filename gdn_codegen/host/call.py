@@ -126,6 +126,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     """A function that runs the plan: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the call's tensors, in the
     order of `Tables.tensors`. The arguments here are those that the plan was made for."""
     host, t, device, batch, tokens, state = p.host, p.tables, p.device, p.batch, p.tokens, p.state
+    equal_rows = p.equal_rows
     pool, expected, state_kin, as_they_are, kin = t.pool, p.expected, p.state_kin, p.as_they_are, p.kin
     unread, fits, ends_are_plain = p.unread, p.fits, p.ends_as_they_are
     picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
@@ -163,7 +164,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             _fill(p, memory, outs, buffers)
         copied = _take_outs(memory, first_out, outs, fits, 1 if t.strided else 16) if any_out else ()
         if cu_seqlens is None:
-            ends = _filled(_equal_rows, batch, tokens, device)
+            ends = _filled(equal_rows, batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
         if t.indices:

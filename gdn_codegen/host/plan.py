@@ -25,7 +25,7 @@ from .arguments import (
 )
 from .parts import _needs_summaries
 from .tables import Tables
-from .tensors import _FLOATS, _dense, _equal_rows, _filled, _flat, _is_plain, _kin, _made, _steps
+from .tensors import _FLOATS, _dense, _equal_rows, _filled, _flat, _is_plain, _kin, _made, _steps, _unread_rows
 
 
 # --- copied from here on ---
@@ -64,6 +64,7 @@ class Plan:
         self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
             given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_per_instance)
         self.packed = cu_seqlens is not None
+        self.equal_rows = _unread_rows if t.chunk == 1 and self.tokens else _equal_rows
         self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
         self.slots = self.batch * self.tokens // t.chunk + self.sequences
         # for each argument: what replaces None, whether it is passed without a copy, its alignment in bytes, its dtype
@@ -219,7 +220,8 @@ class Plan:
         """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
         counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
-        sizes = (self.sequences, self.tokens, int(not self.packed), self.heads, self.value_heads, self.slots,
+        batched = not self.packed and self.tokens > 0
+        sizes = (self.sequences, self.tokens, int(batched), self.heads, self.value_heads, self.slots,
                  *((self.parts, self.span) if t.part_cost is not None else ()))
         found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
         for name, grid, blocks, tensors, scalars in t.kernels:
@@ -259,5 +261,5 @@ class Plan:
         sources += [("fixed", x) for x in self.unread]
         widths = [(self.ints[f"{name}_width"],) if name in t.by_token else () for name in t.numbers]
         sources += [("given", n, (self.sequences, *width)) for n, width in enumerate(widths, first_buffer + len(buffers))]
-        rows = functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device)
+        rows = functools.partial(_filled, self.equal_rows, self.batch, self.tokens, self.device)
         return NativeCall(sources, self.launches, rows)

@@ -118,6 +118,12 @@ def _equal_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
     return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
 
 
+def _unread_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """In place of cu_seqlens of equal rows, for kernels over single tokens: they compute it, and do not read this. So a captured
+    graph does not fill it."""
+    return torch.empty(batch + 1, dtype=torch.int32, device=device)
+
+
 def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.full(shape, value, dtype=dtype, device=device)
 

@@ -22,6 +22,7 @@ from .agents.operands import operands
 from .agents.transfer import transfer
 from .agents.warp_groups import warp_groups
 from .algebra.accumulate import accumulate
+from .algebra.bounds import bounds
 from .algebra.canonical import canonical
 from .algebra.clamp_decay import clamp_decay
 from .algebra.decompose import decompose
@@ -46,6 +47,7 @@ from .launch.block_threads import block_threads
 from .launch.instance_warps import instance_warps
 from .launch.overlapping import overlapping
 from .launch.side_by_side import side_by_side
+from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
 from .loops.transposition import transpose
 from .loops.warm_up_loop import warm_up_loop
@@ -120,6 +122,7 @@ BLOCKS: Passes = (
 )
 ONE_AGENT: Passes = (
     *FRONT,
+    ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
@@ -135,7 +138,9 @@ ONE_AGENT: Passes = (
 )
 INSTANCES: Passes = (
     *FRONT,
+    ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
+    ("prefetch_tokens", lambda p, c: prefetch_tokens(p)),
     ("prefetch_vectors", lambda p, c: prefetch_vectors(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("warm_up", lambda p, c: warm_up(p, c.schedule)),
@@ -151,6 +156,7 @@ INSTANCES: Passes = (
 )
 GROUPS: Passes = (
     *FRONT,
+    ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("warp_groups", lambda p, c: warp_groups(p, c.schedule, c.groups)),

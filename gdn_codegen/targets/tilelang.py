@@ -42,8 +42,8 @@ def _model(x: Asked) -> Iterator[Candidate]:
 
 
 assert SM_90A.part_cost is not None
-#: Of 200 random packs on an H100 most with fewer tokens, or with more walks, were faster whole.
-SPLITS = Splits(SM_90A.part_cost, least_tokens=1280, walks=2, summaries=3, most=8)
+#: Of 162 random packs on an H100 most with fewer tokens, or with more walks, were faster whole.
+SPLITS = Splits(SM_90A.part_cost, least_tokens=1280, walks=1, summaries=3, most=8)
 #: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
 HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES = (
@@ -101,7 +101,7 @@ TARGET = register(Target(
     Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents")),
     tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
     facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=OF_OTHERS, schedule="walk")}, preference=0, model=_model,
-    spaces=SPACES, splits=SPLITS, stride_units=True, tf32=True,
+    sized_for=(ARCH,), spaces=SPACES, splits=SPLITS, stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,

@@ -3722,6 +3722,12 @@ def _equal_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
     return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
 
 
+def _unread_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """In place of cu_seqlens of equal rows, for kernels over single tokens: they compute it, and do not read this. So a captured
+    graph does not fill it."""
+    return torch.empty(batch + 1, dtype=torch.int32, device=device)
+
+
 def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.full(shape, value, dtype=dtype, device=device)
 
@@ -4064,6 +4070,7 @@ class Plan:
         self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
             given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_per_instance)
         self.packed = cu_seqlens is not None
+        self.equal_rows = _unread_rows if t.chunk == 1 and self.tokens else _equal_rows
         self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
         self.slots = self.batch * self.tokens // t.chunk + self.sequences
         # for each argument: what replaces None, whether it is passed without a copy, its alignment in bytes, its dtype
@@ -4219,7 +4226,8 @@ class Plan:
         """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
         counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
-        sizes = (self.sequences, self.tokens, int(not self.packed), self.heads, self.value_heads, self.slots,
+        batched = not self.packed and self.tokens > 0
+        sizes = (self.sequences, self.tokens, int(batched), self.heads, self.value_heads, self.slots,
                  *((self.parts, self.span) if t.part_cost is not None else ()))
         found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
         for name, grid, blocks, tensors, scalars in t.kernels:
@@ -4259,7 +4267,7 @@ class Plan:
         sources += [("fixed", x) for x in self.unread]
         widths = [(self.ints[f"{name}_width"],) if name in t.by_token else () for name in t.numbers]
         sources += [("given", n, (self.sequences, *width)) for n, width in enumerate(widths, first_buffer + len(buffers))]
-        rows = functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device)
+        rows = functools.partial(_filled, self.equal_rows, self.batch, self.tokens, self.device)
         return NativeCall(sources, self.launches, rows)
 
 
@@ -4372,6 +4380,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     """A function that runs the plan: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the call's tensors, in the
     order of `Tables.tensors`. The arguments here are those that the plan was made for."""
     host, t, device, batch, tokens, state = p.host, p.tables, p.device, p.batch, p.tokens, p.state
+    equal_rows = p.equal_rows
     pool, expected, state_kin, as_they_are, kin = t.pool, p.expected, p.state_kin, p.as_they_are, p.kin
     unread, fits, ends_are_plain = p.unread, p.fits, p.ends_as_they_are
     picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
@@ -4409,7 +4418,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             _fill(p, memory, outs, buffers)
         copied = _take_outs(memory, first_out, outs, fits, 1 if t.strided else 16) if any_out else ()
         if cu_seqlens is None:
-            ends = _filled(_equal_rows, batch, tokens, device)
+            ends = _filled(equal_rows, batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
         if t.indices:

@@ -80,8 +80,8 @@ def o_S_kernel(
     h = hv // (HV // H)
     n = pid // HV
     state_indices_n = tl.load(state_indices_ptr + n).to(tl.int64)
-    start = tl.load(cu_seqlens + n).to(tl.int64)
-    length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
+    start = tl.where(batched != 0, n.to(tl.int64) * T, tl.load(cu_seqlens + n, mask=batched == 0, other=0))
+    length = tl.where(batched != 0, T, tl.load(cu_seqlens + n + 1, mask=batched == 0, other=0) - start).to(tl.int32)
     i_C = tl.arange(0, C)
     i_K = tl.arange(0, K)
     i_V = block * BV + tl.arange(0, BV)
@@ -99,13 +99,19 @@ def o_S_kernel(
             )
     if state_indices_n < 0:
         return
+    row_next = start
+    q_in = tl.load(q_ptr + (row_next * H + h) * K + i_K, mask=(i_C < length), other=0.0)
+    k_in = tl.load(k_ptr + (row_next * H + h) * K + i_K, mask=(i_C < length), other=0.0)
+    v = tl.load(v_ptr + (row_next * HV + hv) * V + i_V, mask=(i_C < length), other=0.0)
+    g_in = tl.load(g_ptr + (row_next * HV + hv), mask=(0 < length), other=0.0)
+    beta_in = tl.load(beta_ptr + (row_next * HV + hv), mask=(0 < length), other=0.0)
     S_0_bf16 = tl.load(
         initial_state_ptr + state_indices_n * initial_state_stride + hv * (V * K) + i_V[:, None] * K + i_K[None, :],
     ).to(OPERAND)
     S = S_0_bf16.to(tl.float32)
     for t in range(0, length, C):
         row = start + t
-        q_in = tl.load(q_ptr + (row * H + h) * K + i_K)
+        row_next = start + tl.minimum(t + C, length - 1)
         q_f32 = q_in.to(tl.float32)
         # row_sums_q_q = row_sum(q_in * q_in)
         row_sums_q_q = tl.sum(q_f32 * q_f32, axis=0)
@@ -115,7 +121,6 @@ def o_S_kernel(
             1.0,
             propagate_nan=tl.PropagateNan.ALL,
         )
-        k_in = tl.load(k_ptr + (row * H + h) * K + i_K)
         k_f32 = k_in.to(tl.float32)
         # k_kT_2 = row_sum(k_in * k_in)
         k_kT_2 = tl.sum(k_f32 * k_f32, axis=0)
@@ -125,14 +130,11 @@ def o_S_kernel(
             1.0,
             propagate_nan=tl.PropagateNan.ALL,
         )
-        v = tl.load(v_ptr + (row * HV + hv) * V + i_V)
-        g_in = tl.load(g_ptr + (row * HV + hv))
         # minus_exp_A_scaled = -exp(A_log) * softplus(g_in + dt_bias)
         g_plus_dt_bias = g_in.to(tl.float32) + tl.load(dt_bias_ptr + hv)
         g_plus_dt_exp = tl.exp(tl.minimum(g_plus_dt_bias, -g_plus_dt_bias))
         g_plus_dt_ratio = g_plus_dt_exp / (g_plus_dt_exp + 2.0)
         g_plus_dt_scaled = g_plus_dt_ratio * g_plus_dt_ratio
-        beta_in = tl.load(beta_ptr + (row * HV + hv))
         # exp_G = exp(G)
         exp_G = tl.exp(
             tl.maximum(
@@ -157,6 +159,11 @@ def o_S_kernel(
         q_kT_2 = tl.sum(q_f32 * k_f32, axis=0)
         # S = exp_G * S + k_in[:, None] * beta_rk_scaled[None, :]
         S = exp_G * S + k_f32[None, :] * beta_rk_scaled[:, None]
+        q_in = tl.load(q_ptr + (row_next * H + h) * K + i_K)
+        k_in = tl.load(k_ptr + (row_next * H + h) * K + i_K)
+        v = tl.load(v_ptr + (row_next * HV + hv) * V + i_V)
+        g_in = tl.load(g_ptr + (row_next * HV + hv))
+        beta_in = tl.load(beta_ptr + (row_next * HV + hv))
         tl.store(
             o_ptr + (row * HV + hv) * V + i_V,
             rounded(scale * (rq * exp_G * q_S_2 + rq * q_kT_2 * beta_rk_scaled), OPERAND),
@@ -402,6 +409,12 @@ def _equal_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
     if not tokens:
         return torch.zeros(batch + 1, dtype=torch.int32, device=device)
     return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
+
+
+def _unread_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """In place of cu_seqlens of equal rows, for kernels over single tokens: they compute it, and do not read this. So a captured
+    graph does not fill it."""
+    return torch.empty(batch + 1, dtype=torch.int32, device=device)
 
 
 def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -746,6 +759,7 @@ class Plan:
         self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
             given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_per_instance)
         self.packed = cu_seqlens is not None
+        self.equal_rows = _unread_rows if t.chunk == 1 and self.tokens else _equal_rows
         self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
         self.slots = self.batch * self.tokens // t.chunk + self.sequences
         # for each argument: what replaces None, whether it is passed without a copy, its alignment in bytes, its dtype
@@ -901,7 +915,8 @@ class Plan:
         """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
         counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
-        sizes = (self.sequences, self.tokens, int(not self.packed), self.heads, self.value_heads, self.slots,
+        batched = not self.packed and self.tokens > 0
+        sizes = (self.sequences, self.tokens, int(batched), self.heads, self.value_heads, self.slots,
                  *((self.parts, self.span) if t.part_cost is not None else ()))
         found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
         for name, grid, blocks, tensors, scalars in t.kernels:
@@ -941,7 +956,7 @@ class Plan:
         sources += [("fixed", x) for x in self.unread]
         widths = [(self.ints[f"{name}_width"],) if name in t.by_token else () for name in t.numbers]
         sources += [("given", n, (self.sequences, *width)) for n, width in enumerate(widths, first_buffer + len(buffers))]
-        rows = functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device)
+        rows = functools.partial(_filled, self.equal_rows, self.batch, self.tokens, self.device)
         return NativeCall(sources, self.launches, rows)
 
 
@@ -1054,6 +1069,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     """A function that runs the plan: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the call's tensors, in the
     order of `Tables.tensors`. The arguments here are those that the plan was made for."""
     host, t, device, batch, tokens, state = p.host, p.tables, p.device, p.batch, p.tokens, p.state
+    equal_rows = p.equal_rows
     pool, expected, state_kin, as_they_are, kin = t.pool, p.expected, p.state_kin, p.as_they_are, p.kin
     unread, fits, ends_are_plain = p.unread, p.fits, p.ends_as_they_are
     picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
@@ -1091,7 +1107,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             _fill(p, memory, outs, buffers)
         copied = _take_outs(memory, first_out, outs, fits, 1 if t.strided else 16) if any_out else ()
         if cu_seqlens is None:
-            ends = _filled(_equal_rows, batch, tokens, device)
+            ends = _filled(equal_rows, batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
         if t.indices:

@@ -246,7 +246,7 @@ def test_a_row_takes_as_many_value_heads_together_as_a_key_head_has(gpu, shared,
     (Extent(16, 16, 1, 2048), True), (Extent(16, 16, 1, 1280), False), (Extent(1, 1, 1, 1279), False),
     (Extent(16, 16, 4, 4096), False),  # a GPU runs 64 walks of 16 chunks at a time
     (Extent(16, 16, 4, 4096, packed=True), True),  # one of these may have all 64 chunks
-    (Extent(16, 16, 16, 65536, packed=True), True), (Extent(16, 16, 17, 65536, packed=True), False)])
+    (Extent(16, 16, 8, 65536, packed=True), True), (Extent(16, 16, 9, 65536, packed=True), False)])
 def test_sequences_are_split_where_parts_take_less_time(gpu, x, want):
     """By the model of their cost, with a GPU of 132 multiprocessors. Triton splits if walks fill at most half of it."""
     assert (ask(x).build.plan.partition is not None) == want

@@ -195,6 +195,23 @@ def test_equal_rows_are_filled_once_a_stream_and_anew_in_a_graph(stubbed, monkey
     assert m._equal_rows(2, 0, torch.device("cpu")).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("target", ["triton", "tilelang"])
+def test_kernels_over_single_tokens_read_no_ends_of_equal_rows(target, monkeypatch):
+    """So nothing fills them, and a captured graph has one kernel less. Without tokens there is no length to compute them from."""
+    m = module(render(Build(target, 1, schedule="fused", **SMALL)))
+    monkeypatch.setattr(torch, "arange", lambda *a, **k: pytest.fail("fills the ends"))
+    monkeypatch.setattr(m, "_unread_rows", lambda *a: torch.full((4,), 1 << 30, dtype=torch.int32))
+    x = {n: torch.randn(3, 5, 1, 32).half() for n in ("q", "k", "v")} | {n: -torch.rand(3, 5, 1) for n in ("g", "beta")}
+    o, S = m.chunk_gated_delta_rule(**x, output_final_state=True)
+    monkeypatch.undo()
+    want, last = m.chunk_gated_delta_rule(**{n: v.flatten(0, 1)[None] for n, v in x.items()}, output_final_state=True,
+                                          cu_seqlens=torch.tensor([0, 5, 10, 15], dtype=torch.int32))
+    assert torch.equal(o.flatten(0, 1), want[0]) and torch.equal(S, last)
+    initial = torch.randn(3, 1, 32, 32)
+    _, S = m.chunk_gated_delta_rule(**{n: v[:, :0] for n, v in x.items()}, initial_state=initial, output_final_state=True)
+    assert torch.equal(S, initial)
+
+
 def test_many_kinds_of_calls_keep_few_plans(stubbed):
     m, _ = stubbed("triton")
     for tokens in range(1, 300):

@@ -43,7 +43,10 @@ class Head(Tiles):
             self.w(f"{x.name}_n = T.cast({self.params[x.name]}[n{first}], T.int64)")
         if "b" in self.uses:
             self.w("b = n * batched")
-        if "length" in self.uses or self.k.grid != "sequences":
+        if self.one_token:  # the ends of equal rows need no load
+            self.w("start = T.if_then_else(batched != 0, n * L, cu_seqlens[n])",
+                   "length = T.if_then_else(batched != 0, L, cu_seqlens[n + 1] - start)")
+        elif "length" in self.uses or self.k.grid != "sequences":
             self.w("start = cu_seqlens[n]", "length = cu_seqlens[n + 1] - start")
         if self.k.grid == "chunks":
             self.w("chunk = slot - (start // C + n)")

@@ -23,6 +23,7 @@ class Addresses:
         self.p, self.k, self.layout = p, k, layout
         self.uses: dict[str, None] = {}
         self.part = "part"  # the variable with the part slot of current loads
+        self.before_loops = False  # whether current ops work on the first chunk, before the loop over chunks
         self.which = ""  # suffix of variables: "_next" for the next chunk, "_rest" for rows that no sequence covers
         self.described: dict[str, Tensor] = {}  # tensors that loops load by a descriptor
         self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
@@ -152,8 +153,9 @@ class Addresses:
     def mask(self, t: Tensor, transposed: bool, one_token: bool = False) -> str:
         """The mask of the elements that exist in memory, without rows past the sequence's end and without padding. "" for all.
 
-        one_token: of the row of a chunk's only token, which has tokens before the sequence's end only."""
-        out = []
+        one_token: of the row of a chunk's only token. A sequence that has a chunk has that token."""
+        first = one_token and self.before_loops  # of a number, or of a vector
+        out = [f"({'0' if len(t.dims) == 1 else self.index('C', 0, 1)} < {self.use('length')})"] if first else []
         for n, (d, padded) in enumerate(zip(t.dims, self.p.padded(t), strict=True)):
             if n == 0 and one_token:
                 continue

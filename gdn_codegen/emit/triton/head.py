@@ -1,7 +1,7 @@
 """The head of a kernel: the indices of an instance, from its program id, and the rows that it clears."""
 from __future__ import annotations
 
-from ..base import CLEAR, in_pairs, own_numbers, wrapped
+from ..base import CLEAR, by_token, in_pairs, own_numbers, wrapped
 from .addresses import Addresses
 
 WIDTH = 120
@@ -51,7 +51,11 @@ class Head(Addresses):
         if "b" in self.uses:
             out.append(f"b = (n * {self.use('batched')}).to(tl.int64)")
             self.use("T")
-        if ragged:
+        if ragged and by_token(self.k):  # the ends of equal rows need no load
+            first, end = (f"tl.load(cu_seqlens + {at}, mask={self.use('batched')} == 0, other=0)" for at in ("n", "n + 1"))
+            out += [f"start = tl.where(batched != 0, n.to(tl.int64) * {self.use('T')}, {first})",
+                    f"length = tl.where(batched != 0, T, {end} - start).to(tl.int32)"]
+        elif ragged:
             out += ["start = tl.load(cu_seqlens + n).to(tl.int64)",
                     "length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)"]
         if self.k.grid == "chunks":

@@ -21,6 +21,7 @@ from ..base import (
     Text,
     Writer,
     blocks,
+    by_token,
     described,
     in_pairs,
     integers,
@@ -46,7 +47,6 @@ class KernelWriter(Head):
         self.w = Writer(p, "#", 1, k)
         self.env: dict[str, Text] = {}
         self.type: dict[str, Tile] = {}
-        self.literals: set[str] = set()  # values that are constants
         self.loops_at = 0  # the number of lines before the first loop
 
     # --- statements ---
@@ -83,7 +83,6 @@ class KernelWriter(Head):
                     self.line(f"{self.name(s.buffer)} = {text}")
                 text = Text(self.name(s.buffer))
             self.env[s.out] = text
-            self.literals |= {s.out} if s.kind == "const" else set()
             self.begins(s.out)
 
     def begins(self, value: str) -> None:
@@ -149,7 +148,8 @@ class KernelWriter(Head):
         Past the last chunk they give the last chunk's slot again, so that loads stay in the workspace.
         """
         following = f"tl.minimum({t}, tl.maximum(length - 1, 0)) // C" if t else ""
-        lines = {"row_next": " + ".join(["row_next = " + self.origin(), *([t] if t else [])]),
+        row = f"tl.minimum({t}, length - 1)" if t and by_token(self.k) else t
+        lines = {"row_next": " + ".join(["row_next = " + self.origin(), *([row] if row else [])]),
                  "valid_next": f"valid_next = {' + '.join([*([t] if t else []), 'i_C'])} < length",
                  "slot_next": " + ".join(["slot_next = start // C + n", *([following] if t else [])])}
         return [text for name, text in lines.items() if name in self.uses]
@@ -158,7 +158,9 @@ class KernelWriter(Head):
         """Print the ops that work one iteration ahead, before the loop: they work on the first chunk."""
         begin = self.use("begin") if self.k.grid == "parts" else ""
         first = len(self.w.lines)
+        self.before_loops = True
         self.body(ops)
+        self.before_loops = False
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.w(*self.following(begin))
         self.w.lines += after
