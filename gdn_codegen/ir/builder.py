@@ -45,7 +45,8 @@ class Body:
             return self._seen[key]
         if kind == "load":
             out_type = self.tensors[attrs["tensor"]].moved(attrs.get("heads", 0), bool(attrs.get("transposed")),
-                                                           bool(attrs.get("last")), bool(attrs.get("one_token")))
+                                                           bool(attrs.get("last")), bool(attrs.get("one_token")),
+                                                           attrs.get("tokens", 0))
         else:
             missing = [a for a in args if a not in self.types]
             if missing:
