@@ -363,8 +363,9 @@ class Interpreter:
         if t.index == "block":
             return self.channel[t.name, at.iteration % t.slots].clone()
         if n := o.attr("tokens"):  # those of the group in which the chunk's token is
-            tile, one = torch.zeros(t.moved(one_token=True, tokens=n).shape(sizes), dtype=self.memory[t.name].dtype), o.with_attrs(tokens=None)
-            for i, chunk in enumerate(range(at.chunk // n * n, min(at.chunk // n * n + n, self.problem.lengths[at.seq]))):
+            tile = torch.zeros(t.moved(one_token=True, tokens=n).shape(sizes), dtype=self.memory[t.name].dtype)
+            first, one = at.chunk // n * n, o.with_attrs(tokens=None)
+            for i, chunk in enumerate(range(first, min(first + n, self.problem.lengths[at.seq]))):
                 tile[i] = self.load(k, one, replace(at, chunk=chunk), sizes)
             return tile
         at = replace(at, part=at.part + o.attr("parts_ahead", 0))

@@ -210,7 +210,8 @@ def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
 
 def _of_token(attrs: Attrs, *args: Tile) -> Tile:
     _arity("of_token", 1, args)
-    _need(args[0].rank > 0 and isinstance(args[0].dims[0], int), lambda: f"of_token takes a tile with a number of tokens; got {args[0]}")
+    _need(args[0].rank > 0 and isinstance(args[0].dims[0], int),
+          lambda: f"of_token takes a tile with a row for each token of a group; got {args[0]}")
     return Tile(args[0].dims[1:], args[0].dtype)
 
 

@@ -41,12 +41,13 @@ class KernelWriter(Head):
                 self.statements(group)
                 continue
             tokens = max((o.attr("tokens", 0) for o in group if isinstance(o, Op)), default=0)
-            after = "chunk + 1" if self.in_loop else "0"
-            begins = f"T.truncmod(chunk + 1, {tokens}) == 0 and " if self.in_loop else ""
-            self.w(f"if {begins}{after} < {self.use('length')}:")
+            first = f"start - {self.use('b')} * L"
+            if self.in_loop:
+                self.w(f"if T.truncmod(chunk + 1, {tokens}) == 0 and chunk + 1 < {self.use('length')}:",
+                       f"    row_next = {first} + chunk + 1", "    rows_next = length - (chunk + 1)")
+            else:
+                self.w(f"if {self.use('length')} > 0:", f"    row_next = {first}", "    rows_next = length")
             self.w.indent += 1
-            self.w(f"row_next = start - {self.use('b')} * L" + f" + {after}" * self.in_loop,
-                   "rows_next = length" + f" - ({after})" * self.in_loop)
             self.statements(group)
             self.w.indent -= 1
 

@@ -1,10 +1,10 @@
 """token_groups: computes what depends on tokens alone for several tokens at once, where a chunk has one token. For TileLang.
 
-A walk over single tokens computes norms, gates and scales of each token in all threads, although a few threads would do. This pass
-finds the ops of its loop that depend on loads of tokens alone, and not on a carried value. It lets them compute TOKENS tokens at
-once: a vector [K] becomes a tile [TOKENS, K], a number a vector [TOKENS]. Values that the other ops read lie in shared memory, and
-are carried. The first group is computed after the loads of the initial state, while these are under way. The end of an iteration
-computes the group of the next token, which does nothing unless that token begins a group.
+A walk over single tokens computes norms, gates and scales of each token in all threads, although a few threads would do.
+This pass finds the ops of its loop that depend on loads of tokens alone, and not on a carried value. It lets them compute TOKENS
+tokens at once: a vector [K] becomes a tile [TOKENS, K], a number a vector [TOKENS]. Values that the other ops read lie in shared
+memory, and are carried. The first group is computed after the loads of the initial state, while these are under way. The end of
+an iteration computes the group of the next token, which does nothing unless that token begins a group.
 
 Example:
     before:  S_0 = load of the state; for each token: k = load of the token; rk = rsqrt(row_sum(k * k)); ... rk ... S
@@ -14,6 +14,7 @@ Example:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ...ir.builder import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Program, types
@@ -60,9 +61,10 @@ def _kernel(p: Program, k: Kernel) -> Kernel:
     last, b.stmts = dead_code(tuple(b.stmts), set(after.values())), []
     carried = []
     for o in kept:
-        carried.append(Carry(b.fresh(f"{o.out}_group"), first[o.out], after[o.out], b.fresh(f"{o.out}_unread"), b.types[first[o.out]]))
-        b.types[carried[-1].name] = carried[-1].type
-        b.op("of_token", carried[-1].name, name=o.out, line=o.line, agent=o.agent)
+        name, unread = b.fresh(f"{o.out}_group"), b.fresh(f"{o.out}_unread")
+        carried.append(Carry(name, first[o.out], after[o.out], unread, b.types[first[o.out]]))
+        b.types[name] = carried[-1].type
+        b.op("of_token", name, name=o.out, line=o.line, agent=o.agent)
     body = dead_code((*b.stmts, *rest, *last), {c.next for c in (*loop.carried, *carried)})
     walk = replace(loop, carried=(*loop.carried, *carried), body=body)
     loads = max((i + 1 for i, s in enumerate(k.body[:at]) if isinstance(s, Op) and s.kind == "load"), default=0)
@@ -91,14 +93,18 @@ def _copies(b: Body, group: list[Op], alone: set[str], kept: list[Op], suffix: s
     """The ops of a group for TOKENS tokens, with moves of the kept values to shared memory. Returns for each kept value its name
     there."""
     names: dict[str, str] = {}
+    ahead: dict[str, Any] = {AHEAD: 1}
     for o in group:
         assert o.type is not None
         args = [names.get(a, a) for a in o.args]
         if o.out in alone and o.type.rank:  # numbers of tokens meet vectors of tokens as a column
-            args = [b.op("col", x, agent=o.agent, **{AHEAD: 1}) if a in alone and b.types[x].rank == 1 else x
+            args = [b.op("col", x, agent=o.agent, **ahead) if a in alone and b.types[x].rank == 1 else x
                     for a, x in zip(o.args, args, strict=True)]
-        attrs = {**dict(o.attrs), AHEAD: 1, **({"tokens": TOKENS} if o.kind == "load" else {})}
+        attrs = {**dict(o.attrs), **ahead, **({"tokens": TOKENS} if o.kind == "load" else {})}
         names[o.out] = b.op(o.kind, *args, name=b.fresh(f"{o.out}_{suffix}"), line=o.line, agent=o.agent, **attrs)
     read = {a for o in group for a in o.args}  # what no op of the group reads is loaded to shared memory
-    return {o.out: names[o.out] if o.kind == "load" and o.out not in read else b.op(
-        "move", names[o.out], name=b.fresh(f"{o.out}_{suffix}_shared"), agent=o.agent, space="shared", **{AHEAD: 1}) for o in kept}
+    for o in kept:
+        if o.kind != "load" or o.out in read:
+            name = b.fresh(f"{o.out}_{suffix}_shared")
+            names[o.out] = b.op("move", names[o.out], name=name, agent=o.agent, space="shared", **ahead)
+    return {o.out: names[o.out] for o in kept}

@@ -29,6 +29,7 @@ class StoredValues:
     become."""
 
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
+        """Collects the ops of `k` and who reads them."""
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
         self.count = uses(k.body)
         self.ops = list(walk(k.body))
