@@ -64,7 +64,7 @@ def chunk_gated_delta_rule(
         beta_form: str = "given", allow_neg_eigval: bool = False,
         state_v_first: bool = False, state_dtype: torch.dtype | None = None, final_state: State = None,
         state_indices: Tensor | None = None, inplace_final_state: bool | None = None, checkpoint_chunks: int = 0,
-        checkpoint_positions: Tensor | None = None, checkpoint_slots: Tensor | None = None,
+        checkpoint_positions: Tensor | None = None, checkpoint_slots: Tensor | None = None, aligned_positions: bool = False,
         chunk_indices: Tensor | None = None, chunk_offsets: Tensor | None = None, unit_keys: bool = False,
         target: str = "auto", chunk_size: int | None = None, schedule: str | Schedule | None = None,
         batch_invariant: bool | None = None, **kwargs: Any) -> tuple[Any, ...]:
@@ -96,6 +96,7 @@ def chunk_gated_delta_rule(
       checkpoint_positions, checkpoint_slots: int32 or int64 [N, P]. The state of sequence n after the first
       checkpoint_positions[n, i] tokens of this call is also written to slot checkpoint_slots[n, i] of the pool to which final
       states go. Slot -1 writes nothing. No slot occurs twice, and none is among state_indices.
+      aligned_positions: a promise that these are multiples of the chunk (64, or chunk_size), each once. That takes less time.
     Output and choice of the kernel.
       out: a buffer for o, with v's shape and dtype.
       target: "auto" takes one that runs on q's device. chunk_size (1, 16, 32, 64, 128) and schedule: None lets the package
@@ -103,16 +104,16 @@ def chunk_gated_delta_rule(
       batch_invariant: the bits of a sequence's result do not depend on the rest of the batch, nor on where a prompt is cut, if
         it is cut at multiples of the chunk (64 tokens, or chunk_size). States are float32. None asks
         GDN_CODEGEN_BATCH_INVARIANT=1. docs/contract.md says what it costs.
-      chunk_indices, chunk_offsets: FLA's tables of chunks. The kernels do not use them. They are compared with cu_seqlens where
-      values may be read: for CPU tensors, or with GDN_CODEGEN_CHECK=1.
-      Other keywords are names that other libraries use (docs/contract.md). Unknown ones are refused.
+      chunk_indices, chunk_offsets: FLA's tables of chunks. Kernels do not use them; their values are checked where they may be
+      read: for CPU tensors, or with GDN_CODEGEN_CHECK=1. Other keywords are those of other libraries (docs/contract.md).
 
     Raises ValueError that names the bad argument (docs/errors.md).
     """
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, None, None, None, cu_seqlens, final_state, out, None,
          chunk_indices, chunk_offsets, checkpoint_positions, checkpoint_slots)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
-         state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks, unit_keys, batch_invariant)
+         state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks, unit_keys, batch_invariant,
+         aligned_positions)
     return _call(t, x, scale, kwargs)
 
 
@@ -131,8 +132,9 @@ def recurrent_gated_delta_rule(
     """Gated DeltaNet decoding: 1 to 16 new tokens per sequence. Returns (o, final state or None). Forward only.
 
     The arguments are those of `chunk_gated_delta_rule`, without unit_keys, checkpoint_chunks, checkpoint_positions,
-    checkpoint_slots, chunk_size and FLA's tables of chunks. One kernel computes all tokens, as one chunk of 16 or as chunks of
-    one token. With batch_invariant=True chunks have one token (on PTO 16), so that any cut leaves the bits as they are.
+    checkpoint_slots, aligned_positions, chunk_size and FLA's tables of chunks. One kernel computes all tokens, as one chunk of 16
+    or as chunks of one token. With batch_invariant=True chunks have one token (on PTO 16), so that any cut leaves the bits as
+    they are.
 
     Verification of draft tokens keeps a state for each token (W is at least the most tokens of a sequence):
       state_indices: [N, W], slots of the pool. The state after token t of sequence n is written to slot [n, t]; -1 stores none.
@@ -149,7 +151,7 @@ def recurrent_gated_delta_rule(
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, num_accepted_tokens, retrieve_parent_token,
          intermediate_state_indices, cu_seqlens, final_state, out, intermediate_states_buffer, None, None, None, None)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
-         state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant)
+         state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant, False)
     return _call(t, x, scale, kwargs, decode=True, few=True)
 
 

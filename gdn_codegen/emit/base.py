@@ -185,33 +185,33 @@ def no_heads(target: str, heads: Heads) -> None:
 
 def numbers(k: Kernel) -> tuple[str, ...]:
     """The caller's numbers that a kernel reads, in order of first use."""
-    return tuple(dict.fromkeys(o.attr("param") for o in walk(k.body) if o.kind == "scalar" and o.attr("param")))
+    return tuple(dict.fromkeys(o.attr("param") for o in k.ops if o.kind == "scalar" and o.attr("param")))
 
 
 def written(p: Program, k: Kernel) -> tuple[str, ...]:
     """The tensors that a kernel stores to, in the program's order."""
-    names = {t.over or t.name for o in walk(k.body) if o.kind == "store" for t in [p.tensor(o.attr("tensor"))]}
+    names = {t.over or t.name for o in k.ops if o.kind == "store" for t in [p.tensor(o.attr("tensor"))]}
     return tuple(x.name for x in touched(p, k) if x.name in names)
 
 
 def in_pairs(k: Kernel) -> bool:
     """Whether a kernel has two instances for each part: one runs parts with a long warm-up, the other runs the other parts."""
-    return any(o.kind == "claim_part" for o in walk(k.body))
+    return any(o.kind == "claim_part" for o in k.ops)
 
 
 def by_token(k: Kernel) -> bool:
     """Whether the chunks of a kernel are single tokens."""
-    return any(o.attr("one_token") for o in walk(k.body))
+    return any(o.attr("one_token") for o in k.ops)
 
 
 def described(k: Kernel) -> bool:
     """Whether a kernel uses tensor descriptors of rows."""
-    return any(o.attr("described") for o in walk(k.body))
+    return any(o.attr("described") for o in k.ops)
 
 
 def in_buffers(k: Kernel) -> list[Op]:
     """The ops whose value has a buffer."""
-    return [o for o in walk(k.body) if o.buffer]
+    return [o for o in k.ops if o.buffer]
 
 
 def is_of_a_part(k: Kernel, t: Tensor, o: Op) -> bool:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 
-from ..ir.core import Kernel, Program, walk
+from ..ir.core import Kernel, Program
 from ..ir.types import Tensor
 
 #: The parameter with the number of chunks between two checkpoints.
@@ -24,7 +24,7 @@ def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     sequences.
     """
     reads = ("load", "store", "warm_up_length", "scalar", "resume")
-    named = {o.attr(x) for o in walk(k.body) if o.kind in reads for x in ("tensor", "kept", "parents")}
+    named = {o.attr(x) for o in k.ops if o.kind in reads for x in ("tensor", "kept", "parents")}
     used = [t for t in p.tensors if t.name in named]
     names = {t.over or t.name for t in used} | {t.at for t in used} | {p.skips}
     names |= {t.at for t in p.tensors if t.name in names}
@@ -49,11 +49,11 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
     of strided tensors.
     """
     tensors = touched(p, k)
-    stored = [p.tensor(o.attr("tensor")) for o in walk(k.body) if o.kind == "store"]
+    stored = [p.tensor(o.attr("tensor")) for o in k.ops if o.kind == "store"]
     return (*(f"has_{t.name}" for t in tensors if t.optional), *(f"{t.name}_stride" for t in tensors if is_pool(t)),
             *(f"{t.name}{WIDTH_OF}" for t in tensors if t.index == "numbers"),
             *([EVERY] if any(t.index == "checkpoint" and not t.at for t in stored) else []),
-            *([SUMMED] if any(o.attr("kept") for o in walk(k.body)) else []), *(f"{CLEAR}{t.name}" for t in p.clears(k)),
+            *([SUMMED] if any(o.attr("kept") for o in k.ops) else []), *(f"{CLEAR}{t.name}" for t in p.clears(k)),
             *(x for t in tensors for x in strides(t)))
 
 

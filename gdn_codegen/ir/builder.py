@@ -11,6 +11,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -39,28 +40,33 @@ class Body:
            **attrs: Any) -> str:
         """Append an op, unless an equal pure op exists, and return the name of its value. TypeRuleError for wrong operands."""
         kept = _attrs(attrs)
-        key = (kind, args, kept, agent)
-        pure = OPS[kind].effect == "pure" if kind in OPS else False
-        if pure and not name and key in self._seen:
-            return self._seen[key]
-        if kind == "load":
-            out_type = self.tensors[attrs["tensor"]].moved(attrs.get("heads", 0), bool(attrs.get("transposed")),
-                                                           bool(attrs.get("last")), bool(attrs.get("one_token")),
-                                                           attrs.get("tokens", 0))
-        else:
-            missing = [a for a in args if a not in self.types]
-            if missing:
-                raise TypeRuleError(f"{kind}: operand {missing[0]!r} is not defined before it is read")
-            out_type = infer(kind, tuple(self.types[a] for a in args), dict(kept))
+        if not name and (equal := self._seen.get((kind, args, kept, agent))):
+            return equal
+        out_type = self._type(kind, args, kept)
         effect = kind in OPS and OPS[kind].effect in ("write", "sync")
         out = "" if effect else (name or self.fresh(name_of(kind, args, attrs)))
-        self.taken.add(out)
-        self.stmts.append(Op(kind, out, args, kept, None if effect else out_type, line, agent, buffer))
-        if out:
-            self.types[out] = out_type
-            if pure:
-                self._seen[key] = out
-        return out
+        return self._append(Op(kind, out, args, kept, None if effect else out_type, line, agent, buffer), out_type)
+
+    def _type(self, kind: str, args: tuple[str, ...], attrs: tuple[tuple[str, Any], ...]) -> Tile:
+        """The type of the value of an op. TypeRuleError for wrong operands."""
+        if kind == "load":
+            of = dict(attrs)
+            return self.tensors[of["tensor"]].moved(of.get("heads", 0), bool(of.get("transposed")), bool(of.get("last")),
+                                                    bool(of.get("one_token")), of.get("tokens", 0))
+        missing = [a for a in args if a not in self.types]
+        if missing:
+            raise TypeRuleError(f"{kind}: operand {missing[0]!r} is not defined before it is read")
+        return infer(kind, tuple([self.types[a] for a in args]), attrs)
+
+    def _append(self, o: Op, type: Tile) -> str:
+        """Append an op, and return the name of its value. type: of its value."""
+        self.taken.add(o.out)
+        self.stmts.append(o)
+        if o.out:
+            self.types[o.out] = type
+            if o.kind in OPS and OPS[o.kind].effect == "pure":
+                self._seen[o.kind, o.args, o.attrs, o.agent] = o.out
+        return o.out
 
     def equal(self, kind: str, *args: str, agent: str = "", **attrs: Any) -> str:
         """The value of an equal pure op of this body, "" if there is none."""
@@ -69,10 +75,8 @@ class Body:
     def copy(self, o: Op, names: dict[str, str] | None = None) -> str:
         """Append `o` with its operands renamed. The name of its value stays."""
         o = o.renamed(names or {})
-        out = self.op(o.kind, *o.args, name=o.out, line=o.line, agent=o.agent, buffer=o.buffer, **dict(o.attrs))
-        if self.stmts[-1] == o:
-            self.stmts[-1] = o  # the same object, which `verify` and others compare in no time
-        return out
+        type = self._type(o.kind, o.args, o.attrs)
+        return self._append(o if type == o.type or not o.out else o.changed(type=type), type)
 
     def finish(self) -> tuple[Stmt, ...]:
         """The statements so far."""
@@ -320,10 +324,15 @@ class Algorithm:
                                     f"out_, other than {', '.join(words)}")
 
     def trace(self) -> Program:
-        """Run the page once. Returns a program with one kernel, which loops over the chunks, with all values in float32.
+        """The page's program, with one kernel, which loops over the chunks, with all values in float32. The page runs once.
 
         TypeRuleError for an error in the page, with its line.
         """
+        return self._traced
+
+    @cached_property
+    def _traced(self) -> Program:
+        """What `trace` gives. The page runs now."""
         self._check_names()
         tr = _Trace(self.fn.__code__.co_filename)
         values = self._parameters(tr)

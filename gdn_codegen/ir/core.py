@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Union
 
-from .types import ONE_HEAD, Batch, Dim, Tensor, Tile
+from .types import ONE_HEAD, Agent, Batch, Buffer, Dim, Tensor, Tile
 
 
 class Line(NamedTuple):
@@ -26,6 +26,8 @@ class Line(NamedTuple):
 
 
 NO_LINE = Line()
+#: Attributes, sorted by their names.
+Attrs = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Op:
     kind: str
     out: str
     args: tuple[str, ...] = ()
-    attrs: tuple[tuple[str, Any], ...] = ()
+    attrs: Attrs = ()
     type: Tile | None = None
     line: Line = NO_LINE
     agent: str = ""  # the pass `assign` sets it
@@ -51,10 +53,17 @@ class Op:
                 return value
         return default
 
+    def changed(self, out: str | None = None, args: tuple[str, ...] | None = None, type: Tile | None = None,
+                line: Line | None = None, agent: str | None = None, buffer: str | None = None) -> Op:
+        """The op with other values of these fields, in half the time of `replace`. Passes change many ops."""
+        return Op(self.kind, self.out if out is None else out, self.args if args is None else args, self.attrs,
+                  self.type if type is None else type, self.line if line is None else line,
+                  self.agent if agent is None else agent, self.buffer if buffer is None else buffer)
+
     def renamed(self, names: dict[str, str]) -> Op:
         """The op with operands renamed. Operands that `names` does not contain keep their names."""
-        args = tuple(names.get(a, a) for a in self.args)
-        return self if args == self.args else replace(self, args=args)
+        args = tuple([names.get(a, a) for a in self.args])
+        return self if args == self.args else self.changed(args=args)
 
     def with_attrs(self, **changes: Any) -> Op:
         """The op with these attributes set. An attribute whose new value is None is removed."""
@@ -102,42 +111,6 @@ Stmt = Union[Op, Loop]
 
 
 @dataclass(frozen=True)
-class Buffer:
-    """Storage that the pass `place` allocates for values: `slots` copies of `shape` elements in `space`, at byte `offset`.
-
-    dims: the dims whose sizes `shape` lists. layout: "swizzled" (rows of 128 bytes, in the order that the module's helper
-    functions use), "rows" (a fragment in which neighbouring threads hold equal parts of a row), "state_rows" (the same, of four
-    threads), "along_rows" and "along_columns" (a vector beside such rows), or "" if the compiler chooses.
-    pad: unused elements after each row, in a buffer with one row for each value head. own: for a barrier, whether it counts
-    only the iterations of the walk's own part, without the warm-up.
-    """
-
-    name: str
-    space: str
-    shape: tuple[int, ...]
-    dtype: str
-    offset: int = 0
-    slots: int = 1
-    agent: str = ""
-    dims: tuple[Dim, ...] = ()
-    layout: str = ""
-    pad: int = 0
-    own: bool = False
-
-
-@dataclass(frozen=True)
-class Agent:
-    """Consecutive threads of a block that run a branch of the kernel together. first: the number of the first thread. threads:
-    how many threads. registers: for each thread. slots: of each ring that the agent fills."""
-
-    name: str
-    first: int
-    threads: int
-    registers: int
-    slots: int = 1
-
-
-@dataclass(frozen=True)
 class Kernel:
     """One kernel of a program.
 
@@ -165,6 +138,11 @@ class Kernel:
     blocks_per_sm: int = 0
     lanes: int = 0
     comments: tuple[tuple[Line, str], ...] = ()
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops of the kernel, as `walk` gives them. Kept, since passes and checks ask for them often."""
+        return tuple(walk(self.body))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -239,7 +217,7 @@ class Program:
 
     def clears(self, k: Kernel) -> tuple[Tensor, ...]:
         """The outputs in which `k` writes zeros to the rows that no sequence covers. `k` also stores these outputs."""
-        stored = {o.attr("tensor") for o in walk(k.body) if o.kind == "store"}
+        stored = {o.attr("tensor") for o in k.ops if o.kind == "store"}
         return tuple(t for t in self.tensors if t.cleared and t.name in stored)
 
     def role(self, role: str) -> tuple[Tensor, ...]:

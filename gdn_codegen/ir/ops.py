@@ -31,7 +31,7 @@ class TypeRuleError(ValueError):
     """The operands of an op do not satisfy its type rule."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpDef:
     """An op: its name, its meaning in one line, and the properties that passes use.
 
@@ -80,6 +80,8 @@ BESIDE = "beside"
 #: Attribute of any op: how the entries of the tile are assigned to threads. "sums": as in the result of a warp group's product.
 #: "copy": as the compiler chooses for a copy from one buffer to another.
 ORDER = "order"
+#: Attribute of `maximum` and `minimum`: the number of the operand that is a constant. NaN of the other operand must be kept.
+BOUND = "bound"
 #: The attributes that any op may have.
 ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 
@@ -96,22 +98,21 @@ def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., 
                       entry, loaded)
 
 
-def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
+def infer(kind: str, args: tuple[Tile, ...], attrs: tuple[tuple[str, Any], ...] = ()) -> Tile:
     """The type of the result of `kind` for operands of types `args`. TypeRuleError for an unknown op or attribute, or a
     mismatch."""
     if kind not in OPS:
         raise TypeRuleError(f"op {kind!r} is unknown; the table ir/ops.py has {', '.join(OPS)}")
-    extra = [n for n in attrs if n not in OPS[kind].attrs and n not in ANY_OP] if attrs else ()
-    if extra:
-        raise TypeRuleError(f"{kind}: attribute {', '.join(sorted(extra))} is unknown; it takes "
-                            f"{', '.join(OPS[kind].attrs) or 'none'}")
-    return _typed(OPS[kind].infer, tuple(attrs.items()), args)
+    return _typed(OPS[kind], args, attrs)
 
 
 @lru_cache(maxsize=4096)
-def _typed(rule: Callable[..., Tile], attrs: tuple[tuple[str, Any], ...], args: tuple[Tile, ...]) -> Tile:
-    """The type that a rule gives. `verify` asks for the same few after each pass."""
-    return rule(dict(attrs), *args)
+def _typed(d: OpDef, args: tuple[Tile, ...], attrs: tuple[tuple[str, Any], ...]) -> Tile:
+    """The type that the rule of an op gives. `verify` asks for the same few after each pass."""
+    extra = [n for n, _ in attrs if n not in d.attrs and n not in ANY_OP]
+    if extra:
+        raise TypeRuleError(f"{d.name}: attribute {', '.join(sorted(extra))} is unknown; it takes {', '.join(d.attrs) or 'none'}")
+    return d.infer(dict(attrs), *args)
 
 
 # --- type rules ------------------------------------------------------------------------------------------------------
@@ -403,6 +404,7 @@ op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "va
    view=("threads",))
 for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
     op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True,
+       attrs=(BOUND,) if _n in ("maximum", "minimum") else (),
        zero={"mul": zeros.any_operand, "div": zeros.quotient}.get(_n, zeros.all_operands),
        text=texts.infix(_INFIX[_n]) if _n in _INFIX else texts.call(f"torch.{_n}"))
 for _n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus"):

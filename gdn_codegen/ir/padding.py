@@ -5,7 +5,7 @@ the padding of what kernels store to them, so a load from one is zero where ever
 """
 from __future__ import annotations
 
-from .core import Op, Program, Stmt, loops, types, walk
+from .core import Op, Program, Stmt, loops, types
 from .ops import OPS
 from .types import Tensor, Tile
 from .zeros import ALL, NONE, Axes, transpose
@@ -36,7 +36,7 @@ def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
 def _wanted(p: Program, type_of: list[dict[str, Tile]]) -> set[Source]:
     """The results of sums over padded dims, and all that leads to them. Few values do. type_of: the types of each kernel's
     values."""
-    ops = [list(walk(k.body)) for k in p.kernels]
+    ops = [k.ops for k in p.kernels]
     wanted = {(n, o.out) for n, each in enumerate(ops) for o in each if _padded_sum(p, o, type_of[n])}
     before = 0
     while before != (before := len(wanted)):  # a read in a loop, or of memory, may stand before what is written

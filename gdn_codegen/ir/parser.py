@@ -71,7 +71,7 @@ class _Reader:
                 missing = [a for a in names if a not in env]
                 if missing:
                     raise ParseError(f"line {n.lineno}: {missing[0]} is read before it is defined")
-                tile = infer(kind, tuple(env[a] for a in names), kw)
+                tile = infer(kind, tuple(env[a] for a in names), tuple(kw.items()))
             env[out] = tile
         return Op(kind, out, names, tuple(sorted(kw.items())), tile, line, **meta)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .core import Kernel, Loop, Op, Program, loops, walk
+from .core import Kernel, Loop, Op, Program, loops
 from .ops import OPS
 from .stages import STAGES, between
 
@@ -21,7 +21,7 @@ def _agents(p: Program) -> Iterator[Missing]:
     """Each op has an agent, which is one of the kernel's if the kernel lists them."""
     for k in p.kernels:
         names = {a.name for a in k.agents}
-        for o in walk(k.body):
+        for o in k.ops:
             if not o.agent or (names and o.agent not in names):
                 yield f"has the agent {o.agent!r}, which the kernel does not have", k, o
 
@@ -29,10 +29,10 @@ def _agents(p: Program) -> Iterator[Missing]:
 def _own_values(p: Program) -> Iterator[Missing]:
     """Each op reads values of its own agent. Numbers of the call belong to all agents."""
     for k in p.kernels:
-        home = {o.out: o.agent for o in walk(k.body) if o.out and not OPS[o.kind].number}
+        home = {o.out: o.agent for o in k.ops if o.out and not OPS[o.kind].number}
         for lp in loops(k.body):
             home.update({x: home[c.next] for c in lp.carried if c.next in home for x in (c.name, c.result)})
-        for o in walk(k.body):
+        for o in k.ops:
             for a in o.args:
                 if home.get(a, o.agent) != o.agent:
                     yield f"of {o.agent} reads {a} of {home[a]}, not through a workspace", k, o
@@ -43,8 +43,8 @@ def _moved_operands(p: Program) -> Iterator[Missing]:
     for k in p.kernels:
         if [s.index for s in k.body if isinstance(s, Loop)] != ["item"]:
             yield "has no loop over items around its other loops", k, None
-        kind = {o.out: o.kind for o in walk(k.body) if o.out}
-        for o in walk(k.body):
+        kind = {o.out: o.kind for o in k.ops if o.out}
+        for o in k.ops:
             for a in o.args[:2] if o.kind == "matmul" else ():
                 if kind.get(a, "move") != "move":
                     yield f"reads {a}, which no move has computed", k, o
@@ -53,7 +53,7 @@ def _moved_operands(p: Program) -> Iterator[Missing]:
 def _buffers(p: Program) -> Iterator[Missing]:
     """A tile or vector that is no expression in its reader has a buffer. Elementwise ops and views may be such expressions."""
     for k in p.kernels:
-        for o in walk(k.body):
+        for o in k.ops:
             d = OPS[o.kind]
             if o.out and not o.buffer and not d.elementwise and not d.view and o.type is not None and o.type.rank:
                 yield "has no buffer", k, o
@@ -63,7 +63,7 @@ def _waits(p: Program) -> Iterator[Missing]:
     """An agent that reads what another agent wrote waits, and the other signals. Each channel has both a wait and a signal. An
     asynchronous load signals, too."""
     for k in p.kernels:
-        ops = list(walk(k.body))
+        ops = k.ops
         waits = {o.attr("channel"): o for o in ops if o.kind == "wait"}
         signals = {o.attr("channel"): o for o in ops if o.kind in ("signal", "load") and o.attr("channel") is not None}
         for channel in waits.keys() ^ signals.keys():

@@ -6,9 +6,9 @@ cores share no memory have the stages "transferred" and "fed". Other pipelines g
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from .core import Kernel, Op, Program, loops, walk
+from .core import Kernel, Op, Program, loops
 from .ops import OPS
 
 STAGES = {
@@ -45,7 +45,7 @@ LEGAL = {
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
     "decomposed..checked": "segment join block expand load.heads store.heads batch product; index const",
-    "decomposed..assigned placed..checked": "pairs diag_inverse load.last",
+    "decomposed..assigned placed..checked": "pairs diag_inverse load.last maximum.bound minimum.bound",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents of_token load.tokens",
     "assigned fed..checked": "move transpose load.head store.head scalar.head",
@@ -120,27 +120,25 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
                 yield "Loop.warm_up", k, None
             if any(c.slots > 1 for c in lp.carried):
                 yield "Carry.slots", k, None
-        seen: set[tuple[object, ...]] = set()  # what `_of_op` depends on, of the ops so far
-        for o in walk(k.body):
-            shape = o.kind, tuple([n for n, _ in o.attrs]), not o.agent, not o.buffer, o.type and o.type.dims and o.type.dtype
-            if shape not in seen:
-                seen.add(shape)
-                yield from ((f, k, o) for f in _of_op(o))
+        yield from ((f, k, o) for f, o in _of_ops(k.ops).items())
 
 
-def _of_op(o: Op) -> Iterator[str]:
-    """The rows of RANGES that an op falls under: its kind, its attributes, and annotations that passes set."""
-    yield o.kind
-    for name, _ in o.attrs:
-        of = f"{o.kind}.{name}" if f"{o.kind}.{name}" in RANGES else f"*.{name}"
+def _of_ops(ops: Sequence[Op]) -> dict[str, Op]:
+    """The rows of RANGES that ops fall under, each with the first such op: their kinds, attributes, and annotations that passes
+    set."""
+    out: dict[str, Op] = {}
+    named: dict[tuple[str, str], Op] = {}
+    for o in ops:
+        out.setdefault(o.kind, o)
+        for name, _ in o.attrs:
+            named.setdefault((o.kind, name), o)
+    for (kind, name), first in named.items():
+        of = f"{kind}.{name}" if f"{kind}.{name}" in RANGES else f"*.{name}"
         if of in RANGES:
-            yield of
-    if o.agent:
-        yield "Op.agent"
-    if o.buffer:
-        yield "Op.buffer"
-    if o.type is not None and o.type.dims and o.type.dtype != "float32":
-        yield "Op.dtype"
+            out.setdefault(of, first)
+    annotated = {"Op.agent": next((o for o in ops if o.agent), None), "Op.buffer": next((o for o in ops if o.buffer), None),
+                 "Op.dtype": next((o for o in ops if o.type is not None and o.type.dims and o.type.dtype != "float32"), None)}
+    return out | {f: o for f, o in annotated.items() if o is not None}
 
 
 def illegal(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:

@@ -1,7 +1,9 @@
-"""Types of the IR: tiles with symbolic dims, tensors in global memory, and the units in which bytes and threads count."""
+"""Types of the IR: tiles with symbolic dims, tensors in global memory, buffers and agents of a kernel, and the units in which
+bytes and threads count."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 #: How an instance handles several value heads (`Batch.way`).
 WAYS = {
@@ -28,19 +30,17 @@ class Tile:
 
     dims: tuple[Dim, ...] = ()
     dtype: str = "float32"
+    #: 0 for a number, 1 for a vector, 2 for a matrix.
+    rank: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in FLOATS:
             raise ValueError(f"tile dtype: got {self.dtype!r}, accepted are {', '.join(FLOATS)}")
-
-    @property
-    def rank(self) -> int:
-        """0 for a number, 1 for a vector, 2 for a matrix."""
-        return len(self.dims)
+        object.__setattr__(self, "rank", len(self.dims))
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
         """The shape in elements. `sizes` gives the size of each symbolic dim."""
-        return tuple(d if isinstance(d, int) else sizes[d] for d in self.dims)
+        return tuple([d if isinstance(d, int) else sizes[d] for d in self.dims])
 
     def with_dtype(self, dtype: str) -> Tile:
         """The same dims in another dtype."""
@@ -145,7 +145,7 @@ class Tensor:
     @property
     def tile(self) -> Tile:
         """Dims and dtype of one tile."""
-        return Tile(self.dims, self.dtype)
+        return _tile(self.dims, self.dtype)
 
     def moved(self, heads: int = 0, transposed: bool = False, last: bool = False, one_token: bool = False,
               tokens: int = 0) -> Tile:
@@ -157,9 +157,51 @@ class Tensor:
         so many tokens, each a chunk.
         """
         if one_token:
-            return Tile((*([tokens] if tokens else []), *self.dims[1:]), self.dtype)
+            return _tile((*([tokens] if tokens else []), *self.dims[1:]), self.dtype)
         if last:
-            return Tile((), self.dtype)
+            return _tile((), self.dtype)
         if not heads:
-            return self.tile.transposed if transposed else self.tile
-        return Tile((*self.dims, heads) if self.index == "token" else (heads, *self.dims), self.dtype)
+            return _tile(self.dims[::-1], self.dtype) if transposed else self.tile
+        return _tile((*self.dims, heads) if self.index == "token" else (heads, *self.dims), self.dtype)
+
+
+@lru_cache(maxsize=1024)
+def _tile(dims: tuple[Dim, ...], dtype: str) -> Tile:
+    """A tile's type. Kept, since `verify` asks for those of loads and stores after each pass."""
+    return Tile(dims, dtype)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Storage that the pass `place` allocates for values: `slots` copies of `shape` elements in `space`, at byte `offset`.
+
+    dims: the dims whose sizes `shape` lists. layout: "swizzled" (rows of 128 bytes, in the order that the module's helper
+    functions use), "rows" (a fragment in which neighbouring threads hold equal parts of a row), "state_rows" (the same, of four
+    threads), "along_rows" and "along_columns" (a vector beside such rows), or "" if the compiler chooses.
+    pad: unused elements after each row, in a buffer with one row for each value head. own: for a barrier, whether it counts
+    only the iterations of the walk's own part, without the warm-up.
+    """
+
+    name: str
+    space: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int = 0
+    slots: int = 1
+    agent: str = ""
+    dims: tuple[Dim, ...] = ()
+    layout: str = ""
+    pad: int = 0
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Consecutive threads of a block that run a branch of the kernel together. first: the number of the first thread. threads:
+    how many threads. registers: for each thread. slots: of each ring that the agent fills."""
+
+    name: str
+    first: int
+    threads: int
+    registers: int
+    slots: int = 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import chain, zip_longest
 
-from .core import Kernel, Loop, Op, Program, Stmt, loops, types, walk
+from .core import Kernel, Loop, Op, Program, Stmt, loops, types
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
 from .places import misplaced
@@ -52,7 +52,7 @@ def verify(p: Program, verified: Program | None = None) -> Program:
 
 def _stores(k: Kernel) -> set[str]:
     """The names of the tensors to which a kernel stores."""
-    return {o.attr("tensor") for o in walk(k.body) if o.kind == "store"}
+    return {o.attr("tensor") for o in k.ops if o.kind == "store"}
 
 
 def verify_stage(p: Program) -> None:
@@ -130,7 +130,7 @@ class _Kernel:
         gives."""
         left, first = 0, None
         for s in body:
-            n = s.attr(BESIDE, 1) if isinstance(s, Op) else 1
+            n = s.attr(BESIDE, 1) if isinstance(s, Op) and s.attrs else 1
             if left and first is not None and (not isinstance(s, Op) or (s.kind, n) != (first.kind, first.attr(BESIDE))):
                 raise self.fail(first, f"is one of {first.attr(BESIDE)} ops side by side, and {left} of them do not follow")
             left, first = (left - 1, first) if left else (n - 1, s if isinstance(s, Op) else None)
@@ -220,11 +220,11 @@ class _Kernel:
             if of is None or (of.index, of.dtype) != ("head", o.attr("dtype", "float32")):
                 raise self.fail(o, f"reads {o.attr('tensor')}, which is {of and (of.index, of.dtype)}; accepted: one number a "
                                    "value head")
-        kept = o.attr("kept")
+        kept = o.attr("kept") if o.attrs else None
         if kept is not None and (kept not in self.stored or (self.tensors[kept].index, self.tensors[kept].dims) != ("part", ())):
             raise self.fail(o, f"has kept={kept!r}; accepted: a tensor of one number per part, which an earlier kernel wrote")
         try:
-            want = infer(o.kind, args, dict(o.attrs))
+            want = infer(o.kind, args, o.attrs)
         except TypeRuleError as e:
             raise self.fail(o, str(e)) from e
         if not o.out:
@@ -235,30 +235,31 @@ class _Kernel:
 
     def move(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
         """Check a load or a store: that it is legal in this place, and what its tensor holds. args: the types of its operands."""
-        name = o.attr("tensor")
+        at = dict(o.attrs)
+        name = at.get("tensor")
         if name not in self.tensors:
             raise self.fail(o, f"tensor {name!r} does not exist")
-        t, heads = self.tensors[name], o.attr("heads", 0)
+        t, heads = self.tensors[name], at.get("heads", 0)
         if t.index == "head":
             raise self.fail(o, f"tensor {name} has one number for each value head, which only scalar reads")
         if heads and (heads != self.k.batch.heads or t.heads != "HV" or len(t.dims) != 1):
             raise self.fail(o, f"takes {heads} heads at once; accepted: as many as the kernel batches, of one value a "
                                f"token and value head; {self.k.name} has {self.k.batch.heads}, and {name} holds {t.tile} a head "
                                f"of {t.heads}")
-        if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid != "chunks"):
+        if t.index in ("token", "slot") and not inside and not (at.get("ahead") and self.k.grid != "chunks"):
             raise self.fail(o, f"tensor {name} has one tile for each chunk, and this op is outside of the loop over chunks")
-        last = o.kind == "load" and o.attr("last", False)
+        last = o.kind == "load" and at.get("last", False)
         if last and len(t.dims) != 1:
             raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
-        if o.attr("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
+        if at.get("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
-        moved = t.moved(heads, o.attr("transposed", False), last, o.attr("one_token", False), o.attr("tokens", 0))
+        moved = t.moved(heads, at.get("transposed", False), last, at.get("one_token", False), at.get("tokens", 0))
         if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (
                 o.kind == "store" and inside and self.k.grid != "chunks")):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")
         if t.index == "part" and self.k.grid != "parts":
             raise self.fail(o, f"tensor {name} has one tile for each part, and the grid is over {self.k.grid}")
-        if o.attr("parts_ahead") and t.index != "part":
+        if at.get("parts_ahead") and t.index != "part":
             raise self.fail(o, f"has parts_ahead, and {name} has one tile for each {t.index}; accepted: one for each part")
         if o.kind == "load" and (args[:1] not in ((), (Tile(()),)) or args[1:] not in ((), (moved,))):
             raise self.fail(o, f"has the operands {', '.join(map(str, args))}; accepted: none, or a number and the {moved} "
@@ -268,7 +269,7 @@ class _Kernel:
     def resume(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
         """Check an op that reads a tile that this kernel stores after an earlier chunk."""
         t, parents = (self.tensors.get(o.attr(x)) for x in ("tensor", "parents"))
-        kept = any(s.kind == "store" and s.attr("tensor") == o.attr("tensor") for s in walk(self.k.body))
+        kept = any(s.kind == "store" and s.attr("tensor") == o.attr("tensor") for s in self.k.ops)
         if not (inside and kept and t and t.index == "checkpoint" and t.at and parents and parents.index == "numbers"):
             raise self.fail(o, "accepted: in a walk that stores the tensor after each chunk, with the numbers of parents")
         if args[0].dims != (moved := t.moved(transposed=o.attr("transposed", False))).dims:

@@ -92,7 +92,7 @@ def rebuild_kernels(p: Program, rule: Callable[[Kernel], Rule]) -> Program:
 def rebuild_kernel(p: Program, k: Kernel, rule: Rule) -> Kernel:
     """The kernel after each op has gone through `rule`. Dead code is dropped."""
     b = Body({t.name: t for t in p.tensors})
-    b.taken = {o.out for o in walk(k.body)} | {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
+    b.taken = {o.out for o in k.ops} | {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
     return replace(k, body=dead_code(rebuild(k.body, b, rule), set()))
 
 
@@ -111,4 +111,4 @@ def walks(p: Program, k: Kernel) -> bool:
     if not any(isinstance(s, Loop) and s.index != "before" for s in k.body):
         return False
     return k.grid == "sequences" or (k.grid == "parts" and any(
-        o.kind == "store" and index[o.attr("tensor")] in ("token", "slot") for o in walk(k.body)))
+        o.kind == "store" and index[o.attr("tensor")] in ("token", "slot") for o in k.ops))

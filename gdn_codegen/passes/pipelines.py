@@ -22,6 +22,7 @@ from .agents.operands import operands
 from .agents.transfer import transfer
 from .agents.warp_groups import warp_groups
 from .algebra.accumulate import accumulate
+from .algebra.bounds import bounds
 from .algebra.canonical import canonical
 from .algebra.clamp_decay import clamp_decay
 from .algebra.decompose import decompose
@@ -120,6 +121,7 @@ BLOCKS: Passes = (
 )
 ONE_AGENT: Passes = (
     *FRONT,
+    ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("token_groups", lambda p, c: token_groups(p)),
@@ -136,6 +138,7 @@ ONE_AGENT: Passes = (
 )
 INSTANCES: Passes = (
     *FRONT,
+    ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("prefetch_tokens", lambda p, c: prefetch_tokens(p)),
     ("prefetch_vectors", lambda p, c: prefetch_vectors(p)),
@@ -153,6 +156,7 @@ INSTANCES: Passes = (
 )
 GROUPS: Passes = (
     *FRONT,
+    ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("warp_groups", lambda p, c: warp_groups(p, c.schedule, c.groups)),

@@ -16,7 +16,7 @@ from math import prod
 from typing import NamedTuple
 
 from ..devices import Cores
-from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops, walk
+from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops
 from ..ir.ops import OPS
 from ..ir.rings import rings
 from ..ir.types import BYTES
@@ -78,10 +78,13 @@ class Memory:
     """The memory that the instructions of a kernel use."""
 
     def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
+        """Finds the buffer of each value, and the bytes of each slot of a buffer."""
         self.column = device.column_scratch
         self.buffers = {b.name: b for b in k.buffers}
+        self.slots = {b.name: [Bytes(b.space, b.offset + n * size, b.offset + (n + 1) * size) for n in range(b.slots)]
+                      for b in k.buffers for size in [prod(b.shape) * BYTES[b.dtype]]}
         self.channels = {t.name: t.slots for t in p.tensors if t.index == "block"}
-        self.made = {o.out: o for o in walk(k.body) if o.out}
+        self.made = {o.out: o for o in k.ops if o.out}
         self.home = {o.out: o.buffer for o in self.made.values() if o.buffer}
         for lp in loops(k.body):  # outer loops first, since their values may be initial values of inner loops
             for c in lp.carried:
@@ -115,11 +118,10 @@ class Memory:
 
     def tile(self, b: Buffer, value: str, write: bool) -> Tiles:
         """The bytes of a buffer. If it has several slots: the bytes of the slot of `value` in each iteration."""
-        size = prod(b.shape) * BYTES[b.dtype]
-        rotates = b.slots > 1 and value in self.rotation
-        ranges = tuple(Range(Bytes(b.space, b.offset + n * size, b.offset + (n + 1) * size), write, value)
-                       for n in range(b.slots if rotates else 1))
-        return Tiles(ranges, *self.rotation[value]) if rotates else Tiles(ranges)
+        slots = self.slots[b.name]
+        if b.slots > 1 and value in self.rotation:
+            return Tiles(tuple([Range(x, write, value) for x in slots]), *self.rotation[value])
+        return Tiles((Range(slots[0], write, value),))
 
 
 def run_unrolled(k: Kernel, trips: Mapping[str, Sequence[int]], each: Callable[[Op, str], Callable[[Iterations], None]]) -> None:
@@ -128,24 +130,30 @@ def run_unrolled(k: Kernel, trips: Mapping[str, Sequence[int]], each: Callable[[
     trips: index of a loop -> the number of its iterations for each execution of the loop, used in rotation. each: called once
     for each op, with the op and its innermost loop.
     """
-    met: dict[str, int] = {}
     at: Iterations = {}
+    for act in _Unrolled(trips, each).made(k.body, ""):
+        act(at)
 
-    def made(body: tuple[Stmt, ...], loop: str) -> list[Callable[[Iterations], None]]:
+
+class _Unrolled:
+    """The functions that run the statements of a kernel. met: index of a loop -> the number of its latest execution."""
+
+    def __init__(self, trips: Mapping[str, Sequence[int]], each: Callable[[Op, str], Callable[[Iterations], None]]) -> None:
+        self.trips, self.each = trips, each
+        self.met: dict[str, int] = {}
+
+    def made(self, body: tuple[Stmt, ...], loop: str) -> list[Callable[[Iterations], None]]:
         """What `each` makes of the ops of a body; for a loop, the function that runs it."""
-        return [each(s, loop) if isinstance(s, Op) else repeated(s.index, made(s.body, s.index)) for s in body]
+        return [self.each(s, loop) if isinstance(s, Op) else self.repeated(s.index, self.made(s.body, s.index)) for s in body]
 
-    def repeated(over: str, body: list[Callable[[Iterations], None]]) -> Callable[[Iterations], None]:
+    def repeated(self, over: str, body: list[Callable[[Iterations], None]]) -> Callable[[Iterations], None]:
         """The function that runs a loop."""
         def run(at: Iterations) -> None:
-            n = met[over] = met.get(over, -1) + 1
-            times = trips[over][n % len(trips[over])]
+            n = self.met[over] = self.met.get(over, -1) + 1
+            times = self.trips[over][n % len(self.trips[over])]
             for t in range(times):
                 at[over] = t
                 for act in body:
                     act(at)
             at[over] = times
         return run
-
-    for act in made(k.body, ""):
-        act(at)

@@ -53,6 +53,14 @@ class Clocks(Generic[Pipe]):
             own[pipe] = self.count[pipe]
         return self.count[pipe]
 
+    def wait(self, pipe: int, what: Clock) -> int:
+        """Issue a wait on `pipe`, which learns `what`. Returns its number on this pipe."""
+        self.count[pipe] += 1
+        own = self.clock[pipe] = joined(self.known(pipe), what)
+        if pipe not in self.unordered:
+            own[pipe] = self.count[pipe]
+        return self.count[pipe]
+
     def after(self, pipe: int) -> Clock:
         """The clock once all ops that `pipe` has issued are complete. A signal carries this clock."""
         out = self.known(pipe).copy()

@@ -10,13 +10,13 @@ the pass that made the flags. It refuses:
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
 from ..devices import Cores, Device
-from ..ir.core import Kernel, Op, Program, map_ops, walk
+from ..ir.core import Kernel, Op, Program, map_ops
 from ..ir.printer import op_text
 from .accesses import Bytes, Iterations, Memory, Range, is_instruction, pipe, run_unrolled
 from .clocks import Clock, Clocks
@@ -38,7 +38,7 @@ def check_waits(p: Program, device: Device) -> Program:
 
 def channels(k: Kernel) -> list[int]:
     """The numbers of a kernel's channels that have a wait. `without` takes such a number."""
-    return sorted({o.attr("channel") for o in walk(k.body) if o.kind == "wait"})
+    return sorted({o.attr("channel") for o in k.ops if o.kind == "wait"})
 
 
 def without(k: Kernel, channel: int) -> Kernel:
@@ -58,28 +58,25 @@ def without_barrier(k: Kernel, n: int) -> Kernel:
     return replace(k, body=map_ops(k.body, lambda o: [o] if o.kind != "barrier" or next(numbers) != n else []))
 
 
-class _Use(NamedTuple):
-    """The latest op of a pipe that read a range, or that wrote it."""
+class _Region:
+    """Bytes that ops use. reads, writes: their uses that a later op may conflict with: pipe -> the number of its latest such
+    op."""
+
+    def __init__(self) -> None:
+        self.reads: dict[int, int] = {}
+        self.writes: dict[int, int] = {}
+
+
+#: The regions that overlap some bytes, first that of the bytes themselves, and whether these bytes cover each.
+_Near = list[tuple[_Region, bool]]
+
+
+class _Used(NamedTuple):
+    """A range that an op uses, and the regions that it overlaps."""
 
     range: Range
-    pipe: int
-    number: int
-    op: Op
-
-
-class _Region:
-    """Bytes that ops use. reads, writes: their uses that a later op may conflict with, by pipe. near: the regions that overlap
-    these bytes, with this one, and whether these bytes cover each."""
-
-    def __init__(self, bytes: Bytes, others: Iterable[_Region]) -> None:
-        self.bytes = bytes
-        self.reads: dict[int, _Use] = {}
-        self.writes: dict[int, _Use] = {}
-        self.near = [(self, True)]
-        for x in others:
-            if x.bytes.overlaps(bytes):
-                self.near.append((x, bytes.covers(x.bytes)))
-                x.near.append((self, x.bytes.covers(bytes)))
+    near: _Near
+    write: bool
 
 
 @dataclass
@@ -105,7 +102,8 @@ class _Check:
         self.memory = Memory(p, k, device)
         pipes = [(a, x) for a in device.agents for x in dict.fromkeys([device.issuer, *device.pipes[a].values()])]
         self.clocks = Clocks(pipes, {x: (x[0], device.issuer) for x in pipes}, [x for x in pipes if x[1] in device.unordered])
-        self.regions: dict[Bytes, _Region] = {}
+        self.near: dict[str, dict[Bytes, _Near]] = {}  # memory space -> the ranges of it that ops use
+        self.ran: dict[tuple[int, int], tuple[Op, list[_Used]]] = {}  # pipe and number of an instruction -> what it was
         self.flags: dict[tuple[str, ...], _Flag] = {}
 
     def error(self, text: str) -> RaceError:
@@ -127,23 +125,31 @@ class _Check:
         if not is_instruction(o):
             return lambda at: None
         n = self.clocks.number[pipe(self.device, o)]
-        tiles = [(x, [(r, self.region(r.bytes)) for r in x.ranges]) for x in self.memory.used(o, loop)]
+        tiles = [(x, [_Used(r, self.regions(r.bytes), r.write) for r in x.ranges]) for x in self.memory.used(o, loop)]
         if all(len(ranges) == 1 for _, ranges in tiles):
             same = [ranges[0] for _, ranges in tiles]  # in each iteration
             return lambda at: self.instruction(o, n, same)
         return lambda at: self.instruction(o, n, [ranges[x.slot(at)] for x, ranges in tiles])
 
-    def region(self, bytes: Bytes) -> _Region:
-        """The region of these bytes."""
-        if bytes not in self.regions:
-            self.regions[bytes] = _Region(bytes, self.regions.values())
-        return self.regions[bytes]
+    def regions(self, bytes: Bytes) -> _Near:
+        """The regions that these bytes overlap."""
+        near = self.near.setdefault(bytes.space, {})
+        if bytes not in near:
+            own = _Region()
+            found = [(own, True)]
+            for other, others in near.items():
+                if other.overlaps(bytes):
+                    found.append((others[0][0], bytes.covers(other)))
+                    others.append((own, other.covers(bytes)))
+            near[bytes] = found
+        return near[bytes]
 
     def flagged(self, o: Op) -> Callable[[Iterations], None]:
         """The function that executes a signal or a wait. One with several ids uses them in rotation."""
-        ids, index, ahead = o.attr("id"), o.attr("loop"), o.attr("ahead", 0)
-        flags = [self.flag(o, n) for n in (ids if isinstance(ids, tuple) else [ids])]
-        agent, _, name = str(o.attr("src")).rpartition(".")
+        attrs = dict(o.attrs)
+        ids, index, ahead, src = attrs.get("id"), str(attrs.get("loop")), attrs.get("ahead", 0), str(attrs.get("src"))
+        flags = [self.flag(o.agent, src, str(attrs.get("dst")), n) for n in (ids if isinstance(ids, tuple) else [ids])]
+        agent, _, name = src.rpartition(".")
         rotates, signals = isinstance(ids, tuple), o.kind == "signal"
         setter = self.clocks.number[agent or o.agent, name] if signals else -1
 
@@ -155,14 +161,17 @@ class _Check:
                 self.wait(o, flag)
         return act
 
-    def flag(self, o: Op, n: object) -> _Flag:
-        """The flag with the id `n` between the pipes of a signal or a wait."""
-        src, dst, number = str(o.attr("src")), str(o.attr("dst")), self.clocks.number
+    def flag(self, agent: str, src: str, dst: str, n: object) -> _Flag:
+        """The flag with the id `n` between the pipes of a signal or a wait of an agent."""
+        number = self.clocks.number
         if "." in src:  # from a pipe of one agent to another agent
-            flag = _Flag(("flag", str(n), dst), number[dst, self.device.issuer], self.device.flag_limit)
+            name: tuple[str, ...] = ("flag", str(n), dst)
+            waiter, limit = number[dst, self.device.issuer], self.device.flag_limit
         else:
-            flag = _Flag(("event", o.agent, src, dst, str(n)), number[o.agent, dst], 1)
-        return self.flags.setdefault(flag.name, flag)
+            name, waiter, limit = ("event", agent, src, dst, str(n)), number[agent, dst], 1
+        if name not in self.flags:
+            self.flags[name] = _Flag(name, waiter, limit)
+        return self.flags[name]
 
     def signal(self, o: Op, flag: _Flag, setter: int) -> None:
         """Set a flag. RaceError if it may have as many sets as it can hold."""
@@ -176,12 +185,9 @@ class _Check:
 
     def wait(self, o: Op, flag: _Flag) -> None:
         """Wait for a flag, which learns what the set says. RaceError if nothing sets it."""
-        c = self.clocks
         if not flag.raised:
             raise self.error(f"{op_text(o)}: nothing sets it")
-        c.known(flag.waiter)
-        c.learn(flag.waiter, flag.raised.pop(0))
-        flag.waits.append(c.issue(flag.waiter))
+        flag.waits.append(self.clocks.wait(flag.waiter, flag.raised.pop(0)))
 
     def barrier(self, o: Op) -> None:
         """A barrier orders the ops of one pipe. With scope "ALL", the agent's issuer waits for all pipes of the agent."""
@@ -194,28 +200,34 @@ class _Check:
             if agent == o.agent:
                 c.learn(issuer, c.after(n))
 
-    def instruction(self, o: Op, n: int, mine: list[tuple[Range, _Region]]) -> None:
+    def instruction(self, o: Op, n: int, mine: list[_Used]) -> None:
         """Check one instruction on pipe n, which uses these ranges. RaceError if it conflicts with an earlier op that is not
         known to be complete."""
         known = self.clocks.known(n)
-        for a, region in mine:
-            for other, covered in region.near:
-                for uses in (other.writes, other.reads) if a.write else (other.writes,):
-                    if not uses:
-                        continue
-                    for u in uses.values():
-                        if known[u.pipe] < u.number:
-                            raise self.error(self.race(o, n, a, u))
-                    if a.write and covered:  # an op that comes after this write comes after the earlier uses, too
-                        uses.clear()
+        for _, near, write in mine:
+            for other, covered in near:
+                for at, number in other.writes.items():
+                    if known[at] < number:
+                        raise self.race(o, n, mine, (at, number))
+                if write:
+                    for at, number in other.reads.items():
+                        if known[at] < number:
+                            raise self.race(o, n, mine, (at, number))
+                    if covered:  # an op that comes after this write comes after the earlier uses, too
+                        other.writes.clear()
+                        other.reads.clear()
         number = self.clocks.issue(n)
-        for a, region in mine:
-            (region.writes if a.write else region.reads)[n] = _Use(a, n, number, o)
+        self.ran[n, number] = o, mine
+        for _, near, write in mine:
+            (near[0][0].writes if write else near[0][0].reads)[n] = number
 
-    def race(self, o: Op, n: int, a: Range, u: _Use) -> str:
-        x, y = a.bytes, u.range.bytes
+    def race(self, o: Op, n: int, mine: list[_Used], earlier: tuple[int, int]) -> RaceError:
+        """The error for an op that does not wait for an earlier one. earlier: pipe and number of that."""
+        other, its = self.ran[earlier]
+        a, b = next((x.range, y.range) for x in mine for y in its
+                    if x.range.bytes.overlaps(y.range.bytes) and (x.write or y.write))
 
         def said(o: Op, n: int, r: Range) -> str:
             return f"{o.out or o.kind} ({'.'.join(self.clocks.names[n])}, {'writes' if r.write else 'reads'} {r.value})"
-        return (f"{said(o, n, a)} does not wait for {said(u.op, u.pipe, u.range)}; both use "
-                f"{x.space}[{max(x.low, y.low)}:{min(x.high, y.high)}]")
+        return self.error(f"{said(o, n, a)} does not wait for {said(other, earlier[0], b)}; both use {a.bytes.space}"
+                          f"[{max(a.bytes.low, b.bytes.low)}:{min(a.bytes.high, b.bytes.high)}]")

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..devices import Groups
-from ..ir.core import Kernel, Op, Program, loops, walk
+from ..ir.core import Kernel, Op, Program, loops
 from ..ir.ops import OWN_PART
 from ..ir.printer import op_text
 from .clocks import Clock, Clocks, joined
@@ -45,7 +45,7 @@ def check_ring(p: Program, k: Kernel, device: Groups, warmed_up: bool = True) ->
 
     warmed_up: whether to check walks with a warm-up, too.
     """
-    left_out = any(o.attr(OWN_PART) for o in walk(k.body)) or any(lp.index == "before" for lp in loops(k.body))
+    left_out = any(o.attr(OWN_PART) for o in k.ops) or any(lp.index == "before" for lp in loops(k.body))
     for n in warm_ups(k) if left_out and warmed_up else (0,):
         _Check(p, k, device, n).run()
 
@@ -69,7 +69,7 @@ def reads(k: Kernel) -> Callable[[Op], set[str]]:
     An op without a buffer is an expression: an op that reads it reads its operands.
     """
     under: dict[str, set[str]] = {}
-    for o in walk(k.body):
+    for o in k.ops:
         if o.out:
             under[o.out] = {o.out} if o.buffer else set().union(*(under.get(a, {a}) for a in o.args))
 
@@ -122,15 +122,15 @@ class _Check:
         """The state before the first iteration: no slot is written, no barrier has an arrival, no agent knows of another."""
         self.p, self.k, self.device, self.warm_up = p, k, device, warm_up
         self.buffers = {b.name: b for b in k.buffers}
-        home, read = {o.out: o.buffer for o in walk(k.body) if o.buffer}, reads(k)
-        self.holder = {o.buffer: o.agent for o in walk(k.body) if o.buffer}
+        home, read = {o.out: o.buffer for o in k.ops if o.buffer}, reads(k)
+        self.holder = {o.buffer: o.agent for o in k.ops if o.buffer}
         *before, self.loop = loops(k.body)
         self.before = next(iter(before), self.loop)  # the loop of the iterations of the warm-up
         #: op -> the values that it reads, with their buffers
         self.sources = {o: [(x, self.buffers[home.get(x, x)]) for x in read(o)] for lp in (*before, self.loop)
                         for o in lp.body if isinstance(o, Op)}
         # A copy is ordered only with copies that arrive at the same barrier.
-        copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in walk(k.body) if o.kind == "load" and o.attr("channel"))
+        copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in k.ops if o.kind == "load" and o.attr("channel"))
         pipes = [*((a.name, x) for a in k.agents for x in (THREADS, SHARED)), *copies]
         self.clocks = Clocks(pipes, {x: (x[0], THREADS) for x in pipes}, [x for x in pipes if x[1] == SHARED])
         self.arrivals = [n for n, x in enumerate(pipes) if x[1] != SHARED]
@@ -205,9 +205,8 @@ class _Check:
         known = self.clocks.known(pipe)
         if len(x.full) < wanted or (wanted > 1 and not self.covers(known, x.full[wanted - 2])):
             raise self.error(f"{op_text(o)} in iteration {i}: an older phase of the same parity could end it")
-        if wanted:
-            self.clocks.learn(pipe, x.full[wanted - 1])
-        x.waits.setdefault(wanted, []).append((pipe, self.clocks.issue(pipe)))
+        number = self.clocks.wait(pipe, x.full[wanted - 1]) if wanted else self.clocks.issue(pipe)
+        x.waits.setdefault(wanted, []).append((pipe, number))
         return True
 
     def signal(self, i: int, o: Op, pipe: int) -> None:

@@ -6,7 +6,7 @@ program order. Ops that one statement runs in parallel must not overwrite each o
 """
 from __future__ import annotations
 
-from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ..ir.core import Kernel, Loop, Op, Program, Stmt
 from ..ir.ops import BESIDE
 
 
@@ -24,7 +24,7 @@ def check_storage(p: Program) -> Program:
 class _Storage:
     def __init__(self, p: Program, k: Kernel) -> None:
         self.where = f"{p.name}, kernel {k.name}"
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.defs = {o.out: o for o in k.ops if o.out}
         self.home = {o.out: o.buffer for o in self.defs.values() if o.buffer}  # value -> buffer
         self.buffers = {b.name for b in k.buffers}
         self.holds: dict[str, str] = {}  # buffer -> the value in it now

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ir.core import Kernel, Loop, Op, Program, Stmt, types, walk
+from ..ir.core import Kernel, Loop, Op, Program, Stmt, types
 from ..ir.types import BYTES, Tensor
 
 
@@ -36,7 +36,7 @@ def costs(p: Program, lengths: Sequence[int], heads: int, value_heads: int, abse
     """Kernel -> cost of a lowered program. absent: optional tensors that are not given; every: chunks from checkpoint to
     checkpoint. Walks over parts count as if none had a warm-up; what runs for some parts only, or before them, as nothing."""
     def cost(k: Kernel) -> Cost:
-        if k.slices > 1 or any(o.kind == "return_unless_negative" for o in walk(k.body)):
+        if k.slices > 1 or any(o.kind == "return_unless_negative" for o in k.ops):
             return Cost(0, 0, 0)
         return _Walk(p, k, lengths, heads, value_heads, absent, every).cost()
 

@@ -9,7 +9,7 @@ from ..devices.part_cost import of_chunks
 from ..emit.base import KernelText, quoted, stride_unit
 from ..host.tables import Tables
 from ..input_forms import INPUT_FORMS, draws, reads
-from ..ir.core import Kernel, Program, walk
+from ..ir.core import Kernel, Program
 from ..ir.decays import log_decays
 from ..ir.types import Tensor
 from ..schedule.contract import Contract
@@ -38,7 +38,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         return *whole(t), t.dtype
     c, traced = b.contract, b.page.trace()
     outputs = [t for t in p.role("output") if t.index == "token"]
-    lengths = [o for k in p.kernels for o in walk(k.body) if o.kind == "warm_up_length"]
+    lengths = [o for k in p.kernels for o in k.ops if o.kind == "warm_up_length"]
     most = max((o.attr("most", 0) for o in lengths), default=0)
     slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
     return Tables(
@@ -70,9 +70,9 @@ def _parts(b: Build, p: Program, most: int, warm_ups: bool) -> dict[str, Any]:
     def those(kernels: Iterable[Kernel]) -> tuple[str, ...]:
         return tuple(k.name for k in kernels)
     assert b.device.part_cost is not None
-    totals = any(o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "warm_up_length")
+    totals = any(o.attr("tensor") for k in p.kernels for o in k.ops if o.kind == "warm_up_length")
     return {"part_cost": of_chunks(b.device.part_cost, b.chunk), "part_chunks": b.plan.part_chunks, "most": most,
-            "summaries": those(k for k in p.kernels if any(o.kind == "return_unless_negative" for o in walk(k.body))),
+            "summaries": those(k for k in p.kernels if any(o.kind == "return_unless_negative" for o in k.ops)),
             "bounds": those(k for k in p.kernels if k.slices > 1), "warm_ups": warm_ups and totals}
 
 

@@ -114,6 +114,8 @@ class Target:
     model: (what is asked for) -> candidates for a call that no table has a row for, the best first. Dispatch takes the first that
     fits, and after these the schedules for any device.
     too_large: (lowered program) -> why its kernels will not fit a GPU, if passes cannot tell; "" if they fit.
+    sized_for: the architectures whose sizes the devices and `too_large` have. There a call that no build fits is refused before
+    kernels compile. On others its kernels may need less.
     spaces: the candidates that `tune` times on a GPU. Without any, `tune` leaves the target out.
     head_counts: whether calls get kernels with H and HV compiled in.
     per_call: whether kernels are compiled again for other head counts and kinds of calls. Then each of them is admitted
@@ -136,6 +138,7 @@ class Target:
     preference: int = 100
     model: Callable[[Asked], Iterable[Candidate]] = lambda asked: ()
     too_large: Callable[[Program], str] = lambda p: ""
+    sized_for: tuple[str, ...] = ()
     spaces: tuple[Space, ...] = ()
     head_counts: bool = False
     per_call: bool = False

@@ -102,7 +102,7 @@ TARGET = register(Target(
     Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents")),
     tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
     facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=OF_OTHERS, schedule="walk")}, preference=0, model=_model,
-    spaces=SPACES, least_split=LEAST_SPLIT, stride_units=True, tf32=True,
+    sized_for=(ARCH,), spaces=SPACES, least_split=LEAST_SPLIT, stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,

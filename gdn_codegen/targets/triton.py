@@ -112,7 +112,7 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 TARGET = register(Target(
     "triton", Lowering(INSTANCES, TRITON, unused=(*OF_CORES, "value_heads", "agents")), triton.emit,
     "triton/module.py.j2", ("cpu", "cuda"), facts=_facts, preference=1, model=_model,
-    too_large=_too_large, spaces=SPACES, per_call=True, interprets=("cpu",),
+    too_large=_too_large, sized_for=("sm_90a",), spaces=SPACES, per_call=True, interprets=("cpu",),
     toolchain=Toolchain(
         package="triton", install=INSTALL, modules=("triton",), findings=_findings, check=_check,
         check_archs=("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950"),

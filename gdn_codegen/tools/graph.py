@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from xml.sax.saxutils import escape
 
-from ..ir.core import Kernel, Op, Program, loops, walk
+from ..ir.core import Kernel, Op, Program, loops
 from ..runtime.build import Build
 from ..targets import lower
 
@@ -43,7 +43,7 @@ def boxes(b: Build) -> list[Box]:
     """The kernels of a build as they are when the page has been cut, before any are added for parts of a sequence."""
     p = lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract, upto="cut")
     named = {m[1] for _, text in p.source if (m := re.match(r"(\w+) =", text))}
-    writer = {o.attr("tensor"): i for i, k in enumerate(p.kernels, 1) for o in walk(k.body) if o.kind == "store"}
+    writer = {o.attr("tensor"): i for i, k in enumerate(p.kernels, 1) for o in k.ops if o.kind == "store"}
     return [_box(p, k, named, writer) for k in p.kernels]
 
 
@@ -51,7 +51,7 @@ def _box(p: Program, k: Kernel, named: set[str], writer: dict[str, int]) -> Box:
     """The picture's content of one kernel. named: values with a name on the page. writer: workspace -> number of the kernel that
     stores it.
     """
-    ops = {o.out: o for o in walk(k.body) if o.out}
+    ops = {o.out: o for o in k.ops if o.out}
     carried = {c.name: c for loop in loops(k.body) for c in loop.carried}
     after = {c.next: c.name for c in carried.values()} | {c.result: c.name for c in carried.values()}
     nodes = {c: Node(c, "state", "before the chunk") for c in carried}
@@ -62,7 +62,7 @@ def _box(p: Program, k: Kernel, named: set[str], writer: dict[str, int]) -> Box:
             nodes[o.out] = Node(o.out, "read", f"of kernel {writer[at]}") if own else Node(o.out, "input")
         elif o.out in named:
             nodes[o.out] = Node(o.out, "computed")
-    for o in walk(k.body):
+    for o in k.ops:
         if o.kind == "store" and o.args[0] not in carried:  # a state that is stored as it comes has its node
             value = next((c.next for c in carried.values() if c.result == o.args[0]), o.args[0])
             kind = "output" if p.tensor(o.attr("tensor")).role == "output" else "written"

@@ -1,7 +1,6 @@
 """Text and pictures of what a build does."""
 from __future__ import annotations
 
-from ..ir.core import walk
 from ..passes.cut.kernels import resolved
 from ..runtime.build import Build, lowered
 from ..targets import lower
@@ -23,7 +22,7 @@ def kernels_text(b: Build) -> str:
     p = lowered(b)
     lines = []
     for k in p.kernels:
-        ops = list(walk(k.body))
+        ops = k.ops
         reads = dict.fromkeys(o.attr("tensor") for o in ops if o.kind == "load")
         writes = dict.fromkeys(o.attr("tensor") for o in ops if o.kind == "store")
         grid = {"chunks": "parallel over chunks", "parts": "walks a part's chunks"}.get(k.grid, "walks a sequence's chunks")

@@ -45,12 +45,12 @@ def test_values_have_the_pages_names():
 
 
 @pytest.mark.parametrize("bad, text", [
-    (lambda: infer("matmul", (Tile(("C", "K")), Tile(("C", "K"))), {}), "transpose one operand"),
-    (lambda: infer("add", (Tile(("C",)), Tile(("C", "C"))), {}), r"x\[:, None\]"),
-    (lambda: infer("add", (Tile(("C",), "float16"), Tile(("C",))), {}), "cast one"),
-    (lambda: infer("lower", (Tile(("C", "K")),), {}), "square"),
-    (lambda: infer("nothing", (), {}), "unknown"),
-    (lambda: infer("exp", (Tile(),), {"to": 1}), "attribute to"),
+    (lambda: infer("matmul", (Tile(("C", "K")), Tile(("C", "K")))), "transpose one operand"),
+    (lambda: infer("add", (Tile(("C",)), Tile(("C", "C")))), r"x\[:, None\]"),
+    (lambda: infer("add", (Tile(("C",), "float16"), Tile(("C",)))), "cast one"),
+    (lambda: infer("lower", (Tile(("C", "K")),)), "square"),
+    (lambda: infer("nothing", ()), "unknown"),
+    (lambda: infer("exp", (Tile(),), (("to", 1),)), "attribute to"),
 ])
 def test_type_rules_say_how_to_fix(bad, text):
     with pytest.raises(TypeRuleError, match=text):

@@ -79,7 +79,7 @@ def test_each_op_with_a_value_has_a_case():
 @pytest.mark.parametrize("kind, dims, attrs", [c for c in ALL_CASES if c[0] not in ("warm_up_length", "resume")], ids=str)
 def test_a_rule_says_what_the_interpreter_shows(kind, dims, attrs):
     types, gen = tuple(map(Tile, dims)), torch.Generator().manual_seed(0)
-    result, names = infer(kind, types, attrs), [f"x{i}" for i in range(len(dims))]
+    result, names = infer(kind, types, tuple(attrs.items())), [f"x{i}" for i in range(len(dims))]
     o = Op(kind, "y", tuple(names), tuple(sorted(attrs.items())), result)
     for zero in product(*(subsets(padded(t)) for t in types)):
         shown = set(padded(result))

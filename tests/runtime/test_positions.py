@@ -2,9 +2,13 @@
 import pytest
 import torch
 from reference import expected, passed, rms_error
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.call import positions, run
+from gdn_codegen.runtime.call.arguments import Tensors
+from gdn_codegen.runtime.call.request import Request
 from gdn_codegen.runtime.load import module
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
@@ -19,6 +23,24 @@ LENGTHS = [53, 1, 0, 37, 16, 20]
 POSITIONS = [[16, 48, 37, 39, 53], [1, 9, 9, 9, 9], [7] * 5, [32, 15, 1, 33, 16], [16, 3, 99, -2, 0], [5] * 5]
 SLOTS = [[3, 9, 14, 1, 20], [7, -1, -1, -1, -1], [-1] * 5, [21, 22, 18, 0, 25], [26, 27, -1, -1, -1], [4, 6, -1, -1, -1]]
 OWNED, SKIPPED = [12, 2, 8, 5, 24, 29], 5
+
+
+class Counted(TorchDispatchMode):
+    """Counts ops that launch a kernel on a GPU: all but views and allocations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    @property
+    def launches(self):
+        return len(self.names)
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        if not (op.is_view or "empty" in op.name() or "_unsafe_view" in op.name()):
+            self.names.append(op.name())
+        return out
 
 
 def problem(forms=RAW, dtype=torch.float16, state_dtype=torch.float32, v_first=False, lengths=LENGTHS):
@@ -86,6 +108,63 @@ def test_states_at_positions_are_those_of_the_recurrence(target, v_first, state_
     before = pool.clone()
     o, _ = call(x, pool, v_first=v_first, target=target, **RAW_SAID)
     check(page, pool, before, o, 5e-3 if state_dtype == torch.float32 else 1.5e-2, v_first)
+
+
+#: Ends of chunks of 16, in any order; a position that the sequence does not have, beside the same one without a slot; none.
+ENDS = [[48, 16, 64, 64], [16, 32, 0, 48], [16] * 4, [32, 16, 80, -16], [16, 32, 0, 0], [16] * 4]
+ENDS_SLOTS = [[3, 9, -1, -1], [-1] * 4, [-1] * 4, [21, 22, -1, -1], [26, -1, -1, -1], [4, -1, -1, -1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target, v_first, state_dtype, schedule, here", [
+    (t, *x) for t in HERE for x in ((False, torch.float32, None, t != "pto"), (True, torch.bfloat16, "walk", t == "triton"))])
+def test_states_at_ends_of_chunks(target, v_first, state_dtype, schedule, here, monkeypatch):
+    """As packed sequences and as rows, in place and in another pool, whose slots lie apart. here: written as on a GPU, by the
+    call itself."""
+    monkeypatch.setattr(run, "writes_slots", lambda t, x: here)
+    x, page, pool = problem(state_dtype=state_dtype, v_first=v_first)
+    before, said = pool.clone(), dict(target=target, v_first=v_first, schedule=schedule, aligned_positions=True)
+    bound, these = 5e-3 if state_dtype == torch.float32 else 1.5e-2, dict(positions=ENDS, slots=ENDS_SLOTS)
+    o, _ = call(x, pool, **said, **these, **RAW_SAID)
+    check(page, pool, before, o, bound, v_first, **these)
+    x, page, pool = problem({}, lengths=[53, 53], state_dtype=state_dtype, v_first=v_first)
+    other = torch.full_like(pool, float("nan"))
+    these = dict(positions=[[32, 16], [48, 5]], slots=[[7, 9], [0, -1]], owned=OWNED[:2])
+    call(x, pool, batch=2, final_state=other, **said, **these)
+    check(page, other, torch.full_like(other, float("nan")), None, bound, v_first, **these)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [t for t in HERE if t != "pto"])
+def test_on_a_gpu_a_position_that_is_not_there_writes_nothing(target, monkeypatch):
+    """There no value is read. The bits of the others are those of a call that computes states at any positions."""
+    monkeypatch.setattr(positions, "reads", lambda *tensors: False)
+    monkeypatch.setattr(run, "writes_slots", lambda t, x: x.aligned_positions)
+    x, page, pool = problem({})
+    before, again = pool.clone(), pool.clone()
+    slots = changed(changed(ENDS_SLOTS, 0, 2, 1), 3, 2, 18)
+    call(x, pool, target=target, aligned_positions=True, positions=ENDS, slots=slots)
+    check(page, pool, before, positions=ENDS, slots=ENDS_SLOTS)
+    call(x, again, target=target, positions=ENDS, slots=slots)
+    assert torch.equal(pool.nan_to_num(7), again.nan_to_num(7))
+
+
+@pytest.mark.parametrize("aligned, most", [(True, 10), (False, 37)])
+def test_how_many_ops_of_torch_make_the_tables(aligned, most):
+    x, _, pool = problem({})
+    names = dict(checkpoint_positions=torch.tensor(ENDS, dtype=torch.int32), state_indices=torch.tensor(OWNED, dtype=torch.int32),
+                 checkpoint_slots=torch.tensor(ENDS_SLOTS, dtype=torch.int32), initial_state=pool,
+                 cu_seqlens=torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32))
+    t = Tensors(**{n: names.get(n, x[n][None] if n in NAMES else None) for n in Tensors._fields})
+    for _ in range(2):  # tensors that depend on shapes alone are kept
+        with Counted() as counted:
+            if aligned:
+                positions.slots_by_chunk(t, Request(), 16)
+            else:
+                pieces = positions.Pieces.of(t, Request(), 16)
+                positions.buffer(t, pool)
+                [positions._copied(y, pieces.tokens, "bthd") for y in t[:5]]
+    assert counted.launches <= most, counted.names
 
 
 @pytest.mark.slow
@@ -173,11 +252,18 @@ def test_positions_and_slots_that_cannot_be():
     refused(r"checkpoint_slots: got slot 24 for sequence 0, which state_indices has", slots=changed(SLOTS, 0, 0, 24))
     refused(r"checkpoint_slots: got slot 30; accepted: slots from 0 to 29", slots=changed(SLOTS, 0, 0, 30))
     refused(r"checkpoint_slots: got shape \(6, 4\); accepted: \[N, P\] with N = 6", slots=[row[:4] for row in SLOTS])
+    refused(r"checkpoint_positions: got 37 for sequence 0, with aligned_positions=True; accepted: multiples of 16, each once",
+            aligned_positions=True)
+    refused(r"checkpoint_positions: got 48 twice for sequence 0, with aligned_positions=True", aligned_positions=True,
+            positions=changed(ENDS, 0, 1, 48), slots=ENDS_SLOTS)
+    refused(r"aligned_positions: got 'yes'; accepted: True or False", aligned_positions="yes")
     refused(r"checkpoint_chunks: got 1 with checkpoint_positions; accepted: one of them", checkpoint_chunks=1)
     refused(r"checkpoint_slots: got slots without a pool that the call writes", inplace_final_state=False)
     x, _, pool = problem({})
     with pytest.raises(ValueError, match="checkpoint_slots: got None; accepted: one integer for each of checkpoint_positions"):
         chunk_gated_delta_rule(*(x[n][None] for n in NAMES), checkpoint_positions=torch.zeros(6, 1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="checkpoint_positions: got None; accepted: one integer for each of checkpoint_slots"):
+        chunk_gated_delta_rule(*(x[n][None] for n in NAMES), aligned_positions=True)
     with pytest.raises(ValueError, match="checkpoint_slots: got slots without a pool"):
         chunk_gated_delta_rule(*(x[n][None] for n in NAMES), initial_state=pool[:1], checkpoint_positions=torch.ones(1, 1).int(),
                                checkpoint_slots=torch.ones(1, 1).int())

@@ -4,7 +4,7 @@ Each kernel becomes one function, with a section for each agent.
 """
 from __future__ import annotations
 
-from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, integers, numbers, touched, walk
+from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, integers, numbers, touched
 from .kernel import KernelWriter
 from .rules import rule
 from .values import CTYPE, parameter
@@ -38,7 +38,7 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
     pointers.append(("int32_t", "cu_seqlens", "cu_seqlens_bytes"))
     declarations = [f"__gm__ {of} *{n} = reinterpret_cast<__gm__ {of} *>({raw});" for of, n, raw in pointers]
     declarations += [f"constexpr int64_t H = {heads[0]}, HV = {heads[1]};"] if heads else []
-    ops = [o for k in kernels for o in walk(k.body)]
+    ops = [o for k in kernels for o in k.ops]
     stored, loaded = ({t.over or t.name for o in ops if o.kind == kind for t in [p.tensor(o.attr("tensor"))]}
                       for kind in ("store", "load"))
     texts = [KernelWriter(p, k, layout).run() for k in kernels]

@@ -11,7 +11,7 @@ from ...ir.core import Buffer, Loop, loops, types
 from ...ir.ops import OPS
 from ...ir.rings import rings
 from ...ir.types import BYTES
-from ..base import EVERY, Kernel, Op, Program, Stmt, numbers, strides, touched, walk
+from ..base import EVERY, Kernel, Op, Program, Stmt, numbers, strides, touched
 
 CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
 #: Names that the text of kernels uses, so that no value may have them.
@@ -51,17 +51,17 @@ def counted(p: Program, k: Kernel) -> set[str]:
     slots = {t.name for t in p.tensors if t.slots > 1}
     here = {lp.index for lp in loops(k.body) for o in lp.body
             if isinstance(o, Op) and o.kind in ("load", "store") and o.attr("tensor") in slots}
-    return {o.attr("loop") for o in walk(k.body) if o.attr("loop")} | (here & {"item"})
+    return {o.attr("loop") for o in k.ops if o.attr("loop")} | (here & {"item"})
 
 
 def moves_all_heads(k: Kernel) -> bool:
     """Whether any load or store moves the values of all heads of an item."""
-    return any(o.attr("heads") for o in walk(k.body))
+    return any(o.attr("heads") for o in k.ops)
 
 
 def agents(k: Kernel) -> set[str]:
     """The agents that run ops of the kernel."""
-    return {o.agent for o in walk(k.body) if not OPS[o.kind].number}
+    return {o.agent for o in k.ops if not OPS[o.kind].number}
 
 
 class Values:
@@ -73,8 +73,8 @@ class Values:
         self.sizes = {**p.sizes, **k.sizes}
         self.buffers = {b.name: b for b in k.buffers}
         self.type = types(k.body)
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
-        self.where: dict[str, str] = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+        self.defs = {o.out: o for o in k.ops if o.out}
+        self.where: dict[str, str] = {o.out: o.buffer for o in k.ops if o.buffer}
         self.results: dict[str, str] = {}  # name of a carried value after its loop -> its name in the loop
         for lp in loops(k.body):
             for c in lp.carried:
@@ -82,7 +82,7 @@ class Values:
                 self.results[c.result] = c.name
         ragged = {t.name for t in p.tensors if t.index == "token"}
         #: Values that are loaded from callers' tensors. The load declares the tile, with the number of rows that exist.
-        self.raw = {o.out for o in walk(k.body) if o.kind == "load" and o.attr("tensor") in ragged}
+        self.raw = {o.out for o in k.ops if o.kind == "load" and o.attr("tensor") in ragged}
         self.agent = ""
         self.inside: list[str] = []  # loops around the current statement
         self.which = ""  # the chunk of the current statement: "" for this one, "_next" for the next one

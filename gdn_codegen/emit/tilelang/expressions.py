@@ -60,14 +60,11 @@ for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", 
 
 @rule("maximum", "minimum")
 def extreme(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
-    """The larger or the smaller of two values. If one is a literal, the text keeps a NaN of the other.
-
-    The rule looks at its operands, because the text depends on which of them is the bound; an attribute would repeat that.
-    """
+    """The larger or the smaller of two values. If one is a bound, the text keeps a NaN of the other."""
     assert o.type is not None
-    dims = o.type.dims
-    if a.literal or b.literal:  # a bound, which must keep NaN
-        x, y = (b, a) if a.literal else (a, b)
+    dims, bound_at = o.type.dims, o.attr("bound")
+    if bound_at is not None:
+        x, y = (a, b) if bound_at else (b, a)
         sign = "<" if o.kind == "maximum" else ">"
 
         def bounded(*index: str) -> Text:

@@ -70,7 +70,7 @@ class KernelWriter(Head):
                 self.begins(s.out)
                 continue
             assert s.type is not None
-            x = Value(s.type.dims, s.type.dtype, write(self, s, *args), literal=s.kind == "const")
+            x = Value(s.type.dims, s.type.dtype, write(self, s, *args))
             if s.buffer:
                 self.w.at(s)
                 to = self.stored(s.type.dims, s.buffer)

@@ -25,14 +25,12 @@ throw typedef typename union unsigned using virtual void volatile""".split())
 
 @dataclass(frozen=True)
 class Value:
-    """A value. at: a function that gives the element at some indices. buffer: the name of its storage, "" for an expression.
-    literal: whether it is a constant."""
+    """A value. at: a function that gives the element at some indices. buffer: the name of its storage, "" for an expression."""
 
     dims: tuple[Dim, ...]
     dtype: str
     at: Callable[..., Text]
     buffer: str = ""
-    literal: bool = False
 
 
 class Tiles(Addresses):

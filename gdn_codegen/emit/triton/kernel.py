@@ -47,7 +47,6 @@ class KernelWriter(Head):
         self.w = Writer(p, "#", 1, k)
         self.env: dict[str, Text] = {}
         self.type: dict[str, Tile] = {}
-        self.literals: set[str] = set()  # values that are constants
         self.loops_at = 0  # the number of lines before the first loop
 
     # --- statements ---
@@ -84,7 +83,6 @@ class KernelWriter(Head):
                     self.line(f"{self.name(s.buffer)} = {text}")
                 text = Text(self.name(s.buffer))
             self.env[s.out] = text
-            self.literals |= {s.out} if s.kind == "const" else set()
             self.begins(s.out)
 
     def begins(self, value: str) -> None:

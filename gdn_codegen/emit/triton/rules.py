@@ -51,7 +51,7 @@ for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", 
 
 @rule("maximum", "minimum")
 def extreme(w: KernelWriter, o: Op, a: Text, b: Text) -> Text:
-    nan = ", propagate_nan=tl.PropagateNan.ALL" if w.literals & set(o.args) else ""  # a bound must keep NaN
+    nan = "" if o.attr("bound") is None else ", propagate_nan=tl.PropagateNan.ALL"
     return Text(f"tl.{o.kind}({a}, {b}{nan})")
 
 

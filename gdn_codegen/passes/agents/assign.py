@@ -29,7 +29,7 @@ def assign(p: Program, device: Device) -> Program:
         done = rebuild_kernels(p, lambda k: _Assign(k, device, made))
         return with_tensors(done, *made.values())
     agent = device.agents[0]
-    return p.map_kernels(lambda k: replace(k, body=map_ops(k.body, lambda o: [replace(o, agent=agent)])))
+    return p.map_kernels(lambda k: replace(k, body=map_ops(k.body, lambda o: [o.changed(agent=agent)])))
 
 
 class _Assign:
@@ -38,10 +38,10 @@ class _Assign:
     def __init__(self, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
         self.first, self.maker, self.made, self.blocked_dim = device.agents[0], device.runs["matmul"], made, k.blocked_dim
         self.readers = readers(k.body)
-        self.last = {a: n for n, o in enumerate(walk(k.body)) for a in o.args}  # value -> the place of its last reader
+        self.last = {a: n for n, o in enumerate(k.ops) for a in o.args}  # value -> the place of its last reader
         self.kept = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next, c.name)}
-        self.casts = {o.args[0]: o for o in walk(k.body) if o.kind == "cast" and self.fed(o.out)}
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.casts = {o.args[0]: o for o in k.ops if o.kind == "cast" and self.fed(o.out)}
+        self.defs = {o.out: o for o in k.ops if o.out}
         self.products: set[str] = set()
         self.twin: dict[str, str] = {}  # value -> its copy with the agent that multiplies
         self.at = -1

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ...devices import Device
 from ...ir.builder import Body
-from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
+from ...ir.core import Kernel, Op, Program, loops, types, uses
 from ...ir.ops import OPS
 from ..common import rebuild_kernel
 from ..stage import takes
@@ -36,9 +36,9 @@ class _Operands:
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
         self.rare = {t.name for t in p.tensors if t.index in ("sequence", "checkpoint")}
         self.device, self.type, self.count = device, types(k.body), uses(k.body)
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.defs = {o.out: o for o in k.ops if o.out}
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.result)}
-        self.read = {a for o in walk(k.body) for a in o.args[:OPERANDS.get(o.kind, 0)]}
+        self.read = {a for o in k.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
         self.moved: dict[str, str] = {}
 
     def __call__(self, o: Op, b: Body) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ...devices import Cores
 from ...ir.builder import Body
-from ...ir.core import Kernel, Loop, Program, Stmt, Tile, loops, types, walk
+from ...ir.core import Kernel, Loop, Program, Stmt, Tile, loops, types
 from ...ir.ops import OPS
 from ...ir.types import Tensor
 from ..common import dead_code, with_tensors
@@ -35,14 +35,14 @@ class _Kernel:
         """Finds the agent of each value (`home`), and for each value the agents that read it through a workspace (`wanted`)."""
         self.p, self.k, self.device, self.made = p, k, device, made
         self.type = types(k.body)
-        self.home = {o.out: o.agent for o in walk(k.body) if o.out and not OPS[o.kind].number}
-        self.home |= {o.out: device.agents[0] for o in walk(k.body) if o.kind == "from_quarters"}
+        self.home = {o.out: o.agent for o in k.ops if o.out and not OPS[o.kind].number}
+        self.home |= {o.out: device.agents[0] for o in k.ops if o.kind == "from_quarters"}
         for lp in loops(k.body):
             for c in lp.carried:
                 self.home[c.name] = self.home[c.result] = device.agents[0]
-        self.products = {o.out for o in walk(k.body) if o.kind == "matmul"}
+        self.products = {o.out for o in k.ops if o.kind == "matmul"}
         self.wanted: dict[str, list[str]] = {}  # value -> agents that read it from memory
-        for o in walk(k.body):
+        for o in k.ops:
             for n, a in enumerate(o.args):
                 if self.crosses(o.agent, a, o.kind == "matmul" and n < 2):
                     self.wanted.setdefault(a, []).append(o.agent)
@@ -121,7 +121,7 @@ class _Kernel:
                 continue
             args = tuple(self.receive(b, a, s.agent, got) if self.crosses(s.agent, a, s.kind == "matmul" and n < 2) else a
                          for n, a in enumerate(s.args))
-            b.copy(replace(s, args=args))
+            b.copy(s.changed(args=args))
             if s.out:
                 self.send(b, s.out)
         return b.finish()

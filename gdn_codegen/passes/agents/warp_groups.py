@@ -48,7 +48,7 @@ class _Assign:
         self.plan = assignment(self.tasks, s, self.where)
         self.agent = {o: self.plan.agent_of[r] for o, r in self.tasks.of.items()}
         self.state_agent = self.plan.agent_of["state"]
-        self.numbers = {o.out for o in walk(k.body) if o.type is not None and o.type.rank == 0}  # numbers, which all agents have
+        self.numbers = {o.out for o in k.ops if o.type is not None and o.type.rank == 0}  # numbers, which all agents have
 
     def error(self, text: str) -> ScheduleError:
         return ScheduleError(f"{self.where}: {text}")
@@ -57,7 +57,7 @@ class _Assign:
         """The kernel with an agent for each op, and with copies of values that cross between agents. ScheduleError if no order
         of ops exists."""
         b = Body({t.name: t for t in self.p.tensors})
-        b.taken = {o.out for o in walk(self.k.body) if not self.tasks.view(o)}
+        b.taken = {o.out for o in self.k.ops if not self.tasks.view(o)}
         b.taken |= {x for c in self.loop.carried for x in (c.name, c.result)}
         try:
             for s in self.k.body:

@@ -6,7 +6,7 @@ done twice.
 from __future__ import annotations
 
 from ...ir.builder import Body
-from ...ir.core import Kernel, Op, Program, uses, walk
+from ...ir.core import Kernel, Op, Program, uses
 from ..common import Rule, rebuild_kernels
 from ..match import matches
 from ..stage import takes
@@ -21,7 +21,7 @@ def accumulate(p: Program) -> Program:
 def _rule(k: Kernel) -> Rule:
     """The rule for the ops of one kernel."""
     count = uses(k.body)
-    products = {o.out: o for o in walk(k.body) if o.kind == "matmul" and len(o.args) == 2 and count.get(o.out) == 1}
+    products = {o.out: o for o in k.ops if o.kind == "matmul" and len(o.args) == 2 and count.get(o.out) == 1}
 
     def rule(o: Op, b: Body) -> str | None:
         for found in matches("x + y", o, {}):

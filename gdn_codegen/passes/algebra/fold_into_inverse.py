@@ -11,7 +11,7 @@ where the values between have no other reader.
 from __future__ import annotations
 
 from ...ir.builder import Body
-from ...ir.core import Kernel, Op, Program, types, uses, walk
+from ...ir.core import Kernel, Op, Program, types, uses
 from ...ir.types import BYTES
 from ..common import rebuild_kernels
 from ..match import matched, matches
@@ -30,7 +30,7 @@ def fold_into_inverse(p: Program, whole: int) -> Program:
 class _Inverses:
     """The rule for one op: it moves a mask, a scale or a rounding into `diag_inverse`. It returns None where the op stays."""
     def __init__(self, k: Kernel) -> None:
-        self.defs, self.count, self.type = {o.out: o for o in walk(k.body) if o.out}, uses(k.body), types(k.body)
+        self.defs, self.count, self.type = {o.out: o for o in k.ops if o.out}, uses(k.body), types(k.body)
         self.unmasked: dict[str, str] = {}  # value -> the same without masks
 
     def __call__(self, o: Op, b: Body) -> str | None:

@@ -7,7 +7,7 @@ branch. The pass applies where neither the exponential nor its mask has another 
 from __future__ import annotations
 
 from ...ir.builder import Body
-from ...ir.core import Kernel, Op, Program, uses, walk
+from ...ir.core import Kernel, Op, Program, uses
 from ..common import rebuild_kernels
 from ..match import matched
 from ..stage import takes
@@ -22,7 +22,7 @@ def masks(p: Program) -> Program:
 class _Masks:
     """The rule for one kernel. It drops the outer mask and makes the inner mask strict."""
     def __init__(self, k: Kernel) -> None:
-        self.defs, self.count = {o.out: o for o in walk(k.body) if o.out}, uses(k.body)
+        self.defs, self.count = {o.out: o for o in k.ops if o.out}, uses(k.body)
         found = {o.out: self.mask(o.args[0]) for o in self.defs.values() if o.kind == "strictly_lower" and not o.attr("fill")}
         self.outer = {name: inner for name, inner in found.items() if inner}
         self.inner = set(self.outer.values())

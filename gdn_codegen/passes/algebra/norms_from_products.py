@@ -7,7 +7,7 @@ All targets run it.
 from __future__ import annotations
 
 from ...ir.builder import Body
-from ...ir.core import Kernel, Op, Program, walk
+from ...ir.core import Kernel, Op, Program
 from ..common import rebuild_kernels
 from ..match import matched
 from ..stage import takes
@@ -24,7 +24,7 @@ def norms_from_products(p: Program, dtype: str) -> Program:
 class _Squares:
     """The rule for one kernel. It moves the product before the sum if the sum comes first."""
     def __init__(self, k: Kernel) -> None:
-        defs = {o.out: o for o in walk(k.body)}
+        defs = {o.out: o for o in k.ops}
         #: x -> x @ x.T, and the values that are row_sum(x * x) with their x.
         self.products = {o.args[0]: o for o in reversed(defs.values()) if matched("x @ x.T", o, defs)}
         self.sums = {o.out: found["x"] for o in defs.values() if (found := matched("row_sum(x * x)", o, defs))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.builder import Body
-from ...ir.core import Op, Program, loops, walk
+from ...ir.core import Op, Program, loops
 from ...ir.names import DTYPES
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
@@ -27,9 +27,9 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
     """`p` with typed tensors and casts. dtype: "float16", "bfloat16" or "float32". c: gives dtypes of gates and states."""
     only_products = {t.name: True for t in p.role("workspace")}
     for k in p.kernels:
-        loaded = {o.out: o.attr("tensor") for o in walk(k.body) if o.kind == "load"}
-        wide = {o.attr("tensor") for o in walk(k.body) if o.kind == "warm_up_length"}
-        wide |= {loaded.get(a) for o in walk(k.body) for n, a in enumerate(o.args) if o.kind != "matmul" or n > 1}
+        loaded = {o.out: o.attr("tensor") for o in k.ops if o.kind == "load"}
+        wide = {o.attr("tensor") for o in k.ops if o.kind == "warm_up_length"}
+        wide |= {loaded.get(a) for o in k.ops for n, a in enumerate(o.args) if o.kind != "matmul" or n > 1}
         wide |= {loaded.get(c.init) for lp in loops(k.body) for c in lp.carried}
         only_products |= {n: False for n in wide if n in only_products}
 

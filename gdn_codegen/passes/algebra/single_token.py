@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ...devices import Cores, Device, Groups
 from ...ir.builder import Body
-from ...ir.core import Kernel, Op, Program, types, walk
+from ...ir.core import Kernel, Op, Program, types
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import rebuild_kernels
 from ..stage import takes
@@ -34,7 +34,7 @@ def single_token(p: Program, s: Schedule, device: Device) -> Program:
         raise ScheduleError(f"schedule {s.name}: a chunk of one token with {why}; accepted: one kernel, such as 'fused' has, for "
                             "TileLang or Triton")
     done = rebuild_kernels(p, _SingleToken)
-    for o in (o for k in done.kernels for o in walk(k.body) if o.kind == "matmul"):
+    for o in (o for k in done.kernels for o in k.ops if o.kind == "matmul"):
         raise ScheduleError(f"schedule {s.name}: a chunk of one token, and a product without tokens ({o.out}, {o.line}); "
                             "accepted: chunks of 16 tokens or more")
     return done
@@ -45,7 +45,7 @@ class _SingleToken:
 
     def __init__(self, k: Kernel) -> None:
         self.type = types(k.body)
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.defs = {o.out: o for o in k.ops if o.out}
 
     def __call__(self, o: Op, b: Body) -> str | None:
         """The value of `o` without the axis of tokens. None to keep the op."""

@@ -2,11 +2,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import inf
 from typing import Any
 
-from ...ir.core import NO_LINE, Line, Op
+from ...ir.core import NO_LINE, Attrs, Line, Op
 from ...ir.ops import OPS, infer
 from ...ir.types import Tile
 from ..match import Found, matched
@@ -16,7 +15,6 @@ from .rules import Rule
 ORDER = ("const", "scalar", "load", "last", "cumsum", "row_sum", "col", "row", "div", "mul", "sub", "add", "neg", "matmul",
          "lower", "strictly_lower", "unit_lower_inverse", "log", "exp")
 LEAVES = ("const", "scalar", "load")
-Attrs = tuple[tuple[str, Any], ...]
 
 
 class Terms:
@@ -39,8 +37,8 @@ class Terms:
         key = (kind, args, attrs)
         if key not in self.seen:
             name = self.seen[key] = f"%{len(self.seen)}"
-            self.type[name] = type or infer(kind, tuple(self.type[a] for a in args), dict(attrs))
-            self.defs[name] = replace(o, out=name, type=self.type[name])
+            self.type[name] = type or infer(kind, tuple(self.type[a] for a in args), attrs)
+            self.defs[name] = o.changed(out=name, type=self.type[name])
             self.keys[name] = self.key(self.defs[name])
         return self.seen[key]
 

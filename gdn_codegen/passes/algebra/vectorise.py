@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...ir.builder import Body
-from ...ir.core import Line, Op, Program, walk
+from ...ir.core import Line, Op, Program
 from ...ir.ops import OPS
 from ...ir.types import Dim, Tensor
 from ...schedule.schedule import ScheduleError
@@ -35,7 +35,7 @@ def vectorise(p: Program) -> Program:
     for k in p.kernels:
         rules = _Rules(p.sizes["C"], made)
         k = rebuild_kernel(p, k, rules.sink_entry)
-        rules.defs = {o.out: o for o in walk(k.body)}
+        rules.defs = {o.out: o for o in k.ops}
         kernels.append(rebuild_kernel(p, k, rules))
     return with_tensors(replace(p, kernels=tuple(kernels)), *made.values())
 

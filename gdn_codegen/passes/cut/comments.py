@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from ...ir.core import NO_LINE, Kernel, Line, Op, Program, loops, map_ops, walk
+from ...ir.core import NO_LINE, Kernel, Line, Op, Program, loops, map_ops
 from ..stage import takes
 
 #: Precedence of operators. A matrix product gets parentheses inside other products.
@@ -31,11 +31,11 @@ class _Comments:
     def __init__(self, stated: dict[int, tuple[str, str]], k: Kernel) -> None:
         """stated: number of a line of the page -> what `_stated` makes of it."""
         self.stated, self.k = stated, k
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.defs = {o.out: o for o in k.ops if o.out}
         self.page = {name for name, _ in stated.values()} | {c.next for lp in loops(k.body) for c in lp.carried}
         self.reads: dict[str, list[Line]] = {}  # value -> lines of the ops that read it, NO_LINE for stores and loops
-        view = {o.out: o.args[0] for o in walk(k.body) if o.kind in ("col", "row")}
-        for o in walk(k.body):
+        view = {o.out: o.args[0] for o in k.ops if o.kind in ("col", "row")}
+        for o in k.ops:
             for a in o.args if o.out not in view else ():
                 self.reads.setdefault(view.get(a, a), []).append(o.line)
         for x in (x for lp in loops(k.body) for x in (*(y for c in lp.carried for y in (c.init, c.next)), lp.warm_up)):
@@ -52,7 +52,7 @@ class _Comments:
                 for n, o in enumerate(here):
                     texts.append((Line(number, n), f"{_shown(o.out)} = {self.expression(o, names)[0]}"))
                     self.number(o, Line(number, n), names, lines)
-        body = map_ops(self.k.body, lambda o: [replace(o, line=lines.get(o.out, o.line))])
+        body = map_ops(self.k.body, lambda o: [o.changed(line=lines.get(o.out, o.line))])
         return replace(self.k, body=body, comments=tuple(texts))
 
     def number(self, o: Op, line: Line, stop: set[str], lines: dict[str, Line]) -> None:

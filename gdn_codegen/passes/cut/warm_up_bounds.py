@@ -34,8 +34,8 @@ def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
     if not p.forgets or isinstance(device, Cores):  # `partition` refuses such a device
         return p
     at = f"{p.forgets}_ws"
-    i, k = next((i, k) for i, k in enumerate(p.kernels) if any(o.attr("tensor") == at for o in walk(k.body)))
-    ops = tuple(walk(k.body))
+    i, k = next((i, k) for i, k in enumerate(p.kernels) if any(o.attr("tensor") == at for o in k.ops))
+    ops = k.ops
     (store,) = (o for o in ops if o.attr("tensor") == at)
     bound = dead_code((*(o for o in ops if o.out), store), set())
     others = dead_code(tuple(o for o in ops if o is not store), set())

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 from ...ir.core import Op
 
@@ -26,7 +25,7 @@ def copies(ops: Sequence[Op], n: int, shared: Collection[str], across_heads: Cal
             name += f"_h{head}"
         taken.add(name)
         names[head][o.out] = name
-        made = replace(o.renamed(names[head]), out=name)
+        made = o.renamed(names[head]).changed(out=name)
         return made.with_attrs(head=head) if o.attr("tensor") else made
 
     out: list[Op] = []

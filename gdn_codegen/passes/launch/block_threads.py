@@ -48,7 +48,7 @@ def _launched(k: Kernel, device: Device) -> Kernel:
     if k.agents:
         threads = -(-sum(a.threads for a in k.agents) // GROUP) * GROUP
         return replace(k, threads=threads, registers=device.register_file // threads)
-    if any(o.attr("one_token") for o in walk(k.body)):
+    if any(o.attr("one_token") for o in k.ops):
         return _of_tokens(k, device)
     by_threads = k.batch.way == "threads"
     threads = HEADS_THREADS if by_threads else _threads(k)
@@ -88,13 +88,13 @@ def _fragments(k: Kernel) -> int:
 
 def _small(k: Kernel, threads: int) -> bool:
     """Whether the kernel has products and its largest fragment takes at most half of `SMALL` registers per thread."""
-    return any(o.kind == "matmul" for o in walk(k.body)) and 2 * _fragments(k) <= SMALL * threads
+    return any(o.kind == "matmul" for o in k.ops) and 2 * _fragments(k) <= SMALL * threads
 
 
 def _threads(k: Kernel) -> int:
     """The threads of a block with one agent."""
     shapes = {b.name: b.shape for b in k.buffers}
-    products = [shapes[o.buffer] for o in walk(k.body) if o.kind == "matmul"]
+    products = [shapes[o.buffer] for o in k.ops if o.kind == "matmul"]
     large = _fragments(k) > MOST_OF_A_FRAGMENT * GROUP and all(shape[-1] > 16 for shape in products)
     tiles = [prod(n // 16 for n in shape) for shape in products]
     entries = max((prod(b.shape) for b in k.buffers), default=1)

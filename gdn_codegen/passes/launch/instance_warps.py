@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from ...ir.core import Kernel, Program, loops, walk
+from ...ir.core import Kernel, Program, loops
 from ...ir.types import WARP
 from ...schedule.schedule import Schedule
 from ..stage import takes
@@ -25,7 +25,7 @@ def _warps(p: Program, k: Kernel) -> int:
     """The number of warps by the sizes of carried values and products."""
     sizes = {**p.sizes, **k.sizes}
     carried = [prod(c.type.shape(sizes)) for lp in loops(k.body) for c in lp.carried]
-    products = [prod(o.type.shape(sizes)) for o in walk(k.body) if o.kind == "matmul" and o.type]
+    products = [prod(o.type.shape(sizes)) for o in k.ops if o.kind == "matmul" and o.type]
     if max(carried, default=0) >= 128 * 128:
         return 8
     return 2 if max(products, default=32 * 32) <= 32 * 32 else 4

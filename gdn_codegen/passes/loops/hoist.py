@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from ...ir.core import Kernel, Op, Program, map_ops, uses, walk
+from ...ir.core import Kernel, Op, Program, map_ops, uses
 
 
 def candidates(p: Program, k: Kernel) -> list[str]:
     """The tensors whose loads can be hoisted, best first."""
     sizes, count = {**p.sizes, **k.sizes}, uses(k.body)
     reads: dict[str, int] = {}
-    for o in walk(k.body):
+    for o in k.ops:
         if o.kind == "load" and p.tensor(o.attr("tensor")).index == "const":
             reads[o.attr("tensor")] = reads.get(o.attr("tensor"), 0) + count[o.out]
     return sorted(reads, key=lambda n: (-reads[n] / prod(p.tensor(n).tile.shape(sizes)), n))

@@ -54,8 +54,8 @@ class _List:
         self.live = LiveValues(ops, d, [costs.need(o, d) for o in ops], earlier, {*map(d.storage, outside), *earlier},
                                costs.device.spaces)
         self.pipe, self.cost = [pipe(costs.device, o) for o in ops], [costs.cycles(o) for o in ops]
-        self.way = d.ways(self.cost)
-        self.free: dict[tuple[str, str], float] = {}  # when each pipe is free
+        self.agent, self.way = [o.agent for o in ops], d.ways(self.cost)
+        self.free = dict.fromkeys(self.pipe, 0.0)  # when each pipe is free
         self.issue = dict.fromkeys(costs.device.agents, 0.0)  # when each agent can issue an op
         self.done: dict[int, float] = {}
 
@@ -70,8 +70,7 @@ class _List:
         ready = {n: 0.0 for n, count in enumerate(pending) if not count and n not in feeds}  # op -> when its operands are there
         out: list[Op] = []
         while ready:
-            able = [(self.start(n, there), -self.way[n], n) for n, there in ready.items() if self.live.fits(n)]
-            n = min(able)[-1] if able else min(ready)
+            n = min(able)[-1] if (able := self.able(ready)) else min(ready)
             del ready[n]
             for x in (*(m for m in self.d.feeding.get(n, ()) if m not in self.done), n):
                 out.append(self.take(x))
@@ -81,18 +80,25 @@ class _List:
                         ready[m] = self.waits(m)
         return out
 
+    def able(self, ready: dict[int, float]) -> list[tuple[float, float, int]]:
+        """Those of the ready ops that have room: when each can start at the earliest, minus its way to the end, its number. An op
+        without an instruction can start in cycle 0. ready: op -> when its operands are there."""
+        out = []
+        for n, at in ready.items():
+            if self.live.fits(n):
+                if not self.cost[n]:
+                    at = 0.0
+                else:
+                    issued, free = self.issue[self.agent[n]], self.free[self.pipe[n]]
+                    at = issued if issued > at else at
+                    at = free if free > at else at
+                out.append((at, -self.way[n], n))
+        return out
+
     def waits(self, n: int) -> float:
         """The time at which all ops that op n depends on are done. A crossing between agents adds CROSSING cycles."""
-        agent = self.ops[n].agent
-        return max((self.done[m] + CROSSING * (self.ops[m].agent != agent) for m in self.d.before[n]), default=0.0)
-
-    def start(self, n: int, there: float) -> float:
-        """The earliest time at which op n can start. 0 for an op without an instruction. there: when its operands are there."""
-        if not self.cost[n]:
-            return 0.0
-        issued, free = self.issue[self.ops[n].agent], self.free.get(self.pipe[n], 0.0)
-        at = there if there > issued else issued
-        return at if at > free else free
+        mine, agent, done = self.agent[n], self.agent, self.done
+        return max([done[m] + CROSSING * (agent[m] != mine) for m in self.d.before[n]], default=0.0)
 
     def take(self, n: int) -> Op:
         """Issue op n, and update the times of its pipe and of its agent's issuer, and the live values."""
@@ -101,7 +107,7 @@ class _List:
         if any(self.ops[m].agent != o.agent for m in self.d.after[n]) or (OPS[o.kind].entry and cost):
             at = self.issue[o.agent] = max(at, self.waits(n))  # the issuer is blocked
         if cost:
-            at = max(at, self.free.get(self.pipe[n], 0.0))
+            at = max(at, self.free[self.pipe[n]])
             self.free[self.pipe[n]] = at + cost
         self.done[n] = at + cost
         self.live.run(n)

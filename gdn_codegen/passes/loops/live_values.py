@@ -21,20 +21,18 @@ class LiveValues:
 
     def __init__(self, ops: list[Op], d: Dependences, needs: list[Room], earlier: dict[str, Room], kept: Collection[str],
                  spaces: dict[str, int]) -> None:
-        self.ops, self.needs, self.kept, self.spaces = ops, needs, kept, spaces
+        self.ops, self.needs, self.kept = ops, needs, kept
         self.live = dict(earlier)
-        self.used: dict[str, int] = {}
+        self.room = {"": 0, **spaces}
         for space, size in earlier.values():
-            self.used[space] = self.used.get(space, 0) + size
+            self.room[space] -= size
         self.left = {a: len(ns) for a, ns in d.readers.items()}  # readers that have not run yet
         self.reads = [{d.storage(a) for a in o.args} for o in ops]
 
     def fits(self, n: int) -> bool:
         """Whether op n has room. It may take the place of one value of its size whose last reader it is."""
-        need = space, size = self.needs[n]
-        if not size:
-            return True
-        room = self.spaces[space] - self.used.get(space, 0)
+        space, size = need = self.needs[n]
+        room = self.room[space]
         return size <= room or (room >= 0 and any(
             self.left[a] == 1 and a not in self.kept and self.live.get(a) == need for a in self.reads[n]))
 
@@ -44,8 +42,8 @@ class LiveValues:
             self.left[a] -= 1
             if not self.left[a] and a not in self.kept and a in self.live:
                 space, size = self.live.pop(a)
-                self.used[space] -= size
+                self.room[space] += size
         space, size = self.needs[n]
         if size:
             self.live[self.ops[n].out] = space, size
-            self.used[space] = self.used.get(space, 0) + size
+            self.room[space] -= size

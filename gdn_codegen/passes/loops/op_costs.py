@@ -4,7 +4,7 @@ from __future__ import annotations
 from math import prod
 
 from ...devices import Cores
-from ...ir.core import Kernel, Op, Program, types, walk
+from ...ir.core import Kernel, Op, Program, types
 from ...ir.ops import OPS
 from ...ir.types import BYTES
 from ..storage.core_values import is_view, pipe
@@ -20,9 +20,9 @@ class OpCosts:
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
         read_by = readers(k.body)
         self.reads = {a: len(found) for a, found in read_by.items()}
-        self.loaded_by = {o.out: o.agent for o in walk(k.body) if o.kind == "load"}
+        self.loaded_by = {o.out: o.agent for o in k.ops if o.kind == "load"}
         #: Casts that the copy to global memory does, without storage.
-        self.rounded = {o.out for o in walk(k.body) if o.kind == "cast" and o.agent != device.agents[0]
+        self.rounded = {o.out for o in k.ops if o.kind == "cast" and o.agent != device.agents[0]
                         and all(r.kind == "store" for r, _ in read_by.get(o.out, ()))}
 
     def elements(self, a: str, agent: str) -> int:

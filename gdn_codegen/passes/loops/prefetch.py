@@ -45,7 +45,7 @@ def _ahead(p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> list[
         for o in ops:
             if o.out:
                 names[o.out] = fresh(f"{o.out}_{suffix}")
-            out.append(replace(o, out=names.get(o.out, ""), args=tuple(names.get(a, a) for a in o.args)))
+            out.append(o.changed(out=names.get(o.out, ""), args=tuple(names.get(a, a) for a in o.args)))
         return out, names
 
     ops = [chosen.ops[n].with_attrs(ahead=1) for n in sorted(chosen.prefetched)]

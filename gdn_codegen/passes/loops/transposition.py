@@ -41,14 +41,14 @@ def transpose(p: Program, s: Schedule) -> Program:
 def _only_for_products(k: Kernel) -> set[str]:
     """The loads that only products read."""
     carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next)}
-    others = {a for o in walk(k.body) for n, a in enumerate(o.args) if not (o.kind == "matmul" and n < 2)}
-    return {o.out for o in walk(k.body) if o.kind == "load"} - others - carried
+    others = {a for o in k.ops for n, a in enumerate(o.args) if not (o.kind == "matmul" and n < 2)}
+    return {o.out for o in k.ops if o.kind == "load"} - others - carried
 
 
 def _lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
     """`k` with loads, stores and products adapted to the tensors `over`, which are transposed in memory."""
     flat = _only_for_products(k)
-    flat = {o.out for o in walk(k.body) if o.out in flat and o.attr("tensor") in over and not o.attr("transposed")}
+    flat = {o.out for o in k.ops if o.out in flat and o.attr("tensor") in over and not o.attr("transposed")}
 
     def rule(o: Op, b: Body) -> str | None:
         attrs = dict(o.attrs)
@@ -68,7 +68,7 @@ class _Transposition:
     def __init__(self, p: Program, k: Kernel, s: Schedule) -> None:
         self.p, self.k, self.s = p, k, s
         self.type = types(k.body)
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.defs = {o.out: o for o in k.ops if o.out}
         self.lies = _only_for_products(k)
         self.flat: dict[str, str] = {}  # a column or row -> its transpose
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.core import Kernel, Loop, Op, Program, loops, map_loops, walk
+from ...ir.core import Kernel, Loop, Op, Program, loops, map_loops
 from ...ir.ops import OWN_PART
 from ..stage import takes
 
@@ -27,7 +27,7 @@ def _split(k: Kernel, loop: Loop) -> list[Loop]:
     ops = [o for o in loop.body if isinstance(o, Op)]
     if not any(o.attr(OWN_PART) for o in ops):
         return [loop]
-    taken = {o.out for o in walk(k.body)} | {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
+    taken = {o.out for o in k.ops} | {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
     handed = {c.name: _fresh(f"{c.name}_begun", taken) for c in loop.carried}
     before = Loop("before", tuple(replace(c, result=handed[c.name]) for c in loop.carried),
                   tuple(o.with_attrs(tail=None) for o in ops if not o.attr(OWN_PART)), loop.warm_up)

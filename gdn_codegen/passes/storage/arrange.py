@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import inf, prod
 
 from ...devices import Cores
-from ...ir.core import Kernel, Program, walk
+from ...ir.core import Kernel, Program
 from ...ir.types import BYTES, Tensor
-from ...schedule.schedule import Schedule
+from ...schedule.schedule import Schedule, ScheduleError
 from ..common import with_tensors
 from ..heads.interleaved import interleaved
 from ..heads.number import heads
@@ -23,7 +23,9 @@ from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
 from ..stage import takes
 from .core_values import is_view, pipe
-from .pack import lacking
+from .live_ranges import late_loads, with_copies
+from .offsets import NoRoom
+from .pack import KernelValues
 
 ROOM = 0.8  # with cached masks, values may fill this fraction of the space; in a full space ops wait for each other
 
@@ -43,7 +45,7 @@ def _returns(k: Kernel, device: Cores) -> bool:
     """Whether the path to some value leaves a pipe and returns to it. The pipe idles meanwhile, so a second head can use it."""
     left: dict[str, set[tuple[str, str]]] = {}  # value or channel -> pipes that the paths to it have left
     made: dict[str, tuple[str, str]] = {}
-    for o in walk(k.body):
+    for o in k.ops:
         if is_view(o):
             if o.args and o.args[0] in made:
                 left[o.out], made[o.out] = left[o.args[0]], made[o.args[0]]
@@ -112,3 +114,19 @@ def _most(variant: Callable[[int], tuple[Kernel, float]], sizes: list[int], lack
         else:
             found, low, n = k, n, n + 1 if tries < 3 else (n + high) // 2
     return found
+
+
+def lacking(p: Program, k: Kernel, s: Schedule, device: Cores) -> float:
+    """How many bytes a space lacks for the values of a kernel, at least. 0 if all fit, inf if a core cannot hold one."""
+    k, lacks = with_copies(k, device), inf
+    for x in (late_loads(k), k):  # most kernels fit only with late loads
+        try:
+            KernelValues(p, x, s, device)
+            return 0
+        except NoRoom as e:
+            lacks = min(e.lacking, lacks)
+            if e.lacking > 1:  # so many bytes are live at once, and more would be with early loads
+                break
+        except ScheduleError:
+            pass
+    return lacks

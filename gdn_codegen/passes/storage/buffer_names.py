@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import count
 
-from ...ir.core import Buffer, Kernel, loops, map_ops, walk
+from ...ir.core import Buffer, Kernel, loops, map_ops
 from ...ir.names import stem
 from ..uses import stored_under
 
@@ -25,7 +25,7 @@ _MOVED = re.compile(r"_(?:shared|out)$")
 def named(k: Kernel) -> Kernel:
     """The kernel with such a name for each buffer that ops fill. Their order stays."""
     names = {b: x for b, x in _names(k).items() if x != b}
-    return replace(k, body=map_ops(k.body, lambda o: [replace(o, buffer=names[o.buffer]) if o.buffer in names else o]),
+    return replace(k, body=map_ops(k.body, lambda o: [o.changed(buffer=names[o.buffer]) if o.buffer in names else o]),
                    buffers=tuple(replace(b, name=names.get(b.name, b.name)) for b in k.buffers))
 
 
@@ -44,7 +44,7 @@ def _names(k: Kernel) -> dict[str, str]:
             shared[b.name] = joined
         else:
             shared[b.name] = _kind(b)
-    return names | _numbered(shared, {o.out for o in walk(k.body)} | set(names.values()))
+    return names | _numbered(shared, {o.out for o in k.ops} | set(names.values()))
 
 
 def _numbered(names: dict[str, str], taken: set[str]) -> dict[str, str]:
@@ -60,7 +60,7 @@ def _numbered(names: dict[str, str], taken: set[str]) -> dict[str, str]:
 
 def _carried(k: Kernel) -> dict[str, str]:
     """For each buffer of a carried value: the name of the value. That of an outer loop comes first."""
-    home, own = {o.out: o.buffer for o in walk(k.body) if o.buffer}, {b.name for b in k.buffers}
+    home, own = {o.out: o.buffer for o in k.ops if o.buffer}, {b.name for b in k.buffers}
     out: dict[str, str] = {}
     for lp in loops(k.body):
         for c in lp.carried:
@@ -73,7 +73,7 @@ def _held(k: Kernel) -> dict[str, list[str]]:
     """The values that each buffer holds one after another. Of values that update each other in place there is the final one."""
     under = stored_under(k.body)
     out: dict[str, list[str]] = {}
-    for o in walk(k.body):
+    for o in k.ops:
         if not o.buffer:
             continue
         own = out.setdefault(o.buffer, [])

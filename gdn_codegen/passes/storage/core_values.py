@@ -6,7 +6,7 @@ core has a part. A vector that was just loaded has one number in each row of `Co
 from __future__ import annotations
 
 from ...devices import Cores
-from ...ir.core import Kernel, Op, Program, types, walk
+from ...ir.core import Kernel, Op, Program, types
 from ...ir.ops import OPS
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
@@ -26,8 +26,8 @@ def pipe(device: Cores, o: Op) -> tuple[str, str]:
 def by_columns(k: Kernel) -> set[str]:
     """The tiles of which each core of an agent holds its own columns, not rows."""
     out: set[str] = set()
-    for o in walk(k.body):
-        if o.attr("columns") or (o.kind in ("cast", "valid") and o.args[0] in out):
+    for o in k.ops:
+        if (o.attrs and o.attr("columns")) or (o.kind in ("cast", "valid") and o.args[0] in out):
             out.add(o.out)
     return out
 
@@ -42,7 +42,7 @@ class CoreValues:
         """No value is held yet. ScheduleError for an output of one number per token, which cores cannot store."""
         self.where = f"{p.name}, kernel {k.name} on {device.name}"
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
-        ops = list(walk(k.body))
+        ops = k.ops
         self.defs = {o.out: o for o in ops if o.out}
         self.spread: set[str] = set()
         self.divided: set[str] = set()
@@ -73,7 +73,7 @@ class CoreValues:
     def hold(self, o: Op) -> None:
         """Note whether the value of `o` is spread or divided. Raises ScheduleError if it needs entries that not
         every core has."""
-        divided = [a for a in o.args if self.source(a) in self.divided]
+        divided = [a for a in o.args if self.source(a) in self.divided] if self.divided else []
         if self.type[o.out].rank == 1:
             if o.attr("tensor") in self._token if o.kind == "load" else o.kind == "valid" and o.args[0] in self.spread:
                 self.spread.add(o.out)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ...devices import Device
 from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, types, walk
-from ...ir.ops import ORDER
+from ...ir.ops import OPS, ORDER
 from ...ir.types import BYTES, GROUP, Dim
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
@@ -41,12 +41,12 @@ def _heads(k: Kernel, device: Device) -> Kernel:
 def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
     """The kernel with a layout for each buffer that emitted code addresses directly, that agents exchange, or whose rows are
     summed."""
-    if any(o.attr("one_token") for o in walk(k.body)):
+    if any(o.attr("one_token") for o in k.ops):
         return _of_tokens(k, device)
-    home = {o.out: o.buffer for o in walk(k.body)}
-    fixed = {b for o in walk(k.body) if over(o, device) for b in (o.buffer, home[o.args[0]])}
+    home = {o.out: o.buffer for o in k.ops}
+    fixed = {b for o in k.ops if over(o, device) for b in (o.buffer, home[o.args[0]])}
     crossing = _crossing(k, home, device) if k.agents else set()
-    summed = {home.get(o.args[0], "") for o in walk(k.body) if o.kind == "row_sum"}
+    summed = {home.get(o.args[0], "") for o in k.ops if o.kind == "row_sum"}
     shape = {b.name: b.shape for b in k.buffers}
 
     def layout(name: str, space: str) -> str:
@@ -63,12 +63,12 @@ def _of_tokens(k: Kernel, device: Device) -> Kernel:
 
     ScheduleError for tiles of several shapes, for which TileLang's compiler finds no layout.
     """
-    tokens = {o.attr("tokens") for o in walk(k.body) if o.attr("tokens")}
+    tokens = {o.attr("tokens") for o in k.ops if o.attr("tokens")}
     groups = {b.name for b in k.buffers if b.dims and b.dims[0] in tokens}
     shapes = list(dict.fromkeys(b.dims for b in k.buffers if len(b.dims) == 2 and b.name not in groups))
-    ends = [o.out for o in walk(k.body) if o.kind == "last"]
-    if len(shapes) > 1 or any(len(set(dims)) < 2 or 1 in dims for dims in shapes) or ends:
-        what = f"the last entry of a vector ({ends[0]})" if ends else f"tiles of {' and '.join(map(str, shapes))}"
+    entries = [o.out for o in k.ops if OPS[o.kind].entry]
+    if len(shapes) > 1 or any(len(set(dims)) < 2 or 1 in dims for dims in shapes) or entries:
+        what = f"an entry of a vector ({entries[0]})" if entries else f"tiles of {' and '.join(map(str, shapes))}"
         raise ScheduleError(f"kernel {k.name}: a chunk of one token with {what}; accepted for TileLang: tiles of one shape, "
                             "whose dims differ. Triton takes others, and chunks of 16 tokens do")
     lies: tuple[Dim, ...] = shapes[0] if shapes else ()
@@ -88,7 +88,7 @@ def _of_tokens(k: Kernel, device: Device) -> Kernel:
 def _crossing(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
     """The tiles in shared memory that threads copy to or from fragments."""
     tiles = {b.name for b in k.buffers if b.space == device.operand and len(b.shape) == 2}
-    return {b for o in walk(k.body) if o.kind in ("move", "transpose") for b in (o.buffer, home.get(o.args[0])) if b in tiles}
+    return {b for o in k.ops if o.kind in ("move", "transpose") for b in (o.buffer, home.get(o.args[0])) if b in tiles}
 
 
 def _copied(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -9,8 +9,13 @@ from ...ir.core import Kernel, Loop, Op, Stmt
 from ...ir.ops import OPS
 
 
-def late_loads(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The body with each load, and the `valid` after it, directly before its first reader."""
+def late_loads(k: Kernel) -> Kernel:
+    """The kernel with each load, and the `valid` after it, directly before its first reader."""
+    return replace(k, body=_late(k.body))
+
+
+def _late(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The body with late loads."""
     held: list[Op] = []
     out: list[Stmt] = []
 
@@ -25,7 +30,7 @@ def late_loads(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     for s in body:
         if isinstance(s, Loop):
             release({o.out for o in held})
-            out.append(replace(s, body=late_loads(s.body)))
+            out.append(replace(s, body=_late(s.body)))
         elif s.kind == "load" or (s.kind == "valid" and any(o.out in s.args for o in held)):
             held.append(s)
         else:

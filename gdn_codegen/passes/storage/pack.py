@@ -14,7 +14,6 @@ values do not fit, a ScheduleError names them.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 from ...devices import Cores
 from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, loops
@@ -35,27 +34,16 @@ def pack(p: Program, s: Schedule, device: Cores) -> Program:
     return p.map_kernels(lambda k: _placed(p, with_copies(k, device), s, device).kernel())
 
 
-def lacking(p: Program, k: Kernel, s: Schedule, device: Cores) -> float:
-    """How many bytes a space lacks for the values of a kernel, at least. 0 if all fit, inf if a core cannot hold one."""
-    try:
-        _placed(p, with_copies(k, device), s, device)
-    except NoRoom as e:
-        return e.lacking
-    except ScheduleError:
-        return inf
-    return 0
-
-
-def _placed(p: Program, k: Kernel, s: Schedule, device: Cores) -> _Kernel:
+def _placed(p: Program, k: Kernel, s: Schedule, device: Cores) -> KernelValues:
     """The places of a kernel's values. Loads stay early, so that they overlap with other ops. If that does not fit, each load
     moves to its first reader. Raises ScheduleError if that does not fit, either."""
     try:
-        return _Kernel(p, k, s, device)
+        return KernelValues(p, k, s, device)
     except ScheduleError:
-        return _Kernel(p, replace(k, body=late_loads(k.body)), s, device)
+        return KernelValues(p, late_loads(k), s, device)
 
 
-class _Kernel:
+class KernelValues:
     """The buffers of one kernel: which values share one, and where it is. Raises ScheduleError if a space is too small."""
 
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Cores) -> None:

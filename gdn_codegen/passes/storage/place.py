@@ -45,7 +45,7 @@ def with_buffers(body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, .
             o = defs[o.args[0]]
         return o.line
 
-    return map_ops(body, lambda o: [replace(o, buffer=owner.get(o.out, ""), line=line(o))])
+    return map_ops(body, lambda o: [o.changed(buffer=owner.get(o.out, ""), line=line(o))])
 
 
 def _placed(p: Program, k: Kernel, device: Device) -> Kernel:

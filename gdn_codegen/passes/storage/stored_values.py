@@ -6,7 +6,7 @@ with one reader. Other values get a buffer in the space that the device names fo
 from __future__ import annotations
 
 from ...devices import Device
-from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
+from ...ir.core import Kernel, Op, Program, loops, types, uses
 from ...ir.ops import OPS
 from ..uses import readers
 
@@ -32,7 +32,7 @@ class StoredValues:
         """Collects the ops of `k` and who reads them."""
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
         self.count = uses(k.body)
-        self.ops = list(walk(k.body))
+        self.ops = k.ops
         self.defs = {o.out: o for o in self.ops if o.out}
         self.readers = readers(k.body)
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}

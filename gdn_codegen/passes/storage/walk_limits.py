@@ -46,7 +46,7 @@ class _Limits:
         self.p, self.k, self.device = p, k, device
         self.sizes, self.type = {**p.sizes, **k.sizes}, types(k.body)
         self.buffers = {b.name: b for b in k.buffers}
-        self.home = {o.out: self.buffers[o.buffer] for o in walk(k.body) if o.buffer}
+        self.home = {o.out: self.buffers[o.buffer] for o in k.ops if o.buffer}
         (self.loop,) = loops(k.body)
         self.height = {a.name: a.threads // GROUP * device.rows for a in k.agents if a.threads >= GROUP}
 
@@ -107,7 +107,7 @@ class _Limits:
 def _check_space(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
     """Raise ScheduleError if the rings need more than the device's space. The error names the values, their bytes and what
     would fit."""
-    loaded = {o.buffer for o in walk(k.body) if o.kind == "load"}
+    loaded = {o.buffer for o in k.ops if o.kind == "load"}
     rings = [b for b in k.buffers if b.space == device.operand]
 
     def size(b: Buffer, stages: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...devices import Cores
-from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ...ir.core import Kernel, Loop, Op, Program, Stmt
 from ...ir.ops import OPS
 from ...ir.rings import rings
 from ...ir.types import BYTES
@@ -52,7 +52,7 @@ def accesses(p: Program, k: Kernel, device: Cores) -> dict[Path, list[Access]]:
     """The accesses of each op, by the op's place. k: a kernel with buffers."""
     buffers = {b.name: b for b in k.buffers}
     shared = {t.name: t.slots for t in p.tensors if t.index == "block"}
-    defs = {o.out: o for o in walk(k.body) if o.out}
+    defs = {o.out: o for o in k.ops if o.out}
     ring = rings(k)
 
     def memory(name: str, write: bool, value: str, stored: str = "") -> Access:
@@ -63,17 +63,17 @@ def accesses(p: Program, k: Kernel, device: Cores) -> dict[Path, list[Access]]:
             n *= d
         return Access(b.space, b.offset, b.offset + n, write, value, b.slots, *ring.get(stored, ()))
 
-    where: dict[str, str] = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+    where: dict[str, str] = {o.out: o.buffer for o in k.ops if o.buffer}
     _carried(k.body, where)
 
     def source(name: str) -> str | None:
         """The value with a buffer from which `name` is read."""
-        if name in where:
-            return name
-        o = defs.get(name)
-        if o is None or OPS[o.kind].number or OPS[o.kind].entry:
-            return None
-        return source(o.args[0])
+        while name not in where:
+            o = defs.get(name)
+            if o is None or OPS[o.kind].number or OPS[o.kind].entry:
+                return None
+            name = o.args[0]
+        return name
 
     out: dict[Path, list[Access]] = {}
     for path, loop, o in _places(k.body):

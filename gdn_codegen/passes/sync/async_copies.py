@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Device
-from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ...ir.core import Kernel, Loop, Op, Program, Stmt
 from ..stage import takes
 from ..uses import stored_under
 
@@ -35,7 +35,7 @@ class _Arrive:
     """Adds marks and waits to one kernel."""
     def __init__(self, p: Program, k: Kernel, agent: str) -> None:
         self.p, self.tensors = p, {t.name: t for t in p.tensors}
-        self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+        self.home = {o.out: o.buffer for o in k.ops if o.buffer}
         self.under = stored_under(k.body)
         self.agent = agent
         self.coming: set[str] = set()  # buffers that copies are still filling

@@ -27,7 +27,7 @@ def number(found: Traversal, name: str) -> dict[str, Place]:
     full: dict[str, Place] = {}
     for (src, _), pairs in groups.items():
         agent = found.trace.pipes.names[src][0]
-        clash = _events(found, sorted(pairs, key=lambda x: found.of[x].events[0])) if agent not in full else None
+        clash = _events(found, sorted(pairs, key=lambda x: found.of[x][0][0])) if agent not in full else None
         if clash is not None:
             full[agent] = clash
     return full
@@ -77,9 +77,9 @@ def _clash(found: Traversal, parts: list[_Part], limit: int = 1) -> Place | None
     """The place of the first signal that could leave more than `limit` signals of one id without a wait. None if there is
     none."""
     if not parts[1:] and parts[0][1] == 1:
-        events = found.of[parts[0][0]].events
+        events = found.of[parts[0][0]][0]
     else:
-        events = sorted([e for x, ways, way in parts for e in found.of[x].events if e[1] % ways == way])
+        events = sorted([e for x, ways, way in parts for e in found.of[x][0] if e[1] % ways == way])
     of, waiter = found.trace.pipes, parts[0][0].dst
     done: list[int] = []
     sets = 0

@@ -6,7 +6,7 @@ kept.
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -24,37 +24,41 @@ class Use(NamedTuple):
 class Region:
     """A range of bytes that ops access.
 
-    reads, writes: pipe -> the uses of exactly these bytes so far that later ops may conflict with. near: the regions that
-    overlap this one, itself among them, and whether this one covers each.
+    reads, writes: pipe -> the uses of exactly these bytes so far that later ops may conflict with.
     """
 
-    def __init__(self, low: int, high: int, others: Iterable[Region]) -> None:
-        self.low, self.high = low, high
+    def __init__(self) -> None:
         self.reads: dict[int, list[Use]] = {}
         self.writes: dict[int, list[Use]] = {}
-        self.near = [(self, True)]
-        for x in others:
-            if x.low < high and low < x.high:
-                self.near.append((x, low <= x.low and x.high <= high))
-                x.near.append((self, x.low <= low and high <= x.high))
+
+
+#: The regions that overlap a range, first that of the range itself, and whether the range covers each.
+Near = list[tuple[Region, bool]]
 
 
 class Memory:
     """The accesses to each space so far that later ops may conflict with. unordered: the pipes whose ops overlap."""
 
     def __init__(self, unordered: Collection[int]) -> None:
-        self.regions: dict[str, dict[tuple[int, int], Region]] = {}
+        self.near: dict[str, dict[tuple[int, int], Near]] = {}
         self.unordered = unordered
 
-    def region(self, a: Access) -> Region:
-        """The region that an op accesses."""
-        regions = self.regions.setdefault(a.space, {})
-        if (a.low, a.high) not in regions:
-            regions[a.low, a.high] = Region(a.low, a.high, regions.values())
-        return regions[a.low, a.high]
+    def regions(self, a: Access) -> Near:
+        """The regions that an access overlaps."""
+        near, (_, low, high, *_) = self.near.setdefault(a.space, {}), a
+        if (low, high) not in near:
+            own = Region()
+            found = [(own, True)]
+            for (start, end), others in near.items():
+                if start < high and low < end:
+                    found.append((others[0][0], low <= start and end <= high))
+                    others.append((own, start <= low and high <= end))
+            near[low, high] = found
+        return near[low, high]
 
-    def access(self, found: Sequence[tuple[Access, Region]], step: int, pipe: int) -> tuple[tuple[Use, ...], tuple[int, ...]]:
-        """Note the accesses of an op on `pipe`, and find the earlier uses that conflict with it. found: with their regions.
+    def access(self, found: Sequence[tuple[Access, Near]], step: int, pipe: int) -> tuple[tuple[Use, ...], tuple[int, ...]]:
+        """Note the accesses of an op on `pipe`, and find the earlier uses that conflict with it. found: with the regions that
+        they overlap.
 
         Returns the latest such use of each pipe, latest first. The ops of a pipe complete in order as far as others know them, so
         the latest stands for all. If `pipe` itself is unordered, also the steps of all its ops that conflict.
@@ -62,9 +66,10 @@ class Memory:
         latest: dict[int, Use] = {}
         own: list[int] = []
         ordered = pipe not in self.unordered
-        for a, region in found:
-            for x, covered in region.near:
-                for uses in (x.reads, x.writes) if a.write and x.reads else (x.writes,) if x.writes else ():
+        for a, near in found:
+            write = a.write
+            for x, covered in near:
+                for uses in (x.reads, x.writes) if write and x.reads else (x.writes,) if x.writes else ():
                     for at, each in uses.items():
                         if at == pipe:
                             if ordered:
@@ -72,10 +77,10 @@ class Memory:
                             own += [u.step for u in each]
                         if at not in latest or each[-1].step > latest[at].step:
                             latest[at] = each[-1]
-                    if a.write and covered:
+                    if write and covered:
                         uses.clear()
-        for a, region in found:
-            mine = (region.writes if a.write else region.reads).setdefault(pipe, [])
+        for a, near in found:
+            mine = (near[0][0].writes if a.write else near[0][0].reads).setdefault(pipe, [])
             if not mine or mine[-1].step != step:  # an op may read a value twice
                 if ordered:
                     mine.clear()

@@ -33,7 +33,7 @@ def needed(k: Kernel, proven: Callable[[Kernel], bool]) -> Kernel:
         for s in _syncs(k):
             if s[0] == kind and any(x[:2] == s[:2] and x != s for x in _syncs(k)):
                 k = less(k, {s})
-    for o in [o for o in walk(k.body) if o.kind in ("fence", "drain")]:
+    for o in [o for o in k.ops if o.kind in ("fence", "drain")]:
         tried = replace(k, body=map_ops(k.body, lambda x, o=o: [] if x is o else [x]))  # type: ignore[misc]
         k = tried if proven(tried) else k
     return k
@@ -45,7 +45,7 @@ def _sync(o: Op) -> Sync:
 
 def _syncs(k: Kernel) -> list[Sync]:
     """The signals and waits of a kernel."""
-    return [_sync(o) for o in walk(k.body) if o.kind in ("signal", "wait")]
+    return [_sync(o) for o in k.ops if o.kind in ("signal", "wait")]
 
 
 def _without(k: Kernel, drop: set[Sync]) -> Kernel:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...devices import Cores
-from ...ir.core import Kernel, Loop, Op, Stmt, loops, walk
+from ...ir.core import Kernel, Loop, Op, Stmt, loops
 from .accesses import Access, Counts, Path, pipe_of
 from .clocks import Pipes
-from .hazards import Memory, Region, Use
+from .hazards import Memory, Near, Use
 
 #: For each loop, its numbers of iterations, which are used in turn. They cover all cases: three (the first of two slots is used
 #: again), two (the second slot is used last), none, one.
@@ -47,7 +47,7 @@ class Trace:
 
     def __init__(self, k: Kernel, device: Cores, accesses: dict[Path, list[Access]]) -> None:
         """Unroll the kernel. accesses: of each op, by its place."""
-        used = {pipe for o in walk(k.body) if (pipe := pipe_of(device, o)) is not None}
+        used = {pipe for o in k.ops if (pipe := pipe_of(device, o)) is not None}
         self.kernel, self.device, self.pipes = k, device, Pipes(device, used)
         self.loops: dict[Path, str] = {}
         self.number: dict[Path, int] = {}
@@ -55,7 +55,7 @@ class Trace:
         self.first_steps = 0
         self._accesses, self._memory = accesses, Memory(self.pipes.unordered)
         self._trips = NESTED if len(list(loops(k.body))) > 1 else FLAT
-        self._same: dict[Path, list[tuple[Access, Region]]] = {}  # by place, the accesses that are the same in each iteration
+        self._same: dict[Path, list[tuple[Access, Near]]] = {}  # by place, the accesses that are the same in each iteration
         self._pipe: dict[Path, int] = {}
         self._met: dict[str, int] = {}
         self._counts: Counts = {}
@@ -88,12 +88,12 @@ class Trace:
             self._pipe[at] = -1 if pipe is None else self.pipes.number[pipe]
         return self._pipe[at]
 
-    def _used(self, at: Path) -> list[tuple[Access, Region]]:
-        """The accesses of the op at a place in this iteration, with their regions."""
+    def _used(self, at: Path) -> list[tuple[Access, Near]]:
+        """The accesses of the op at a place in this iteration, with the regions that they overlap."""
         if at in self._same:
             return self._same[at]
         each = self._accesses[at]
-        found = [(x, self._memory.region(x)) for x in [x.at(self._counts) for x in each]]
+        found = [(x, self._memory.regions(x)) for x in [x.at(self._counts) for x in each]]
         if all(x.slots == 1 for x in each):
             self._same[at] = found
         return found

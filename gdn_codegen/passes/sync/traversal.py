@@ -11,7 +11,7 @@ from .accesses import Path
 from .clocks import Clocks
 from .hazards import Use
 from .trace import Step, Trace
-from .waits import Ends, Executed, Pair, Place, Waits, pair
+from .waits import Ends, Executed, Pair, Place, Waits, executed, pair
 
 
 class Traversal:
@@ -25,65 +25,69 @@ class Traversal:
         """Nothing has been executed yet. before, after: the pairs of `waits` by the number of a place."""
         self.trace, self.waits, self.adds = trace, waits, adds
         self.clocks, self.time, self.whole = Clocks(trace.pipes), 0, True
-        self.done: list[int] = []  # for each step so far, what is complete after its op
+        self.known: list[int] = []  # for each step so far, what its pipe knows after its op
         self.numbers: list[int] = []  # for each step so far, the clock with one entry, the number of its op on its pipe
         self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
         self.needed: set[Path] = set()
         self.missing: Path | Ends = ()
-        self.before = {trace.number[path]: pairs for path, pairs in waits.before.items()}
-        self.after = {trace.number[path]: pairs for path, pairs in waits.after.items()}
-        self.drains = bool(waits.drains)
-        self.of: dict[Pair, Executed] = defaultdict(Executed)
+        self.before, self.after = ([pairs.get(path, ()) for path in trace.number] for pairs in (waits.before, waits.after))
+        self.of: dict[Pair, Executed] = defaultdict(executed)
 
     def run(self, end: int | None = None) -> bool:
         """Traverse the steps up to number `end`. True if all their accesses are ordered without an addition."""
-        clocks, one, free = self.clocks, self.trace.pipes.one, self.trace.pipes.free
-        known, heard, issued, issuer = clocks.known, clocks.heard, clocks.issued, self.trace.pipes.issuer
-        unordered = self.trace.pipes.unordered
-        before, after, done, numbers = self.before, self.after, self.done, self.numbers
+        clocks, pipes, before, after, knew, numbers = (
+            self.clocks, self.trace.pipes, self.before, self.after, self.known, self.numbers)
+        known, heard, issued = clocks.known, clocks.heard, clocks.issued
+        one, free, issuer, unordered = pipes.one, pipes.free, pipes.issuer, pipes.unordered
         for s in self.trace.steps[:end]:  # most of the time of lowering goes by here: nothing is called that need not be
             kind, path, at, current, pipe, earlier = s[:6]
-            for x in before[at] if at in before and kind != "end" else ():
+            if kind != "op":
+                self.begin(s) if kind == "begin" else self.end(s)
+                knew.append(0)
+                numbers.append(0)
+                continue
+            for x in before[at]:
                 self.wait(x, current)
-            if kind == "op":
+            if pipe in unordered:
                 if path in self.waits.pipe_barriers:
                     self.barrier(path)
                 if pipe in self.barriers:
                     self.note(s)
-                if known[issuer[pipe]] != heard[pipe]:
-                    clocks.start(pipe)
-                if (known[pipe] | free) - sum([numbers[n] for n in earlier]) & free != free:
-                    self.order(s)
-                    if not self.adds:
-                        break
-                    clocks.start(pipe)
-                issued[pipe] += 1
-                if pipe not in unordered:
-                    known[pipe] += one[pipe]
-                done.append(clocks.snapshot(pipe) if pipe in unordered else known[pipe])
-                numbers.append(issued[pipe] * one[pipe])
-            else:
-                self.begin(path) if kind == "begin" else self.end(s)
-                done.append(0)
-                numbers.append(0)
-            if self.drains and kind != "begin":
+            if known[issuer[pipe]] != heard[pipe]:
+                clocks.start(pipe)
+            if earlier and (known[pipe] | free) - sum([numbers[n] for n in earlier]) & free != free:
+                self.order(s)
+                if not self.adds:
+                    break
+                clocks.start(pipe)
+            issued[pipe] += 1
+            if pipe not in unordered:
+                known[pipe] += one[pipe]
+            knew.append(known[pipe])
+            numbers.append(issued[pipe] * one[pipe])
+            if self.waits.drains:
                 self.drain(("after", path))
-            for x in after[at] if at in after and kind != "begin" else ():
+            for x in after[at]:
                 self.signal(x, ("after", path), current + x.distance)
         return self.whole
 
-    def begin(self, path: Path) -> None:
-        """Apply the barriers over agents and the signals before a loop."""
-        self.drain(("before", path))
-        for x in self.waits.initial_signals_of_loop.get(path, ()):
+    def begin(self, s: Step) -> None:
+        """Apply the waits, the barriers over agents and the signals before a loop."""
+        for x in self.before[s.at]:
+            self.wait(x, s.current)
+        self.drain(("before", s.path))
+        for x in self.waits.initial_signals_of_loop.get(s.path, ()):
             for n in range(x.distance):
-                self.signal(x, ("before", path), n)
+                self.signal(x, ("before", s.path), n)
 
     def end(self, s: Step) -> None:
-        """Apply the waits after a loop that its initial signals need."""
+        """Apply the waits after a loop that its initial signals need, and the barriers over agents and signals after it."""
         for x in self.waits.initial_signals_of_loop.get(s.path, ()):
             for n in range(x.distance):
                 self.wait(x, s.times + n)
+        self.drain(("after", s.path))
+        for x in self.after[s.at]:
+            self.signal(x, ("after", s.path), s.current + x.distance)
 
     def drain(self, place: Place) -> None:
         """Apply the barriers over agents at a place."""
@@ -99,15 +103,15 @@ class Traversal:
     def signal(self, x: Pair, place: Place, number: int) -> None:
         """Record a signal of a pair, and what it says about completed ops."""
         self.time += 1
-        done, of = self.clocks.snapshot(x.src), self.of[x]
-        of.events.append((self.time, number, done, place))
-        of.coming.append(done)
+        done, (events, coming) = self.clocks.snapshot(x.src), self.of[x]
+        events.append((self.time, number, done, place))
+        coming.append(done)
 
     def wait(self, x: Pair, number: int) -> None:
         """Record a wait of a pair. The waiting pipe learns what the signal says."""
         self.time += 1
-        of = self.of[x]
-        of.events.append((self.time, number, self.clocks.wait(x.dst, of.coming.popleft() if of.coming else 0), None))
+        events, coming = self.of[x]
+        events.append((self.time, number, self.clocks.wait(x.dst, coming.popleft() if coming else 0), None))
 
     def order(self, s: Step) -> None:
         """Add what orders earlier ops that conflict with the op of `s` before it, or note what is missing first."""
@@ -122,10 +126,9 @@ class Traversal:
     def note(self, s: Step) -> None:
         """Add the last barrier of the pipe of `s` to `needed` if it alone comes between the op and one that it conflicts with."""
         barriers = self.barriers[s.pipe]
-        if barriers[-1][1] not in self.needed:
-            before, (last, path) = barriers[-2][0] if barriers[1:] else -1, barriers[-1]
-            if any(before < self.trace.pipes.entry(self.numbers[n], s.pipe) <= last for n in s.own):
-                self.needed.add(path)
+        before, (last, path) = barriers[-2][0] if barriers[1:] else -1, barriers[-1]
+        if path not in self.needed and any(before < self.trace.pipes.entry(self.numbers[n], s.pipe) <= last for n in s.own):
+            self.needed.add(path)
 
     def add(self, use: Use, s: Step) -> None:
         """Order the op of `use` before `s`. Within an unordered pipe, that is a barrier. Otherwise, it is a pair."""
@@ -138,10 +141,10 @@ class Traversal:
         self.before[self.trace.number[x.wait]] = self.waits.before[x.wait]
         self.after[self.trace.number[x.signal]] = self.waits.after[x.signal]
         # In this traversal the pair had no signal in earlier iterations, so apply now what it would say. The next one has all.
-        self.clocks.learn(x.dst, self.done[self.last_within(x.signal, x.src)])
+        self.clocks.learn(x.dst, self.after_last(x.signal, x.src))
 
-    def last_within(self, path: Path, pipe: int) -> int:
-        """The number of the last step so far that ran an op of a pipe in the statement at `path`."""
+    def after_last(self, path: Path, pipe: int) -> int:
+        """What is complete after the last op so far of a pipe in the statement at `path`."""
         steps = self.trace.steps
-        return next(n for n in reversed(range(len(self.done)))
-                    if steps[n].pipe == pipe and steps[n].path[:len(path)] == path)
+        n = next(n for n in reversed(range(len(self.known))) if steps[n].pipe == pipe and steps[n].path[:len(path)] == path)
+        return self.trace.pipes.join(self.known[n], self.numbers[n])

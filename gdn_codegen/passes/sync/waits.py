@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .accesses import Path
 from .hazards import Use
@@ -50,12 +50,13 @@ class Pair:
 Event = tuple[int, int, int, "Place | None"]
 
 
-@dataclass
-class Executed:
-    """The signals and waits of a pair in a traversal. coming: the clocks of signals that no wait has taken yet."""
+#: The signals and waits of a pair in a traversal, and the clocks of the signals that no wait has taken yet.
+Executed = tuple[list[Event], deque[int]]
 
-    events: list[Event] = field(default_factory=list)
-    coming: deque[int] = field(default_factory=deque)
+
+def executed() -> Executed:
+    """That of a pair without a signal so far."""
+    return [], deque()
 
 
 class Waits:

@@ -1,7 +1,7 @@
 """The arguments of a call of the package's ops, by name: its tensors, and its options before normalisation."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -62,3 +62,8 @@ class Options(NamedTuple):
     checkpoint_chunks: int = 0
     unit_keys: bool = False
     batch_invariant: bool | None = None
+    aligned_positions: bool = False
+
+
+#: Options that are True or False, and nothing else.
+FLAGS = tuple(n for n, kind in get_type_hints(Options).items() if kind is bool)

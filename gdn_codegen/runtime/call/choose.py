@@ -220,7 +220,7 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
     fixed = "fixed, so that prompts may be cut at its multiples" if x.batch_invariant and not x.chunk_size else "asked for"
     why = (*chosen.why, ("chunk", fixed if chunk else "left open"))
     chosen = said(Choice(_served(chosen.build), why))
-    if x.schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may need half of the estimate for Hopper
+    if x.schedule is None and arch in chosen.build.of.sized_for:
         _check_fits(chosen.build, arch, size.few, size.shape_class)
     return chosen
 

@@ -120,7 +120,7 @@ def check_values(t: Tensors, x: Request, few: bool) -> None:
         check_chunks(t.chunk_indices, t.chunk_offsets, t.cu_seqlens, x.chunk_size)
     if few and t.q.ndim == 4:
         _check_step(t, x.layout)
-    if t.checkpoint_positions is not None or t.checkpoint_slots is not None:
+    if t.checkpoint_positions is not None or t.checkpoint_slots is not None or x.aligned_positions:
         check(t, x)
 
 

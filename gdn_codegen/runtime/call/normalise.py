@@ -15,19 +15,12 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from ... import algorithms
-from ...host.arguments import (
-    _ANY_FLOAT,
-    _check_chunks,
-    _check_flag,
-    _check_integers,
-    _check_rank,
-    _check_tensor,
-)
+from ...host.arguments import _ANY_FLOAT, _check_chunks, _check_flag, _check_integers, _check_rank, _check_tensor
 from ...host.tensors import _fail
 from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
 from .aliasing import shared
-from .arguments import BUFFER, FINAL, IN_KERNELS, INITIAL, INPUTS, INTEGERS, OUT, Options, Tensors
+from .arguments import BUFFER, FINAL, FLAGS, IN_KERNELS, INITIAL, INPUTS, INTEGERS, OUT, Options, Tensors
 from .by_token import words
 from .request import DTYPES, Request
 
@@ -257,7 +250,7 @@ def _dtype_of_rows(dtype: Any, held: str) -> str:
 
 def _request(t: Tensors, x: Options, decode: bool) -> Request:
     """The options in one spelling. ValueError names the option at fault."""
-    for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval", "unit_keys"):
+    for name in FLAGS:
         _check_flag(name, getattr(x, name))
     _check_chunks("checkpoint_chunks", x.checkpoint_chunks, 0)
     if x.chunk_size is not None and (type(x.chunk_size) is not int or x.chunk_size not in CHUNKS):
@@ -280,8 +273,9 @@ def _request(t: Tensors, x: Options, decode: bool) -> Request:
         output_final_state=x.output_final_state, gate=_gate(x.gate, t.A_log is not None, t.dt_bias is not None),
         beta_form=_beta_form(x.beta_form, x.allow_neg_eigval), l2norm=x.use_qk_l2norm_in_kernel, unit_keys=x.unit_keys,
         state_v_first=x.state_v_first, state_dtype=state_dtype, in_place=in_place, by_token=by_token,
-        checkpoint_chunks=x.checkpoint_chunks, target=x.target, chunk_size=x.chunk_size, layout=_layout(x.layout, x.head_first),
-        schedule=x.schedule, decode=decode, batch_invariant=is_batch_invariant(x.batch_invariant))
+        checkpoint_chunks=x.checkpoint_chunks, aligned_positions=x.aligned_positions, target=x.target, chunk_size=x.chunk_size,
+        layout=_layout(x.layout, x.head_first), schedule=x.schedule, decode=decode,
+        batch_invariant=is_batch_invariant(x.batch_invariant))
     if asked.batch_invariant:
         _check_invariant(asked)
     return asked

@@ -1,11 +1,14 @@
 """Calls that store states at token positions, to slots of a pool: `checkpoint_positions` and `checkpoint_slots`.
 
-The walk of the call stores the state before the chunk in which a position lies, to a row of a buffer. A table gives the row for
-each chunk. Then one more call computes the state at each position. It has a sequence for each position, from the chunk's first
-token to the position, which starts from that row. It stores the state after this sequence's only chunk, to the slot. Its tokens
-are copied from the inputs.
+The walk of the call stores states after chunks. A table gives a row of a buffer for each sequence and chunk.
 
-All of this is computed on the device, so nothing waits for it.
+With `aligned_positions` each position is the end of a chunk. On a GPU the buffer is the pool, and the rows are the slots.
+
+Else the walk stores the state before the chunk in which a position lies, to a buffer. Then one more call computes the state at
+each position. It has a sequence for each position, from the chunk's first token to the position, which starts from that row. It
+stores the state after this sequence's only chunk, to the slot. Its tokens are copied from the inputs.
+
+All of this is computed on the device, so nothing waits for it. Tensors that depend on shapes alone are kept.
 """
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ import torch
 from torch import Tensor
 
 from ...host.arguments import _check_device, _check_integers
-from ...host.tensors import _equal_rows, _fail
+from ...host.tensors import _fail, _filled
 from ..admit import admit
 from ..build import Build
 from ..load import module
 from .arguments import RAW_INPUTS, Tensors
 from .compiling import compiling
 from .normalise import check_plain, reads
-from .request import Request, call_of
+from .request import DEFAULT_CHUNK, Request, call_of
 
 NAMES = "checkpoint_positions", "checkpoint_slots"
 
@@ -65,7 +68,9 @@ def _check_values(t: Tensors, x: Request, positions: Tensor, slots: Tensor, coun
     """Check that positions are inside of their sequences, and that each slot is written once and belongs to no sequence."""
     assert t.state_indices is not None
     used = {slot: "state_indices" for slot in t.state_indices.tolist() if slot >= 0}
-    lengths = _ends(t, x).diff().tolist()
+    lengths = [x.tokens(t)] * len(slots) if t.cu_seqlens is None else t.cu_seqlens.diff().tolist()
+    if x.aligned_positions:
+        _check_aligned(positions, slots, x.chunk_size or DEFAULT_CHUNK)
     for n, row in enumerate(slots.tolist()):
         for slot, p in zip(row, positions[n].tolist(), strict=True):
             if not -1 <= slot < count:
@@ -80,54 +85,94 @@ def _check_values(t: Tensors, x: Request, positions: Tensor, slots: Tensor, coun
                       f"1 to {lengths[n]}, its number of tokens, where the slot is not -1")
 
 
-def _ends(t: Tensors, x: Request) -> Tensor:
-    """cu_seqlens in 64 bits, also of rows of equal length."""
-    tokens = t.q.shape[x.axes[0]]
-    ends = _equal_rows(t.q.shape[0], tokens, t.q.device) if t.cu_seqlens is None else t.cu_seqlens
-    return ends.long()
+def _check_aligned(positions: Tensor, slots: Tensor, chunk: int) -> None:
+    """Check what `aligned_positions` promises: positions with a slot are multiples of the chunk, each once for a sequence."""
+    for n, (row, at) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+        here = [p for p, slot in zip(at, row, strict=True) if slot >= 0]
+        for i, p in enumerate(here):
+            if p % chunk or p in here[:i]:
+                _fail("checkpoint_positions", f"{p}{'' if p % chunk else ' twice'} for sequence {n}, with aligned_positions=True",
+                      f"multiples of {chunk}, each once")
 
 
 # --- what runs -------------------------------------------------------------------------------------------------------
+def _numbers(first: int, stop: int, step: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.arange(first, stop, step, dtype=dtype, device=device)
+
+
+def _tokens_left(t: Tensors, x: Request, tokens: Tensor) -> Tensor:
+    """How many tokens each sequence has after so many of its tokens."""
+    return (x.tokens(t) if t.cu_seqlens is None else t.cu_seqlens.diff()[:, None]) - tokens
+
+
+def _by_chunk(t: Tensors, x: Request, chunk: int, before: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The row for each sequence and chunk [N, W], to which the state after the chunk is stored; -1 for none. And a table with the
+    row that was taken where several states lie after one chunk, and their indices in it.
+
+    before: [N, P], how many chunks lie before each state; those without any are left out. rows: int32, their rows.
+    """
+    count, width = len(before), x.tokens(t) // chunk + 2
+    spare = 4  # entries before the table, which keep its address a multiple of 16 bytes; states before all chunks go to the last
+    first = _filled(_numbers, spare - 1, spare - 1 + count * width, width, torch.int64, t.q.device)
+    table = torch.full((spare + count * width,), -1, dtype=torch.int32, device=t.q.device)
+    at = (before + first[:, None]).flatten()
+    table.scatter_reduce_(0, at, rows.flatten(), "amax")
+    return table[spare:].view(count, width), table, at
+
+
+def writes_slots(t: Tensors, x: Request) -> bool:
+    """Whether the kernels of the call write the states to the slots themselves. On a CPU they may be given copies, one of the
+    pool as initial states and one as memory for these, and both would be copied back."""
+    return x.aligned_positions and t.q.is_cuda
+
+
+def slots_by_chunk(t: Tensors, x: Request, chunk: int) -> Tensor:
+    """The slot of the state after each chunk, for positions at ends of chunks of so many tokens."""
+    positions, slots = t.checkpoint_positions, t.checkpoint_slots
+    assert positions is not None and slots is not None
+    before = (positions.long() // chunk).clamp_(0, x.tokens(t) // chunk)
+    none = _filled(_numbers, -1, 0, 1, torch.int32, t.q.device)
+    return _by_chunk(t, x, chunk, before, torch.where(_tokens_left(t, x, positions) >= 0, slots.int(), none))[0]
+
+
 @dataclass
 class Pieces:
     """The sequences from a chunk's first token to a position, and the rows of the buffer from which they start.
 
     rows: [N, W], by sequence and chunk, the row to which the call stores the state after the chunk, -1 for none. ends, starts,
     slots: cu_seqlens of the pieces, which are a chunk apart, the rows from which they start, and the slots to which they go.
-    Between two pieces is a sequence that is skipped. batch, tokens: of the copied tokens, the batch rows and places in these.
+    Between two pieces is a sequence that is skipped. tokens: of the copied tokens, their places among those of all batch rows.
     """
 
     rows: Tensor
     ends: Tensor
     starts: Tensor
     slots: Tensor
-    batch: Tensor
     tokens: Tensor
 
     @classmethod
     def of(cls, t: Tensors, x: Request, chunk: int) -> Pieces:
         """The pieces of a call with so many tokens in a chunk. Piece i has row i, and sequence n the row N P + n for its initial
         state."""
-        positions, slots, state = t.checkpoint_positions, t.checkpoint_slots, t.state_indices
+        positions, slots, state, device = t.checkpoint_positions, t.checkpoint_slots, t.state_indices, t.q.device
         assert positions is not None and slots is not None and state is not None
-        ends, each, device = _ends(t, x), t.q.shape[x.axes[0]], t.q.device
-        n, piece = torch.arange(len(positions), device=device)[:, None], torch.arange(positions.numel(), device=device)
-        p, width = positions.long(), each // chunk + 1
-        there = (slots >= 0) & (p > 0) & (p <= ends.diff()[:, None]) & (state >= 0)[:, None]
-        before = torch.where(there, (p - 1) // chunk, 0)  # chunks before the one in which the position lies
-        last = len(positions) * width  # for pieces of a first chunk
-        after = torch.where(before > 0, n * width + before - 1, last)
-        rows = torch.full((last + 1,), -1, dtype=torch.int32, device=device).scatter_reduce_(
-            0, after.flatten(), piece.int(), "amax")
-        starts = torch.where(there, torch.where(before > 0, rows[after], len(piece) + n), -1)
-        length = torch.where(there, p - before * chunk, 0).flatten()
-        bounds = torch.stack([piece * chunk + length, (piece + 1) * chunk], 1).flatten()
-        skipped = torch.full_like(piece, -1)
-        at = (ends[:-1, None] + before * chunk).flatten()[:, None] + torch.arange(chunk, device=device)
-        at = at.clamp_max(t.q.shape[0] * each - 1).flatten()
-        return cls(rows[:-1].view(-1, width), torch.cat([bounds.new_zeros(1), bounds]).int(),
-                   torch.stack([starts.flatten(), skipped], 1).flatten().int(),
-                   torch.stack([slots.flatten().long(), skipped], 1).view(-1, 1).int(), at // each, at % each)
+        (count, each), pieces = positions.shape, positions.numel()
+        last = positions.long() - 1  # the last token before the position
+        there = (slots | last | _tokens_left(t, x, positions) | state[:, None]) >= 0
+        inside = last % chunk
+        before = last // chunk * there  # chunks before the one in which the position lies
+        rows, taken, at = _by_chunk(t, x, chunk, before, _filled(_numbers, 0, pieces, 1, torch.int32, device))
+        initial = _filled(_numbers, pieces, pieces + count, 1, torch.int32, device)[:, None]
+        none = _filled(_numbers, -1, 0, 1, torch.int32, device)
+        table = none.repeat(2, count, each, 2)
+        torch.where(there, torch.where(before > 0, taken[at].view_as(before), initial), none, out=table[0, ..., 0])
+        torch.where(there, slots.int(), none, out=table[1, ..., 0])
+        ends = _filled(_numbers, 0, 2 * pieces + 1, 1, torch.int32, device).add(1).div_(2, rounding_mode="floor").mul_(chunk)
+        ends[1::2] += inside.flatten() + (1 - chunk)
+        first = last - inside + (_filled(_numbers, 0, count * x.tokens(t), x.tokens(t), torch.int64, device)
+                                 if t.cu_seqlens is None else t.cu_seqlens[:-1])[:, None]
+        tokens = first.flatten()[:, None] + _filled(_numbers, 0, chunk, 1, torch.int64, device)
+        return cls(rows, ends, table[0].flatten(), table[1].view(-1, 1), tokens.flatten().clamp_(0, len(t.q) * x.tokens(t) - 1))
 
 
 def buffer(t: Tensors, pool: Tensor) -> Tensor:
@@ -140,11 +185,16 @@ def buffer(t: Tensors, pool: Tensor) -> Tensor:
     return states
 
 
+def _copied(y: Tensor, tokens: Tensor, layout: str) -> Tensor:
+    """Rows of an input of these tokens, as one batch row in the layout bthd."""
+    y = y if layout == "bthd" else y.transpose(1, 2)
+    return y[0][tokens][None] if len(y) == 1 else y[tokens // y.shape[1], tokens % y.shape[1]][None]
+
+
 def store(t: Tensors, x: Request, numbers: tuple[float, ...], b: Build, pieces: Pieces, states: Tensor) -> None:
     """Compute the states at the positions, and store them to their slots. b: the build of the call, whose schedule without parts
     computes them."""
-    at = (pieces.batch, pieces.tokens) if x.layout == "bthd" else (pieces.batch, slice(None), pieces.tokens)
-    inputs = tuple(y[at][None] for y in (t.q, t.k, t.v, t.g, t.beta))
+    inputs = tuple(_copied(y, pieces.tokens, x.layout) for y in (t.q, t.k, t.v, t.g, t.beta))
     asked = replace(x, layout="bthd", in_place=False, output_final_state=False)
     pool = pool_of(t, x)
     t = t._replace(**dict(zip(Tensors._fields, inputs, strict=False)), cu_seqlens=pieces.ends, initial_state=states, out=None,

@@ -37,7 +37,8 @@ class Request:
     divide rows of q and k by their norms, and whether rows of k have norm 1. in_place: whether the final state overwrites the
     initial one. by_token: the contract's words for states by token, joined by /. checkpoint_chunks: chunks from one checkpoint to
     the next, 0 for none. target: "auto" leaves it open. chunk_size, schedule: None leaves it open. decode: whether the call is a
-    decoding step. batch_invariant: whether the bits of a sequence's result may depend on that sequence alone.
+    decoding step. batch_invariant: whether the bits of a sequence's result may depend on that sequence alone. aligned_positions:
+    whether states at positions are states after chunks.
     """
 
     output_final_state: bool = False
@@ -57,11 +58,12 @@ class Request:
     decode: bool = False
     algorithm: str = "gated_delta_rule"
     batch_invariant: bool = False
+    aligned_positions: bool = False
 
     @property
     def chunk(self) -> int | None:
         """Tokens of a chunk, if the call gives them, or if its states or its caller need them; else None."""
-        known = self.checkpoint_chunks or self.batch_invariant
+        known = self.checkpoint_chunks or self.batch_invariant or self.aligned_positions
         if self.by_token:
             return 1
         return DECODE_CHUNK if self.decode else self.chunk_size or (DEFAULT_CHUNK if known else None)
@@ -70,6 +72,10 @@ class Request:
     def axes(self) -> tuple[int, int]:
         """The axes of tokens and of heads."""
         return (1, 2) if self.layout == "bthd" else (2, 1)
+
+    def tokens(self, t: Tensors) -> int:
+        """The tokens of a batch row."""
+        return t.q.shape[self.axes[0]]
 
 
 #: Names of what a Request has, in its order.

@@ -10,7 +10,7 @@ from .arguments import IN_KERNELS, Tensors
 from .given import given_to, integers_of
 from .launch import chosen, numbers_for, serves
 from .normalise import check_written
-from .positions import Pieces, buffer, pool_of, store
+from .positions import Pieces, buffer, pool_of, slots_by_chunk, store, writes_slots
 from .request import Request, call_of
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
@@ -19,7 +19,7 @@ Results = tuple[Tensor, Tensor | None, Tensor | None]
 def run(t: Tensors, x: Request, scale: float | None, checkpoints: Tensor | None = None) -> Results:
     """o, the final state or None, state checkpoints or None."""
     if t.checkpoint_positions is not None and t.checkpoint_positions.numel() and t.q.numel():
-        return _run_with_pieces(t, x, scale)
+        return _run_aligned(t, x, scale) if writes_slots(t, x) else _run_with_pieces(t, x, scale)
     t = t._replace(checkpoint_positions=None, checkpoint_slots=None)
     call = call_of(t, x)
     host = serves(t, call, checkpoints).HOST
@@ -33,6 +33,16 @@ def run_checked(t: Tensors, x: Request, scale: float | None, checkpoints: Tensor
     """The same, after a check of what the call writes."""
     check_written(t, x.in_place, tuple(map(reach, t[:IN_KERNELS])))
     return run(t, x, scale, checkpoints)
+
+
+def _run_aligned(t: Tensors, x: Request, scale: float | None) -> Results:
+    """`run`, and states after chunks to slots of the pool."""
+    call, pool, slots = call_of(t, x), pool_of(t, x), cache(lambda chunk: slots_by_chunk(t, x, chunk))
+    host = serves(t, call, pool, lambda chunk: (slots(chunk),)).HOST
+    given, *others = given_to(t, x, pool)
+    memory = host.run(given, numbers_for(host, scale), *others, call.wanted, (*integers_of(t, x), slots(host.tables.chunk)))
+    o, final = host.results(memory, call.wanted)[:2]
+    return o, final, None
 
 
 def _run_with_pieces(t: Tensors, x: Request, scale: float | None) -> Results:

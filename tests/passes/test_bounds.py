@@ -1,0 +1,48 @@
+"""A constant under a maximum or minimum is marked as a bound. Emitters then keep a NaN of the other operand."""
+import re
+
+import pytest
+
+from gdn_codegen.ir.builder import algorithm, carried, maximum, row_sum
+from gdn_codegen.runtime.build import Build, lowered
+
+
+@algorithm(k="C K", v="C V", S=carried("K V"))
+def extremes(k, v, S):
+    """A page with a bound on either side, and a maximum of two values."""
+    low = maximum(row_sum(k), 0.25)
+    high = maximum(0.5, row_sum(v))
+    both = maximum(low, high)
+    o = both[:, None] * (k @ S)
+    S = S + k.T @ v
+    return o, S
+
+
+def marks(target):
+    """Of each maximum in the lowered kernels: whether each operand is a constant, and the mark."""
+    found = set()
+    for k in lowered(Build(target, 32, algorithm=extremes, schedule="fused")).kernels:
+        kind = {o.out: o.kind for o in k.ops}
+        found |= {(*(kind.get(a) == "const" for a in o.args), o.attr("bound")) for o in k.ops
+                  if o.kind == "maximum"}
+    return found
+
+
+@pytest.mark.parametrize("target", ["triton", "tilelang"])
+def test_constants_and_nothing_else_are_bounds(target):
+    found = marks(target)
+    assert len(found) > 1 and any(bound is not None for *_, bound in found)
+    assert all(bound == (constant.index(True) if any(constant) else None) for *constant, bound in found)
+
+
+def test_cores_need_no_mark():
+    assert {bound for *_, bound in marks("pto")} == {None}
+
+
+@pytest.mark.parametrize("target, plain, kept", [
+    ("triton", r"tl\.maximum\(([^()]|\([^()]*\))*NAN\),\s*\)", r"tl\.maximum\(0\.25, row_sums_k, NAN\)"),
+    ("tilelang", r"T\.max\(", r"T\.if_then_else\(.* < 0\.25, 0\.25, ")])
+def test_emitters_keep_nan_where_the_mark_is(target, plain, kept):
+    b = Build(target, 32, algorithm=extremes, schedule="fused")
+    text = "\n".join(k.body for k in b.of.emit(lowered(b), b.layout, b.heads)).replace("propagate_nan=tl.PropagateNan.ALL", "NAN")
+    assert re.search(kept, text) and re.search(plain, text), text
