@@ -2,8 +2,9 @@
 
 A line of JSON for each pack: its size, how its lengths were drawn, and the time of each candidate of TileLang's dispatch.
 Candidates are `fused_walk` and `walk` by value heads, whole and in parts of several lengths; "op" is what the package's op
-chooses. FlashInfer's prefill is timed if asked for (gdn_kernels.delta_rule_dsl). A time is the median of seven replays of a CUDA graph of the call, each after a write of 256 MiB. A
-file that is there is continued. bfloat16, K = V = 128, gates as a layer draws them.
+chooses. FlashInfer's prefill is timed if asked for (gdn_kernels.delta_rule_dsl). A time is the median of seven replays of a CUDA
+graph of the call, each after a write of 256 MiB. A file that is there is continued. bfloat16, K = V = 128, gates as a layer
+draws them.
 """
 from __future__ import annotations
 

@@ -278,6 +278,8 @@ class Interpreter:
             env[o.out] = env[o.args[0]].to(self.dtype(attrs["to"]))
         elif o.kind in ("full", "eye", "expand"):
             env[o.out] = self.of_type(o, env, sizes)
+        elif o.kind == "of_token":
+            env[o.out] = env[o.args[0]][at.chunk % len(env[o.args[0]])]
         elif o.kind == "valid" and attrs.get("given"):
             env[o.out] = env[o.args[0]]  # an absent tensor is zero to begin with
         elif o.kind == "valid":
@@ -360,6 +362,12 @@ class Interpreter:
         t, heads = self.p.tensor(o.attr("tensor")), o.attr("heads", 0)
         if t.index == "block":
             return self.channel[t.name, at.iteration % t.slots].clone()
+        if n := o.attr("tokens"):  # those of the group in which the chunk's token is
+            tile = torch.zeros(t.moved(one_token=True, tokens=n).shape(sizes), dtype=self.memory[t.name].dtype)
+            first, one = at.chunk // n * n, o.with_attrs(tokens=None)
+            for i, chunk in enumerate(range(first, min(first + n, self.problem.lengths[at.seq]))):
+                tile[i] = self.load(k, one, replace(at, chunk=chunk), sizes)
+            return tile
         at = replace(at, part=at.part + o.attr("parts_ahead", 0))
         if (t.index == "part" and at.part >= self.problem.parts(at.seq, sizes["C"])) or (t.index == "sequence" and at.begin):
             return torch.zeros(t.moved(heads, o.attr("transposed", False)).shape(sizes), dtype=self.memory[t.name].dtype)

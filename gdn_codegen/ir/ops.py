@@ -209,6 +209,13 @@ def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
     return Tile(() if x.rank == 1 else (1, *x.dims[1:]), x.dtype)
 
 
+def _of_token(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("of_token", 1, args)
+    _need(args[0].rank > 0 and isinstance(args[0].dims[0], int),
+          lambda: f"of_token takes a tile with a row for each token of a group; got {args[0]}")
+    return Tile(args[0].dims[1:], args[0].dtype)
+
+
 def _row_sum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("row_sum", 1, args)
     _need(args[0].rank > 0, lambda: f"row_sum takes a tile of rank 1 or 2; got {args[0]}")
@@ -428,6 +435,8 @@ op("from_quarters", "a tile made of its four quarters: upper left, upper right, 
 op("last", "the last row of a tile, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
    zero=zeros.columns, text=texts.last, view=("cores",), entry=True, loaded="last")
+op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,
+   elementwise=True, zero=zeros.column_sums)
 op("row_sum", "sum over the columns of each row, or over the entries of a vector", _row_sum, lambda attrs, x: x.sum(-1),
    zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, -1),))
 op("column_sum", "sum over the rows of each column", _column_sum, lambda attrs, x: x.sum(0), zero=zeros.column_sums,
@@ -460,11 +469,20 @@ op("transpose", "the transpose, in memory space `space`. `columns`: the result i
 op("load", "a tile from global memory. An asynchronous copy arrives at the barrier `channel`, or at `tail` for a ragged "
    "tail. With an operand: a conditional load, which happens if that number is negative; otherwise the result is the second "
    "operand, or zeros. `parts_ahead`: loads the tile of this number of parts later; zeros past the last part. `last`: only "
+<<<<<<< HEAD
    "the last entry of a vector. `one_token`: the row of a chunk's only token, without the axis of tokens. "
    "`described`: uses a tensor descriptor of the sequence's rows. `unfilled`: rows past the sequence's end may hold anything",
    _loaded, effect="read",
    attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
           "unfilled"))
+=======
+   "the last entry of a vector. `one_token`: the row of a chunk's only token, without the axis of tokens. `tokens`: the rows of "
+   "a group of so many such tokens, in which this one is. "
+   "`described`: uses a tensor descriptor of the sequence's rows",
+   _loaded, effect="read",
+   attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
+          "tokens"))
+>>>>>>> main
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
    "`one_token`: as for load", _effect,
    effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token"))

@@ -47,7 +47,7 @@ LEGAL = {
     "decomposed..checked": "segment join block expand load.heads store.heads batch product; index const",
     "decomposed..assigned placed..checked": "pairs diag_inverse load.last maximum.bound minimum.bound",
     "decomposed..assigned fed..checked": "*.ahead",
-    "assigned..checked": "Op.agent Kernel.agents",
+    "assigned..checked": "Op.agent Kernel.agents of_token load.tokens",
     "assigned fed..checked": "move transpose load.head store.head scalar.head",
     "assigned placed synchronised": "*.own_part",
     "assigned placed..checked": """

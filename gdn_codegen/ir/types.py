@@ -18,7 +18,7 @@ Dim = str | int
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FLOATS = tuple(BYTES)
 #: The accepted values of Buffer.layout, each with the rank of such a buffer.
-LAYOUTS = {"swizzled": 2, "rows": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1}
+LAYOUTS = {"swizzled": 2, "rows": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1, "token_rows": 2}
 #: Threads of a warp, warps of a warp group, and threads of a warp group, for which registers are set.
 WARP, WARPS_OF_GROUP = 32, 4
 GROUP = WARP * WARPS_OF_GROUP
@@ -147,15 +147,17 @@ class Tensor:
         """Dims and dtype of one tile."""
         return _tile(self.dims, self.dtype)
 
-    def moved(self, heads: int = 0, transposed: bool = False, last: bool = False, one_token: bool = False) -> Tile:
+    def moved(self, heads: int = 0, transposed: bool = False, last: bool = False, one_token: bool = False,
+              tokens: int = 0) -> Tile:
         """The type of what one load or store moves.
 
         By default this is the tile of one head, or its transpose if `transposed`. heads: for a tensor with one value for each
         token, the values of this number of value heads. Then a head is a column if the index is "token", else a row. last: only
-        the last entry, a number. one_token: the row of a chunk's only token, without the axis of tokens.
+        the last entry, a number. one_token: the row of a chunk's only token, without the axis of tokens. tokens: the rows of
+        so many tokens, each a chunk.
         """
         if one_token:
-            return _tile(self.dims[1:], self.dtype)
+            return _tile((*([tokens] if tokens else []), *self.dims[1:]), self.dtype)
         if last:
             return _tile((), self.dtype)
         if not heads:

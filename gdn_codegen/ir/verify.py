@@ -253,7 +253,7 @@ class _Kernel:
             raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
         if at.get("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
-        moved = t.moved(heads, at.get("transposed", False), last, at.get("one_token", False))
+        moved = t.moved(heads, at.get("transposed", False), last, at.get("one_token", False), at.get("tokens", 0))
         if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (
                 o.kind == "store" and inside and self.k.grid != "chunks")):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")

@@ -49,6 +49,7 @@ from .launch.overlapping import overlapping
 from .launch.side_by_side import side_by_side
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
+from .loops.token_groups import token_groups
 from .loops.transposition import transpose
 from .loops.warm_up_loop import warm_up_loop
 from .storage.arrange import arrange
@@ -125,6 +126,7 @@ ONE_AGENT: Passes = (
     ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
+    ("token_groups", lambda p, c: token_groups(p)),
     ("operands", lambda p, c: operands(p, c.device)),
     ("heads_by_threads", lambda p, c: heads_by_threads(p, c.schedule, c.device)),
     ("heads_by_key_head", lambda p, c: heads_by_key_head(p, c.schedule, c.device)),

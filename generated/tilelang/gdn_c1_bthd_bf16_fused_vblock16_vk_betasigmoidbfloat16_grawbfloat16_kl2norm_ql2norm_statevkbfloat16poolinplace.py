@@ -35,6 +35,8 @@ V = 128
 copy_cuda = T.copy
 parallel_cuda = T.Parallel
 blocks_at_least_cuda = T.annotate_min_blocks_per_sm
+shared_cuda = T.alloc_shared
+shared_cpu = T.alloc_local
 bfloat16_cuda = T.bfloat16
 bfloat16_cpu = T.float32  # the C backend has no bfloat16: the host widens such tensors
 
@@ -98,6 +100,21 @@ def along_rows_cuda(shape, dtype, threads, lanes):
     return x
 
 
+def token_rows_cuda(shape, dtype, threads, lanes):
+    """A tile of tokens in shared memory, 4 bytes an entry. A lane reads its pieces of 8 columns in halves, and the halves of
+    neighbouring lanes lie side by side, in different banks."""
+    x, columns = T.alloc_shared(shape, dtype), 8 * lanes
+    if shape[1] % columns == 0:
+        T.annotate_layout({x: tilelang.layout.Layout(shape, lambda i, j: (
+            i, j // columns * columns + j % 8 // 4 * (4 * lanes) + j // 8 % lanes * 4 + j % 4))})
+    return x
+
+
+def token_rows_cpu(shape, dtype, threads, lanes):
+    """A tile of tokens."""
+    return T.alloc_local(shape, dtype)
+
+
 def state_rows_cpu(shape, dtype, threads, lanes):
     """A tile whose rows are summed."""
     return T.alloc_local(shape, dtype)
@@ -123,25 +140,6 @@ def row_sum_cuda(src, dst):
 
 
 @T.macro
-def vector_sum_cuda(src, dst):
-    """The sum of a vector, by a thread block."""
-    x = T.alloc_fragment(src.shape, dst.dtype)
-    total = T.alloc_fragment((1,), dst.dtype)
-    for i in T.Parallel(src.shape[0]):
-        x[i] = src[i]
-    T.reduce_sum(x, total, dim=0)
-    dst[0] = total[0]
-
-
-@T.macro
-def vector_sum_cpu(src, dst):
-    """The sum of a vector."""
-    dst[0] = 0.0
-    for i in T.serial(src.shape[0]):
-        dst[0] = dst[0] + src[i]
-
-
-@T.macro
 def row_sum_cpu(src, dst):
     """The sum of each row."""
     for i in T.serial(src.shape[0]):
@@ -154,11 +152,11 @@ DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
         along_columns=along_columns_cuda, along_rows=along_rows_cuda, bfloat16=bfloat16_cuda,
         blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, kernel=kernel_cuda, parallel=parallel_cuda,
-        row_sum=row_sum_cuda, state_rows=state_rows_cuda, vector_sum=vector_sum_cuda),
+        row_sum=row_sum_cuda, shared=shared_cuda, state_rows=state_rows_cuda, token_rows=token_rows_cuda),
     "cpu": SimpleNamespace(
         along_columns=along_columns_cpu, along_rows=along_rows_cpu, bfloat16=bfloat16_cpu,
         blocks_at_least=blocks_at_least_cpu, copy=copy_cpu, kernel=kernel_cpu, parallel=parallel_cpu,
-        row_sum=row_sum_cpu, state_rows=state_rows_cpu, vector_sum=vector_sum_cpu),
+        row_sum=row_sum_cpu, shared=shared_cpu, state_rows=state_rows_cpu, token_rows=token_rows_cpu),
 }
 
 
@@ -197,65 +195,74 @@ def o_S_kernel(t):
             start = T.if_then_else(batched != 0, n * L, cu_seqlens[n])
             length = T.if_then_else(batched != 0, L, cu_seqlens[n + 1] - start)
             S_0_bf16 = t.state_rows((BV, K), t.bfloat16, 32, 8)
+            tile_4_K_1 = t.state_rows((4, K), t.bfloat16, 32, 8)
+            tile_4_K_2 = t.state_rows((4, K), t.bfloat16, 32, 8)
+            v_group = t.shared((4, BV), t.bfloat16)
+            vector_4_1 = t.along_rows((4,), t.bfloat16, 32, 8)
+            vector_4_2 = t.along_rows((4,), t.bfloat16, 32, 8)
+            tile_4_K_3 = t.state_rows((4, K), T.float32, 32, 8)
+            q_q_first_then_q_q_next = t.state_rows((4, K), T.float32, 32, 8)
+            vector_4_3 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_4 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_5 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_6 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_7 = t.along_rows((4,), T.float32, 32, 8)
+            rq_first_then_rq_next = t.along_rows((4,), T.float32, 32, 8)
+            tile_4_K_4 = t.state_rows((4, K), T.float32, 32, 8)
+            k_k_first_then_k_k_next = t.state_rows((4, K), T.float32, 32, 8)
+            vector_4_8 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_9 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_10 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_11 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_12 = t.along_rows((4,), T.float32, 32, 8)
+            rk_first_then_rk_next = t.along_rows((4,), T.float32, 32, 8)
+            number_1 = T.alloc_var(T.float32)
+            number_2 = T.alloc_var(T.float32)
+            vector_4_13 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_14 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_15 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_16 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_17 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_18 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_19 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_20 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_21 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_22 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_23 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_24 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_25 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_26 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_27 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_28 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_29 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_30 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_31 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_32 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_33 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_34 = t.along_rows((4,), T.float32, 32, 8)
+            G_first_then_G_next = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_35 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_36 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_37 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_38 = t.along_rows((4,), T.float32, 32, 8)
+            q_k_first_then_q_k_next = t.state_rows((4, K), T.float32, 32, 8)
+            vector_4_39 = t.along_rows((4,), T.float32, 32, 8)
+            vector_4_40 = t.along_rows((4,), T.float32, 32, 8)
+            q_f32_group = t.token_rows((4, K), T.float32, 32, 8)
+            k_f32_group = t.token_rows((4, K), T.float32, 32, 8)
+            exp_G_group = t.shared((4,), T.float32)
+            rk_exp_G_group = t.shared((4,), T.float32)
+            beta_rk_group = t.shared((4,), T.float32)
+            rq_exp_G_group = t.shared((4,), T.float32)
+            q_kT_group = t.shared((4,), T.float32)
             S = t.state_rows((BV, K), T.float32, 32, 8)
-            q_in_ = t.along_columns((K,), t.bfloat16, 32, 8)
             q_f32 = t.along_columns((K,), T.float32, 32, 8)
-            q_q = t.along_columns((K,), T.float32, 32, 8)
-            row_sums_q_q = T.alloc_local((1,), T.float32)
-            row_sums_q_scaled = T.alloc_var(T.float32)
-            row_sums_q_minimum = T.alloc_var(T.float32)
-            row_sums_q_q_sum = T.alloc_var(T.float32)
-            row_sums_q_q_rsqrt = T.alloc_var(T.float32)
-            rq = T.alloc_var(T.float32)
-            k_in_ = t.along_columns((K,), t.bfloat16, 32, 8)
             k_f32 = t.along_columns((K,), T.float32, 32, 8)
-            k_k = t.along_columns((K,), T.float32, 32, 8)
-            k_kT_2 = T.alloc_local((1,), T.float32)
-            row_sums_k_scaled = T.alloc_var(T.float32)
-            row_sums_k_minimum = T.alloc_var(T.float32)
-            row_sums_k_k_2_sum = T.alloc_var(T.float32)
-            row_sums_k_k_rsqrt = T.alloc_var(T.float32)
-            rk = T.alloc_var(T.float32)
-            v = t.along_rows((BV,), t.bfloat16, 32, 8)
-            g_in_ = T.alloc_var(t.bfloat16)
-            exp_A_log = T.alloc_var(T.float32)
-            minus_exp_A_log = T.alloc_var(T.float32)
-            g_f32 = T.alloc_var(T.float32)
-            g_plus_dt_bias = T.alloc_var(T.float32)
-            g_plus_dt_bias_neg = T.alloc_var(T.float32)
-            g_plus_dt_minimum = T.alloc_var(T.float32)
-            g_plus_dt_exp = T.alloc_var(T.float32)
-            g_plus_dt_exp_sum = T.alloc_var(T.float32)
-            g_plus_dt_ratio = T.alloc_var(T.float32)
-            g_plus_dt_scaled = T.alloc_var(T.float32)
-            g_plus_dt_scaled_2 = T.alloc_var(T.float32)
-            g_plus_dt_sum = T.alloc_var(T.float32)
-            g_plus_dt_scaled_3 = T.alloc_var(T.float32)
-            g_plus_dt_sum_2 = T.alloc_var(T.float32)
-            g_plus_dt_scaled_4 = T.alloc_var(T.float32)
-            g_plus_dt_sum_3 = T.alloc_var(T.float32)
-            g_plus_dt_scaled_5 = T.alloc_var(T.float32)
-            g_plus_dt_maximum = T.alloc_var(T.float32)
-            g_plus_dt_sum_4 = T.alloc_var(T.float32)
-            g_plus_dt_scaled_6 = T.alloc_var(T.float32)
-            g_plus_dt_softplus = T.alloc_var(T.float32)
-            minus_exp_A_scaled = T.alloc_var(T.float32)
-            beta_in_ = T.alloc_var(t.bfloat16)
-            beta_f32 = T.alloc_var(T.float32)
-            sigmoid_beta = T.alloc_var(T.float32)
-            G = T.alloc_var(T.float32)
-            exp_G = T.alloc_var(T.float32)
             k_S = t.state_rows((BV, K), T.float32, 32, 8)
             k_S_2 = t.along_rows((BV,), T.float32, 32, 8)
-            rk_exp_G = T.alloc_var(T.float32)
-            beta_rk = T.alloc_var(T.float32)
             beta_rk_scaled = t.along_rows((BV,), T.float32, 32, 8)
             q_S = t.state_rows((BV, K), T.float32, 32, 8)
             q_S_2 = t.along_rows((BV,), T.float32, 32, 8)
-            rq_exp_G = T.alloc_var(T.float32)
-            q_k = t.along_columns((K,), T.float32, 32, 8)
-            q_kT_2 = T.alloc_local((1,), T.float32)
-            q_kT = T.alloc_var(T.float32)
             t.blocks_at_least(16)
             if clear_o != 0:
                 row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
@@ -272,97 +279,297 @@ def o_S_kernel(t):
                     S_0_bf16[i, j] = initial_state_in[
                         state_indices_n * (T.truncdiv(initial_state_stride, 8) * 8) + (hv * V + block * BV + i) * K + j
                     ]
+                if length > 0:
+                    row_next = start - b * L
+                    rows_next = length
+                    for i, j in t.parallel(4, K):
+                        tile_4_K_1[i, j] = T.if_then_else(i < rows_next, q_in[b, row_next + i, h, j], 0)
+                    for i, j in t.parallel(4, K):
+                        tile_4_K_2[i, j] = T.if_then_else(i < rows_next, k_in[b, row_next + i, h, j], 0)
+                    for i, j in t.parallel(4, BV):
+                        v_group[i, j] = T.if_then_else(i < rows_next, v_in[b, row_next + i, hv, block * BV + j], 0)
+                    for i in t.parallel(4):
+                        vector_4_1[i] = T.if_then_else(i < rows_next, g_in[b, row_next + i, hv], 0)
+                    for i in t.parallel(4):
+                        vector_4_2[i] = T.if_then_else(i < rows_next, beta_in[b, row_next + i, hv], 0)
+                    t.copy(tile_4_K_1, tile_4_K_3)
+                    # row_sums_q_q = row_sum(q_in * q_in)
+                    for i, j in t.parallel(4, K):
+                        q_q_first_then_q_q_next[i, j] = tile_4_K_3[i, j] * tile_4_K_3[i, j]
+                    t.row_sum(q_q_first_then_q_q_next, vector_4_3)
+                    # rq = rsqrt(row_sums_q_q + 1e-06) * minimum(row_sums_q_q * 1.152921504606847e+18, 1.0)
+                    for i in t.parallel(4):
+                        vector_4_4[i] = vector_4_3[i] * 1.152921504606847e+18
+                    for i in t.parallel(4):
+                        vector_4_5[i] = T.if_then_else(vector_4_4[i] > 1.0, 1.0, vector_4_4[i])
+                    for i in t.parallel(4):
+                        vector_4_6[i] = vector_4_3[i] + 1e-06
+                    for i in t.parallel(4):
+                        vector_4_7[i] = T.rsqrt(vector_4_6[i])
+                    for i in t.parallel(4):
+                        rq_first_then_rq_next[i] = vector_4_7[i] * vector_4_5[i]
+                    t.copy(tile_4_K_2, tile_4_K_4)
+                    # k_kT_2 = row_sum(k_in * k_in)
+                    for i, j in t.parallel(4, K):
+                        k_k_first_then_k_k_next[i, j] = tile_4_K_4[i, j] * tile_4_K_4[i, j]
+                    t.row_sum(k_k_first_then_k_k_next, vector_4_8)
+                    # rk = rsqrt(k_kT_2 + 1e-06) * minimum(k_kT_2 * 1.152921504606847e+18, 1.0)
+                    for i in t.parallel(4):
+                        vector_4_9[i] = vector_4_8[i] * 1.152921504606847e+18
+                    for i in t.parallel(4):
+                        vector_4_10[i] = T.if_then_else(vector_4_9[i] > 1.0, 1.0, vector_4_9[i])
+                    for i in t.parallel(4):
+                        vector_4_11[i] = vector_4_8[i] + 1e-06
+                    for i in t.parallel(4):
+                        vector_4_12[i] = T.rsqrt(vector_4_11[i])
+                    for i in t.parallel(4):
+                        rk_first_then_rk_next[i] = vector_4_12[i] * vector_4_10[i]
+                    # minus_exp_A_scaled = -exp(A_log) * softplus(g_in + dt_bias)
+                    number_1 = T.exp(A_log_in[hv])
+                    number_2 = -number_1
+                    for i in t.parallel(4):
+                        vector_4_13[i] = vector_4_1[i]
+                    for i in t.parallel(4):
+                        vector_4_14[i] = vector_4_13[i] + dt_bias_in[hv]
+                    for i in t.parallel(4):
+                        vector_4_15[i] = -vector_4_14[i]
+                    for i in t.parallel(4):
+                        vector_4_16[i] = T.min(vector_4_14[i], vector_4_15[i])
+                    for i in t.parallel(4):
+                        vector_4_17[i] = T.exp(vector_4_16[i])
+                    for i in t.parallel(4):
+                        vector_4_18[i] = vector_4_17[i] + 2.0
+                    for i in t.parallel(4):
+                        vector_4_19[i] = vector_4_17[i] / vector_4_18[i]
+                    for i in t.parallel(4):
+                        vector_4_20[i] = vector_4_19[i] * vector_4_19[i]
+                    for i in t.parallel(4):
+                        vector_4_21[i] = vector_4_20[i] * 0.28157782
+                    for i in t.parallel(4):
+                        vector_4_22[i] = vector_4_21[i] + 0.27965158
+                    for i in t.parallel(4):
+                        vector_4_23[i] = vector_4_22[i] * vector_4_20[i]
+                    for i in t.parallel(4):
+                        vector_4_24[i] = vector_4_23[i] + 0.40024596
+                    for i in t.parallel(4):
+                        vector_4_25[i] = vector_4_24[i] * vector_4_20[i]
+                    for i in t.parallel(4):
+                        vector_4_26[i] = vector_4_25[i] + 0.66666322
+                    for i in t.parallel(4):
+                        vector_4_27[i] = vector_4_26[i] * vector_4_20[i]
+                    for i in t.parallel(4):
+                        vector_4_28[i] = T.if_then_else(vector_4_14[i] < 0.0, 0.0, vector_4_14[i])
+                    for i in t.parallel(4):
+                        vector_4_29[i] = vector_4_27[i] + 2.0
+                    for i in t.parallel(4):
+                        vector_4_30[i] = vector_4_19[i] * vector_4_29[i]
+                    for i in t.parallel(4):
+                        vector_4_31[i] = vector_4_28[i] + vector_4_30[i]
+                    for i in t.parallel(4):
+                        vector_4_32[i] = number_2 * vector_4_31[i]
+                    for i in t.parallel(4):
+                        vector_4_33[i] = vector_4_2[i]
+                    # sigmoid_beta = sigmoid(beta_in)
+                    for i in t.parallel(4):
+                        vector_4_34[i] = T.sigmoid(vector_4_33[i])
+                    # G = maximum(minus_exp_A_scaled, -105.0)
+                    for i in t.parallel(4):
+                        G_first_then_G_next[i] = T.if_then_else(vector_4_32[i] < -105.0, -105.0, vector_4_32[i])
+                    # exp_G = exp(G)
+                    for i in t.parallel(4):
+                        vector_4_35[i] = T.exp(G_first_then_G_next[i])
+                    # beta_rk_scaled = sigmoid_beta * rk * (v - rk * exp_G * column_sum(k_in[:, None] * S))
+                    for i in t.parallel(4):
+                        vector_4_36[i] = rk_first_then_rk_next[i] * vector_4_35[i]
+                    for i in t.parallel(4):
+                        vector_4_37[i] = vector_4_34[i] * rk_first_then_rk_next[i]
+                    # o = scale * (rq * exp_G * column_sum(q_in[:, None] * S) + rq * row_sum(q_in * k_in) *
+                    # beta_rk_scaled)
+                    for i in t.parallel(4):
+                        vector_4_38[i] = rq_first_then_rq_next[i] * vector_4_35[i]
+                    for i, j in t.parallel(4, K):
+                        q_k_first_then_q_k_next[i, j] = tile_4_K_3[i, j] * tile_4_K_4[i, j]
+                    t.row_sum(q_k_first_then_q_k_next, vector_4_39)
+                    for i in t.parallel(4):
+                        vector_4_40[i] = rq_first_then_rq_next[i] * vector_4_39[i]
+                    for i, j in t.parallel(4, K):
+                        q_f32_group[i, j] = tile_4_K_3[i, j]
+                    for i, j in t.parallel(4, K):
+                        k_f32_group[i, j] = tile_4_K_4[i, j]
+                    for i in t.parallel(4):
+                        exp_G_group[i] = vector_4_35[i]
+                    for i in t.parallel(4):
+                        rk_exp_G_group[i] = vector_4_36[i]
+                    for i in t.parallel(4):
+                        beta_rk_group[i] = vector_4_37[i]
+                    for i in t.parallel(4):
+                        rq_exp_G_group[i] = vector_4_38[i]
+                    for i in t.parallel(4):
+                        q_kT_group[i] = vector_4_40[i]
                 t.copy(S_0_bf16, S)
                 for chunk in T.serial(T.ceildiv(length, C)):
                     row = start - b * L + chunk * C
-                    for i in t.parallel(K):
-                        q_in_[i] = q_in[b, row, h, i]
-                    for i in t.parallel(K):
-                        q_f32[i] = q_in_[i]
                     # row_sums_q_q = row_sum(q_in * q_in)
                     for i in t.parallel(K):
-                        q_q[i] = q_f32[i] * q_f32[i]
-                    t.vector_sum(q_q, row_sums_q_q)
-                    # rq = rsqrt(row_sums_q_q + 1e-06) * minimum(row_sums_q_q * 1.152921504606847e+18, 1.0)
-                    row_sums_q_scaled = row_sums_q_q[0] * 1.152921504606847e+18
-                    row_sums_q_minimum = T.if_then_else(row_sums_q_scaled > 1.0, 1.0, row_sums_q_scaled)
-                    row_sums_q_q_sum = row_sums_q_q[0] + 1e-06
-                    row_sums_q_q_rsqrt = T.rsqrt(row_sums_q_q_sum)
-                    rq = row_sums_q_q_rsqrt * row_sums_q_minimum
-                    for i in t.parallel(K):
-                        k_in_[i] = k_in[b, row, h, i]
-                    for i in t.parallel(K):
-                        k_f32[i] = k_in_[i]
+                        q_f32[i] = q_f32_group[T.truncmod(chunk, 4), i]
                     # k_kT_2 = row_sum(k_in * k_in)
                     for i in t.parallel(K):
-                        k_k[i] = k_f32[i] * k_f32[i]
-                    t.vector_sum(k_k, k_kT_2)
-                    # rk = rsqrt(k_kT_2 + 1e-06) * minimum(k_kT_2 * 1.152921504606847e+18, 1.0)
-                    row_sums_k_scaled = k_kT_2[0] * 1.152921504606847e+18
-                    row_sums_k_minimum = T.if_then_else(row_sums_k_scaled > 1.0, 1.0, row_sums_k_scaled)
-                    row_sums_k_k_2_sum = k_kT_2[0] + 1e-06
-                    row_sums_k_k_rsqrt = T.rsqrt(row_sums_k_k_2_sum)
-                    rk = row_sums_k_k_rsqrt * row_sums_k_minimum
-                    for i in t.parallel(BV):
-                        v[i] = v_in[b, row, hv, block * BV + i]
-                    g_in_ = g_in[b, row, hv]
-                    # minus_exp_A_scaled = -exp(A_log) * softplus(g_in + dt_bias)
-                    exp_A_log = T.exp(A_log_in[hv])
-                    minus_exp_A_log = -exp_A_log
-                    g_f32 = g_in_
-                    g_plus_dt_bias = g_f32 + dt_bias_in[hv]
-                    g_plus_dt_bias_neg = -g_plus_dt_bias
-                    g_plus_dt_minimum = T.min(g_plus_dt_bias, g_plus_dt_bias_neg)
-                    g_plus_dt_exp = T.exp(g_plus_dt_minimum)
-                    g_plus_dt_exp_sum = g_plus_dt_exp + 2.0
-                    g_plus_dt_ratio = g_plus_dt_exp / g_plus_dt_exp_sum
-                    g_plus_dt_scaled = g_plus_dt_ratio * g_plus_dt_ratio
-                    g_plus_dt_scaled_2 = g_plus_dt_scaled * 0.28157782
-                    g_plus_dt_sum = g_plus_dt_scaled_2 + 0.27965158
-                    g_plus_dt_scaled_3 = g_plus_dt_sum * g_plus_dt_scaled
-                    g_plus_dt_sum_2 = g_plus_dt_scaled_3 + 0.40024596
-                    g_plus_dt_scaled_4 = g_plus_dt_sum_2 * g_plus_dt_scaled
-                    g_plus_dt_sum_3 = g_plus_dt_scaled_4 + 0.66666322
-                    g_plus_dt_scaled_5 = g_plus_dt_sum_3 * g_plus_dt_scaled
-                    g_plus_dt_maximum = T.if_then_else(g_plus_dt_bias < 0.0, 0.0, g_plus_dt_bias)
-                    g_plus_dt_sum_4 = g_plus_dt_scaled_5 + 2.0
-                    g_plus_dt_scaled_6 = g_plus_dt_ratio * g_plus_dt_sum_4
-                    g_plus_dt_softplus = g_plus_dt_maximum + g_plus_dt_scaled_6
-                    minus_exp_A_scaled = minus_exp_A_log * g_plus_dt_softplus
-                    beta_in_ = beta_in[b, row, hv]
-                    beta_f32 = beta_in_
-                    # sigmoid_beta = sigmoid(beta_in)
-                    sigmoid_beta = T.sigmoid(beta_f32)
-                    # G = maximum(minus_exp_A_scaled, -105.0)
-                    G = T.if_then_else(minus_exp_A_scaled < -105.0, -105.0, minus_exp_A_scaled)
-                    # exp_G = exp(G)
-                    exp_G = T.exp(G)
+                        k_f32[i] = k_f32_group[T.truncmod(chunk, 4), i]
                     # beta_rk_scaled = sigmoid_beta * rk * (v - rk * exp_G * column_sum(k_in[:, None] * S))
                     for i, j in t.parallel(BV, K):
                         k_S[i, j] = k_f32[j] * S[i, j]
                     t.row_sum(k_S, k_S_2)
-                    rk_exp_G = rk * exp_G
-                    beta_rk = sigmoid_beta * rk
                     for i in t.parallel(BV):
-                        beta_rk_scaled[i] = beta_rk * (T.cast(v[i], T.float32) - rk_exp_G * k_S_2[i])
+                        beta_rk_scaled[i] = beta_rk_group[T.truncmod(chunk, 4)] * (
+                            T.cast(
+                                v_group[T.truncmod(chunk, 4), i],
+                                T.float32,
+                            ) - rk_exp_G_group[T.truncmod(chunk, 4)] * k_S_2[i]
+                        )
                     # o = scale * (rq * exp_G * column_sum(q_in[:, None] * S) + rq * row_sum(q_in * k_in) *
                     # beta_rk_scaled)
                     for i, j in t.parallel(BV, K):
                         q_S[i, j] = q_f32[j] * S[i, j]
                     t.row_sum(q_S, q_S_2)
-                    rq_exp_G = rq * exp_G
-                    for i in t.parallel(K):
-                        q_k[i] = q_f32[i] * k_f32[i]
-                    t.vector_sum(q_k, q_kT_2)
-                    q_kT = rq * q_kT_2[0]
                     # S = exp_G * S + k_in[:, None] * beta_rk_scaled[None, :]
                     for i, j in t.parallel(BV, K):
-                        S[i, j] = exp_G * S[i, j] + k_f32[j] * beta_rk_scaled[i]
+                        S[i, j] = exp_G_group[T.truncmod(chunk, 4)] * S[i, j] + k_f32[j] * beta_rk_scaled[i]
                     for i in t.parallel(BV):
                         o_out[b, row, hv, block * BV + i] = T.cast(
-                            scale * (rq_exp_G * q_S_2[i] + q_kT * beta_rk_scaled[i]),
+                            scale * (
+                                rq_exp_G_group[
+                                    T.truncmod(chunk, 4)
+                                ] * q_S_2[i] + q_kT_group[T.truncmod(chunk, 4)] * beta_rk_scaled[i]
+                            ),
                             t.bfloat16,
                         )
+                    if T.truncmod(chunk + 1, 4) == 0 and chunk + 1 < length:
+                        row_next = start - b * L + chunk + 1
+                        rows_next = length - (chunk + 1)
+                        for i, j in t.parallel(4, K):
+                            tile_4_K_1[i, j] = T.if_then_else(i < rows_next, q_in[b, row_next + i, h, j], 0)
+                        for i, j in t.parallel(4, K):
+                            tile_4_K_2[i, j] = T.if_then_else(i < rows_next, k_in[b, row_next + i, h, j], 0)
+                        for i, j in t.parallel(4, BV):
+                            v_group[i, j] = T.if_then_else(i < rows_next, v_in[b, row_next + i, hv, block * BV + j], 0)
+                        for i in t.parallel(4):
+                            vector_4_1[i] = T.if_then_else(i < rows_next, g_in[b, row_next + i, hv], 0)
+                        for i in t.parallel(4):
+                            vector_4_2[i] = T.if_then_else(i < rows_next, beta_in[b, row_next + i, hv], 0)
+                        t.copy(tile_4_K_1, tile_4_K_3)
+                        # row_sums_q_q = row_sum(q_in * q_in)
+                        for i, j in t.parallel(4, K):
+                            q_q_first_then_q_q_next[i, j] = tile_4_K_3[i, j] * tile_4_K_3[i, j]
+                        t.row_sum(q_q_first_then_q_q_next, vector_4_3)
+                        # rq = rsqrt(row_sums_q_q + 1e-06) * minimum(row_sums_q_q * 1.152921504606847e+18, 1.0)
+                        for i in t.parallel(4):
+                            vector_4_4[i] = vector_4_3[i] * 1.152921504606847e+18
+                        for i in t.parallel(4):
+                            vector_4_5[i] = T.if_then_else(vector_4_4[i] > 1.0, 1.0, vector_4_4[i])
+                        for i in t.parallel(4):
+                            vector_4_6[i] = vector_4_3[i] + 1e-06
+                        for i in t.parallel(4):
+                            vector_4_7[i] = T.rsqrt(vector_4_6[i])
+                        for i in t.parallel(4):
+                            rq_first_then_rq_next[i] = vector_4_7[i] * vector_4_5[i]
+                        t.copy(tile_4_K_2, tile_4_K_4)
+                        # k_kT_2 = row_sum(k_in * k_in)
+                        for i, j in t.parallel(4, K):
+                            k_k_first_then_k_k_next[i, j] = tile_4_K_4[i, j] * tile_4_K_4[i, j]
+                        t.row_sum(k_k_first_then_k_k_next, vector_4_8)
+                        # rk = rsqrt(k_kT_2 + 1e-06) * minimum(k_kT_2 * 1.152921504606847e+18, 1.0)
+                        for i in t.parallel(4):
+                            vector_4_9[i] = vector_4_8[i] * 1.152921504606847e+18
+                        for i in t.parallel(4):
+                            vector_4_10[i] = T.if_then_else(vector_4_9[i] > 1.0, 1.0, vector_4_9[i])
+                        for i in t.parallel(4):
+                            vector_4_11[i] = vector_4_8[i] + 1e-06
+                        for i in t.parallel(4):
+                            vector_4_12[i] = T.rsqrt(vector_4_11[i])
+                        for i in t.parallel(4):
+                            rk_first_then_rk_next[i] = vector_4_12[i] * vector_4_10[i]
+                        # minus_exp_A_scaled = -exp(A_log) * softplus(g_in + dt_bias)
+                        number_1 = T.exp(A_log_in[hv])
+                        number_2 = -number_1
+                        for i in t.parallel(4):
+                            vector_4_13[i] = vector_4_1[i]
+                        for i in t.parallel(4):
+                            vector_4_14[i] = vector_4_13[i] + dt_bias_in[hv]
+                        for i in t.parallel(4):
+                            vector_4_15[i] = -vector_4_14[i]
+                        for i in t.parallel(4):
+                            vector_4_16[i] = T.min(vector_4_14[i], vector_4_15[i])
+                        for i in t.parallel(4):
+                            vector_4_17[i] = T.exp(vector_4_16[i])
+                        for i in t.parallel(4):
+                            vector_4_18[i] = vector_4_17[i] + 2.0
+                        for i in t.parallel(4):
+                            vector_4_19[i] = vector_4_17[i] / vector_4_18[i]
+                        for i in t.parallel(4):
+                            vector_4_20[i] = vector_4_19[i] * vector_4_19[i]
+                        for i in t.parallel(4):
+                            vector_4_21[i] = vector_4_20[i] * 0.28157782
+                        for i in t.parallel(4):
+                            vector_4_22[i] = vector_4_21[i] + 0.27965158
+                        for i in t.parallel(4):
+                            vector_4_23[i] = vector_4_22[i] * vector_4_20[i]
+                        for i in t.parallel(4):
+                            vector_4_24[i] = vector_4_23[i] + 0.40024596
+                        for i in t.parallel(4):
+                            vector_4_25[i] = vector_4_24[i] * vector_4_20[i]
+                        for i in t.parallel(4):
+                            vector_4_26[i] = vector_4_25[i] + 0.66666322
+                        for i in t.parallel(4):
+                            vector_4_27[i] = vector_4_26[i] * vector_4_20[i]
+                        for i in t.parallel(4):
+                            vector_4_28[i] = T.if_then_else(vector_4_14[i] < 0.0, 0.0, vector_4_14[i])
+                        for i in t.parallel(4):
+                            vector_4_29[i] = vector_4_27[i] + 2.0
+                        for i in t.parallel(4):
+                            vector_4_30[i] = vector_4_19[i] * vector_4_29[i]
+                        for i in t.parallel(4):
+                            vector_4_31[i] = vector_4_28[i] + vector_4_30[i]
+                        for i in t.parallel(4):
+                            vector_4_32[i] = number_2 * vector_4_31[i]
+                        for i in t.parallel(4):
+                            vector_4_33[i] = vector_4_2[i]
+                        # sigmoid_beta = sigmoid(beta_in)
+                        for i in t.parallel(4):
+                            vector_4_34[i] = T.sigmoid(vector_4_33[i])
+                        # G = maximum(minus_exp_A_scaled, -105.0)
+                        for i in t.parallel(4):
+                            G_first_then_G_next[i] = T.if_then_else(vector_4_32[i] < -105.0, -105.0, vector_4_32[i])
+                        # exp_G = exp(G)
+                        for i in t.parallel(4):
+                            vector_4_35[i] = T.exp(G_first_then_G_next[i])
+                        # beta_rk_scaled = sigmoid_beta * rk * (v - rk * exp_G * column_sum(k_in[:, None] * S))
+                        for i in t.parallel(4):
+                            vector_4_36[i] = rk_first_then_rk_next[i] * vector_4_35[i]
+                        for i in t.parallel(4):
+                            vector_4_37[i] = vector_4_34[i] * rk_first_then_rk_next[i]
+                        # o = scale * (rq * exp_G * column_sum(q_in[:, None] * S) + rq * row_sum(q_in * k_in) *
+                        # beta_rk_scaled)
+                        for i in t.parallel(4):
+                            vector_4_38[i] = rq_first_then_rq_next[i] * vector_4_35[i]
+                        for i, j in t.parallel(4, K):
+                            q_k_first_then_q_k_next[i, j] = tile_4_K_3[i, j] * tile_4_K_4[i, j]
+                        t.row_sum(q_k_first_then_q_k_next, vector_4_39)
+                        for i in t.parallel(4):
+                            vector_4_40[i] = rq_first_then_rq_next[i] * vector_4_39[i]
+                        for i, j in t.parallel(4, K):
+                            q_f32_group[i, j] = tile_4_K_3[i, j]
+                        for i, j in t.parallel(4, K):
+                            k_f32_group[i, j] = tile_4_K_4[i, j]
+                        for i in t.parallel(4):
+                            exp_G_group[i] = vector_4_35[i]
+                        for i in t.parallel(4):
+                            rk_exp_G_group[i] = vector_4_36[i]
+                        for i in t.parallel(4):
+                            beta_rk_group[i] = vector_4_37[i]
+                        for i in t.parallel(4):
+                            rq_exp_G_group[i] = vector_4_38[i]
+                        for i in t.parallel(4):
+                            q_kT_group[i] = vector_4_40[i]
                 for i, j in t.parallel(BV, K):
                     initial_state_in[
                         state_indices_n * (T.truncdiv(initial_state_stride, 8) * 8) + (hv * V + block * BV + i) * K + j

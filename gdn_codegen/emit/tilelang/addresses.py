@@ -26,6 +26,7 @@ class Addresses:
     define."""
 
     hv = "hv"  # the value head of the current op
+    which = ""  # the suffix of variables of the chunk on which the current op works: "_next" one iteration ahead
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         self.p, self.k, self.layout = p, k, layout
@@ -62,13 +63,13 @@ class Addresses:
         checkpoint was stored, and `slot`, in which pool slot."""
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.blocked_dim else x for d, x in zip(t.dims, index, strict=True)]
         if t.index == "token":
-            cut[0] = self.use("row") + (f" + {cut[0]}" if cut[0] != FIRST else "")
+            cut[0] = self.use(f"row{self.which}") + (f" + {cut[0]}" if cut[0] != FIRST else "")
         return self.at(t, cut, ahead, chunk, slot)
 
     def inside(self, t: Tensor, index: tuple[str, ...]) -> list[str]:
         """The conditions under which the element at `index` of this instance's tile exists in memory: its row is in the
         sequence, and it is not in the padding."""
-        rows = [f"{index[0]} < {self.use('rows')}"] if t.index == "token" and index[0] != FIRST else []
+        rows = [f"{index[0]} < {self.use(f'rows{self.which}')}"] if t.index == "token" and index[0] != FIRST else []
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.blocked_dim else x for d, x in zip(t.dims, index, strict=True)]
         return rows + [f"{x} < {d}" for x, d, padded in zip(cut, t.dims, self.p.padded(t), strict=True) if padded]
 

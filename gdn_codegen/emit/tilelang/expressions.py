@@ -129,6 +129,12 @@ def eye(w: KernelWriter, o: Op) -> At:
     return at
 
 
+@rule("of_token")
+def of_token(w: KernelWriter, o: Op, x: Value) -> At:
+    tokens = w.buffers[x.buffer].shape[0]
+    return lambda *index: Text(str(x.at(f"T.truncmod(chunk, {tokens})", *index)))
+
+
 @rule("valid")
 def valid(w: KernelWriter, o: Op, x: Value) -> At:
     rows = w.use("rows")

@@ -4,7 +4,9 @@ The same text works for CUDA and for the CPU: `t` has the device functions for e
 """
 from __future__ import annotations
 
-from ...ir.ops import BESIDE, ORDER
+from itertools import groupby
+
+from ...ir.ops import AHEAD, BESIDE, ORDER
 from ..base import EVERY, EmitError, KernelText, Loop, Op, Rules, Stmt, Writer
 from .head import Head
 from .tiles import Value
@@ -18,6 +20,7 @@ class KernelWriter(Head):
     """Writes one kernel."""
 
     rules = rule
+    in_loop = False  # whether the current statements are those of a loop
     gathered: tuple[Op, ...] = ()  # ops of an incomplete group that one statement runs in parallel
 
     # --- statements ---
@@ -30,6 +33,25 @@ class KernelWriter(Head):
         return row
 
     def body(self, body: tuple[Stmt, ...]) -> None:
+        """Print statements in order. Ops that work one iteration ahead compute a group of tokens: before a loop the first one, in
+        a loop that of the next token, if it begins a group."""
+        for ahead, run in groupby(body, lambda s: isinstance(s, Op) and bool(s.attr(AHEAD))):
+            group = tuple(run)
+            if not ahead:
+                self.statements(group)
+                continue
+            tokens = max((o.attr("tokens", 0) for o in group if isinstance(o, Op)), default=0)
+            first = f"start - {self.use('b')} * L"
+            if self.in_loop:
+                self.w(f"if T.truncmod(chunk + 1, {tokens}) == 0 and chunk + 1 < {self.use('length')}:",
+                       f"    row_next = {first} + chunk + 1", "    rows_next = length - (chunk + 1)")
+            else:
+                self.w(f"if {self.use('length')} > 0:", f"    row_next = {first}", "    rows_next = length")
+            self.w.indent += 1
+            self.statements(group)
+            self.w.indent -= 1
+
+    def statements(self, body: tuple[Stmt, ...]) -> None:
         """Print statements in order. An op without a buffer becomes an expression in the ops that read it."""
         for s in body:
             if isinstance(s, Loop):
@@ -38,6 +60,7 @@ class KernelWriter(Head):
             write = self.rules.of(s)
             args = [self.env[a] for a in s.args]
             self.about(s)
+            self.which = "_next" if s.attr(AHEAD) else ""
             if self.rules.is_statement(s):
                 self.w.at(s)
                 write(self, s, *args)
@@ -75,7 +98,9 @@ class KernelWriter(Head):
         first = len(self.w.lines)
         self.w.indent += 1
         self.part = "earlier" if lp.index == "part" else "part"
+        self.in_loop = True
         self.body(lp.body)
+        self.in_loop = False
         self.part = "part"
         for c in lp.carried:
             new = self.env[c.next]
@@ -103,7 +128,8 @@ class KernelWriter(Head):
 
     def chunk(self) -> list[str]:
         """The lines that compute the variables of a chunk that ops use."""
-        lines = {"row": "row = start - b * L + chunk * C", "rows": "rows = length - chunk * C"}
+        lines = {"row": "row = start - b * L + chunk * C",
+                 "rows": "rows = length - chunk * C"}
         if self.k.grid != "chunks":
             lines["slot"] = "slot = start // C + n + chunk"
             first, n = (f"T.truncdiv({x}, {y})" for x, y in (("start", f"C * {EVERY}"), ("chunk + 1", EVERY)))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...ir.ops import AHEAD
 from ..base import SUMMED, EmitError, Op
 from . import expressions  # noqa: F401  which has the rest of the table
 from .addresses import FIRST
@@ -117,7 +118,7 @@ def load(w: KernelWriter, o: Op, *operands: Value) -> None:
 
 def in_memory(o: Op, index: tuple[str, ...]) -> tuple[str, ...]:
     """The indices in its tensor of what a load or store moves, for indices of the value."""
-    return (FIRST, *index) if o.attr("one_token") else index[::-1] if o.attr("transposed") else index
+    return (FIRST, *index) if o.attr("one_token") and not o.attr("tokens") else index[::-1] if o.attr("transposed") else index
 
 
 def _copy(w: KernelWriter, o: Op) -> None:
@@ -187,6 +188,11 @@ def wait(w: KernelWriter, o: Op) -> None:
 
 @rule("move", statement=True)
 def move(w: KernelWriter, o: Op, x: Value) -> None:
+    """A copy, which the compiler vectorises. Of a group of tokens, a loop over the elements."""
+    assert o.type is not None
+    if o.attr(AHEAD):
+        w.fill(w.stored(o.type.dims, o.buffer), x)
+        return
     w.line(f"t.copy({_storage(w, o, x)}, {w.name(o.buffer)})")
 
 

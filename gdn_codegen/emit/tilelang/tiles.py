@@ -15,7 +15,7 @@ WIDTH = 120
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "slice_index", "checkpoint", "pair_index", "instance", "walk", "group",
+       "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "walk", "group",
        "row_end", "clear_begin", "clear_end", "rest", EVERY, SUMMED}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
@@ -106,7 +106,8 @@ class Tiles(Addresses):
         dims = [self.dim(d) for d in x.dims]
         shape = f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
         if x.layout not in ("", "swizzled"):
-            threads = f"{self.k.threads}, {self.k.lanes}" if self.k.lanes else str(self.k.threads)
+            lanes = self.k.threads // x.dims[0] if isinstance(x.dims[0], int) else self.k.lanes  # of a group, each token has some
+            threads = f"{self.k.threads}, {lanes}" if lanes else str(self.k.threads)
             return f"{self.name(x.name)} = t.{x.layout}({shape}, {self.dtype(x.dtype)}, {threads})"
         return f"{self.name(x.name)} = t.{'staged' if x.layout == 'swizzled' else x.space}({shape}, {self.dtype(x.dtype)})"
 

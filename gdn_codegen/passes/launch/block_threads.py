@@ -30,9 +30,9 @@ HEADS_THREADS, HEADS_REGISTERS = 256, 32
 #: The most registers of a thread that the largest fragment may take. Beyond that, more threads share the fragment.
 MOST_OF_A_FRAGMENT = 64
 #: Registers of a thread over single tokens: those for the state, so many for each entry of a vector, and others. At least twice
-#: those for the state, and LEAST. On an H100 256 sequences of 4 tokens took 289 us with 128 registers, and 324 with nvcc's 161
-#: (16 columns).
-OF_A_VECTOR, OF_OTHERS, LEAST = 3, 16, 96
+#: those for the state, and LEAST, since groups of tokens need many. On an H100 256 sequences of 4 tokens took 289 us with 128
+#: registers, and 324 with nvcc's 161 (16 columns, before tokens had groups).
+OF_A_VECTOR, OF_OTHERS, LEAST = 3, 16, 128
 #: Columns of a row that a thread moves at once: 16 bytes in 16 bit. Then the most threads that share a row.
 PIECE, MOST_LANES = 8, 8
 
@@ -62,7 +62,7 @@ def _of_tokens(k: Kernel, device: Device) -> Kernel:
     """The kernel over single tokens with one warp a block, and as many blocks a multiprocessor as its registers allow.
 
     A row has a thread for each piece of it, and at least so many that all threads have rows."""
-    rows, columns = next((b.shape for b in k.buffers if len(b.shape) == 2), (WARP, PIECE))
+    rows, columns = next((b.shape for b in k.buffers if len(b.shape) == 2 and isinstance(b.dims[0], str)), (WARP, PIECE))
     lanes = max(1, min(columns // PIECE, MOST_LANES), WARP // rows)
     state = _fragments(k) // WARP
     if state > MOST_OF_A_FRAGMENT:

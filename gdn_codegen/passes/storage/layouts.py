@@ -16,7 +16,7 @@ from dataclasses import replace
 from ...devices import Device
 from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, types, walk
 from ...ir.ops import OPS, ORDER
-from ...ir.types import GROUP, Dim
+from ...ir.types import BYTES, GROUP, Dim
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .stored_values import over
@@ -42,7 +42,7 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
     """The kernel with a layout for each buffer that emitted code addresses directly, that agents exchange, or whose rows are
     summed."""
     if any(o.attr("one_token") for o in k.ops):
-        return _of_tokens(k)
+        return _of_tokens(k, device)
     home = {o.out: o.buffer for o in k.ops}
     fixed = {b for o in k.ops if over(o, device) for b in (o.buffer, home[o.args[0]])}
     crossing = _crossing(k, home, device) if k.agents else set()
@@ -58,12 +58,14 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
     return replace(k, buffers=buffers, body=_copied(_ordered(p, k) if crossing else k.body))
 
 
-def _of_tokens(k: Kernel) -> Kernel:
+def _of_tokens(k: Kernel, device: Device) -> Kernel:
     """A kernel over single tokens: threads share rows of the state, and hold the entries of vectors that meet these rows.
 
     ScheduleError for tiles of several shapes, for which TileLang's compiler finds no layout.
     """
-    shapes = list(dict.fromkeys(b.dims for b in k.buffers if len(b.dims) == 2))
+    tokens = {o.attr("tokens") for o in k.ops if o.attr("tokens")}
+    groups = {b.name for b in k.buffers if b.dims and b.dims[0] in tokens}
+    shapes = list(dict.fromkeys(b.dims for b in k.buffers if len(b.dims) == 2 and b.name not in groups))
     entries = [o.out for o in k.ops if OPS[o.kind].entry]
     if len(shapes) > 1 or any(len(set(dims)) < 2 or 1 in dims for dims in shapes) or entries:
         what = f"an entry of a vector ({entries[0]})" if entries else f"tiles of {' and '.join(map(str, shapes))}"
@@ -73,6 +75,9 @@ def _of_tokens(k: Kernel) -> Kernel:
     along: dict[tuple[Dim, ...], str] = {lies[:1]: "along_rows", lies[1:]: "along_columns"}
 
     def layout(b: Buffer) -> str:
+        if b.name in groups:
+            shared = "token_rows" if len(b.dims) == 2 and BYTES[b.dtype] == 4 and b.dims[1] == lies[1] else ""
+            return shared if b.space == device.vector else ("state_rows", "along_rows")[len(b.dims) == 1]
         if len(b.dims) == 2:
             return "state_rows" if b.dims == lies else ""
         return along.get(b.dims, "")

@@ -20,7 +20,7 @@ from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .buffer_names import named
-from .shared_buffers import share_accumulators, share_carried, share_storage
+from .shared_buffers import share_accumulators, share_carried, share_groups, share_storage
 from .stored_values import StoredValues, over
 
 
@@ -56,6 +56,7 @@ def _placed(p: Program, k: Kernel, device: Device) -> Kernel:
     if device.in_place:
         owner |= {o.args[1]: owner[o.out] for o in v.ops if o.kind == "load" and o.args[1:]}
         share_accumulators(v, owner)
+        share_groups(v, k, owner)
         owner |= {o.args[0]: o.out for o in v.ops if over(o, device)}
         share_storage(v, k, owner)
     buffers: dict[str, Buffer] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ...ir.core import Kernel, Loop, Op, loops, walk
+from ...ir.ops import AHEAD
 from .stored_values import StoredValues, over
 
 #: Ops that may run at the same time as a neighbour of the same kind.
@@ -28,6 +29,16 @@ def share_carried(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
                 owner[resumed[0]] = c.name
             if v.type[c.next] == v.type[c.name] and all(_no_later_reader(v, lp, x, c.next) for x in (c.name, *resumed)):
                 owner[c.next] = c.name
+
+
+def share_groups(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
+    """Let the groups of tokens that a loop computes use the buffers of the first group, which the same ops computed before it."""
+    first = [o for o in k.body if isinstance(o, Op) and o.attr(AHEAD)]
+    for lp in loops(k.body):
+        after = [o for o in lp.body if isinstance(o, Op) and o.attr(AHEAD)]
+        for o, again in zip(first, after, strict=True) if first else ():
+            if o.out in owner and again.out not in v.carried:
+                owner[again.out] = owner[o.out]
 
 
 def _no_later_reader(v: StoredValues, lp: Loop, name: str, new: str) -> bool:

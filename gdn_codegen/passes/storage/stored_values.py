@@ -29,6 +29,7 @@ class StoredValues:
     become."""
 
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
+        """Collects the ops of `k` and who reads them."""
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
         self.count = uses(k.body)
         self.ops = k.ops
@@ -36,6 +37,7 @@ class StoredValues:
         self.readers = readers(k.body)
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
         self.one_token = any(o.attr("one_token") for o in self.ops)  # whether chunks are single tokens
+        self.tokens = {o.attr("tokens") for o in self.ops if o.attr("tokens")}  # of a group
         self.begins = {lp.warm_up for lp in loops(k.body)}
         self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
 
@@ -47,6 +49,8 @@ class StoredValues:
             return False
         if not OPS[o.kind].elementwise:
             return True
+        if o.kind == "of_token" and self.type[o.out].rank == 0:
+            return False  # each reader reads shared memory, so that no register holds the number
         if self.count.get(o.out, 0) != 1:
             return True
         reader, n = self.readers[o.out][0]
@@ -58,7 +62,7 @@ class StoredValues:
             return True  # cumsum, last and row_sum need an operand in storage
         # A vector under a tile would be computed again for every column.
         return (self.device.vector != "register" and self.type[o.out].rank == 1 and reader.kind in ("col", "row")) \
-            or (self.device.number != "register" and self.type[o.out].rank == 0)
+            or (self.device.number != "register" and self.type[o.out].dims in ((), *((n,) for n in self.tokens)))
 
     def operands(self) -> set[str]:
         """The values that must be in the operands' space: operands of products, and inverses of blocks."""
@@ -70,8 +74,9 @@ class StoredValues:
         o, d, t = self.defs.get(value), self.device, self.type[value]
         if t.rank == 0:
             return d.summed if o is not None and o.kind == "row_sum" else d.number
-        if self.one_token:
-            return d.tile
+        if self.one_token:  # what the iterations of a group of tokens read lies in shared memory
+            group = t.dims[0] in self.tokens and (value in self.carried or (o is not None and o.kind == "move"))
+            return d.vector if group else d.tile
         if t.rank == 1:
             return d.vector
         if o is not None and o.kind == "move":

@@ -86,6 +86,21 @@ def along_rows_cuda(shape, dtype, threads, lanes):
     return x
 
 
+def token_rows_cuda(shape, dtype, threads, lanes):
+    """A tile of tokens in shared memory, 4 bytes an entry. A lane reads its pieces of 8 columns in halves, and the halves of
+    neighbouring lanes lie side by side, in different banks."""
+    x, columns = T.alloc_shared(shape, dtype), 8 * lanes
+    if shape[1] % columns == 0:
+        T.annotate_layout({x: tilelang.layout.Layout(shape, lambda i, j: (
+            i, j // columns * columns + j % 8 // 4 * (4 * lanes) + j // 8 % lanes * 4 + j % 4))})
+    return x
+
+
+def token_rows_cpu(shape, dtype, threads, lanes):
+    """A tile of tokens."""
+    return T.alloc_local(shape, dtype)
+
+
 def rows_cpu(shape, dtype, threads):
     """A tile whose rows are summed."""
     return T.alloc_local(shape, dtype)
