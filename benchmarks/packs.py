@@ -1,9 +1,10 @@
 """Packs of random shapes on an sm_90a GPU, us: python benchmarks/packs.py OUT.jsonl [FIRST LAST] [--flashinfer]
 
 A line of JSON for each pack: its size, how its lengths were drawn, and the time of each candidate of TileLang's dispatch.
-Candidates are `fused_walk` and `walk` by value heads, whole and in parts of several lengths, and FlashInfer's prefill if asked
-(gdn_kernels.delta_rule_dsl). A time is the median of seven replays of a CUDA graph of the call, each after a write of 256 MiB. A
-file that is there is continued. bfloat16, K = V = 128, gates as a layer draws them.
+Candidates are `fused_walk` and `walk` by value heads, whole and in parts of several lengths; "op" is what the package's op
+chooses. FlashInfer's prefill is timed if asked for (gdn_kernels.delta_rule_dsl). A time is the median of seven replays of a CUDA
+graph of the call, each after a write of 256 MiB. A file that is there is continued. bfloat16, K = V = 128, gates as a layer
+draws them.
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import gdn_codegen
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import module
 from gdn_codegen.schedule import named, varied
@@ -91,6 +93,7 @@ def us(call: Callable[[], object], flush: torch.Tensor, n: int = 7) -> float:
 def calls(x: dict[str, Any], hv: int, shared: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Candidates with their names; of parts with the chunks of a part after a colon."""
     tokens = x["q"].shape[1]
+    yield "op", lambda: gdn_codegen.chunk_gated_delta_rule(**x, output_final_state=True)
     for name, b in builds().items():
         m, heads = module(b), int(name[-1]) if name[-1].isdigit() else 1
         run = lambda m=m: m.chunk_gated_delta_rule(**x, scale=128 ** -.5, output_final_state=True)

@@ -58,7 +58,7 @@ class Device:
 #: Triton's compiler allocates registers and shared memory.
 TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
                 splits_warm_up=True,
-                part_cost=PartCost(chunk_us=3.9, fold_us=10.0, launch_us=3.0, summary_us=15.0, warm_up_chunks=7,
+                part_cost=PartCost(chunk_us=3.9, fold_us=10.0, launch_us=3.0, split_us=0.0, summary_us=15.0, warm_up_chunks=7,
                                    longest_warm_up_chunks=16, least_part_chunks=4, resident=2))
 
 #: One agent: the whole thread block. TileLang's compiler chooses the layout of fragments, and merges shared buffers by
@@ -69,7 +69,7 @@ HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragm
                 in_place=True, solves=16, solves_whole=64,
                 extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"),
                 heads={"threads": 16, "key_head": 1}, register_file=64 * 1024,
-                part_cost=PartCost(chunk_us=10.0, fold_us=4.0, launch_us=8.0, summary_us=10.0, warm_up_chunks=6,
+                part_cost=PartCost(chunk_us=10.0, fold_us=4.0, launch_us=8.0, split_us=0.0, summary_us=10.0, warm_up_chunks=6,
                                    longest_warm_up_chunks=16, least_part_chunks=14, resident=1))
 
 
@@ -114,9 +114,11 @@ class Groups(Device):
     agent.
 
     The schedule gives the agents of a walk (schedule/agents.py). rows: the rows of a tile that a warp group of four warps holds.
-    most: the most warp groups that share a carried value. threads: the most threads of a block.
+    most: the most warp groups that share a carried value. threads: the most threads of a block. starts_early: whether a kernel
+    may start before the one before it has ended.
     """
 
     rows: int = 0
     most: int = 0
     threads: int = 0
+    starts_early: bool = False

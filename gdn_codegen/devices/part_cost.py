@@ -20,7 +20,9 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel launch.
+    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
+      longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
     warm_up_chunks: length of the warm-up that a part's walk has on average, in chunks.
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
@@ -31,6 +33,7 @@ class PartCost:
     chunk_us: float
     fold_us: float
     launch_us: float
+    split_us: float
     summary_us: float
     warm_up_chunks: float
     longest_warm_up_chunks: float

@@ -139,7 +139,8 @@ class Host:
         if self.part_chunks or not sequences or device.type == "cpu":
             return min(self.part_chunks or every, every)
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
-        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
+        others = (*t.bounds, *t.summaries)
+        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
         sequences = 1 if packed else sequences
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
         return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every

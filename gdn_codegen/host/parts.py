@@ -33,7 +33,8 @@ def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost
         if warms_up:
             before = (parts - 1) * span
             warm_up = min(cost.warm_up_chunks, before)
-            us = (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            us = cost.split_us
+            us += (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
             if _needs_summaries(chunks, span, most):
                 us += summaries * cost.launch_us
                 if span < cost.least_part_chunks:

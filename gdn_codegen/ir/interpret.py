@@ -357,8 +357,8 @@ class Interpreter:
         return cut
 
     def load(self, k: Kernel, o: Op, at: _At, sizes: dict[str, int]) -> torch.Tensor:
-        """A copy of this instance's tile. It is zero in rows past the sequence's end and in padding, and for a part that does not
-        exist. The initial state is zero unless the walk begins at chunk 0."""
+        """A copy of this instance's tile. It is zero in padding, in rows past the sequence's end (there NaN if the load is
+        `unfilled`), and for a part that does not exist. The initial state is zero unless the walk begins at chunk 0."""
         t, heads = self.p.tensor(o.attr("tensor")), o.attr("heads", 0)
         if t.index == "block":
             return self.channel[t.name, at.iteration % t.slots].clone()
@@ -374,6 +374,8 @@ class Interpreter:
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
         tile[tuple(slice(n) for n in x.shape)] = x
+        if o.attr("unfilled"):
+            tile[self.rows(at, sizes):] = float("nan")
         return tile[-1] if o.attr("last") else tile[0] if o.attr("one_token") else tile.T if o.attr("transposed") else tile
 
     def resume(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> torch.Tensor:

@@ -469,12 +469,20 @@ op("transpose", "the transpose, in memory space `space`. `columns`: the result i
 op("load", "a tile from global memory. An asynchronous copy arrives at the barrier `channel`, or at `tail` for a ragged "
    "tail. With an operand: a conditional load, which happens if that number is negative; otherwise the result is the second "
    "operand, or zeros. `parts_ahead`: loads the tile of this number of parts later; zeros past the last part. `last`: only "
+<<<<<<< HEAD
+   "the last entry of a vector. `one_token`: the row of a chunk's only token, without the axis of tokens. "
+   "`described`: uses a tensor descriptor of the sequence's rows. `unfilled`: rows past the sequence's end may hold anything",
+   _loaded, effect="read",
+   attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
+          "unfilled"))
+=======
    "the last entry of a vector. `one_token`: the row of a chunk's only token, without the axis of tokens. `tokens`: the rows of "
    "a group of so many such tokens, in which this one is. "
    "`described`: uses a tensor descriptor of the sequence's rows",
    _loaded, effect="read",
    attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
           "tokens"))
+>>>>>>> main
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
    "`one_token`: as for load", _effect,
    effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token"))

@@ -122,7 +122,8 @@ class _Walk:
                 if t.index != "const":
                     self.loaded.setdefault(t.name, lies)
             else:
-                lies = frozenset(n for n, padded in enumerate(self.p.padded(t)) if padded or (n == 0 and t.index == "token"))
+                filled = t.index == "token" and not o.attr("unfilled")
+                lies = frozenset(n for n, padded in enumerate(self.p.padded(t)) if padded or (n == 0 and filled))
             return _in_memory(t, o, lies) & (z[1] if o.args[1:] else ALL)
         d, attrs = OPS[o.kind], dict(o.attrs)
         if d.sums is not None:

@@ -58,7 +58,7 @@ LEGAL = {
         load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;
         batch interleaved""",
     "placed..checked": """
-        wait load.channel *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
+        wait load.channel load.unfilled *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
         Kernel.lanes Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
     "synchronised..checked": "signal fence drain barrier load.tail Buffer.own",
     "checked": "Program.launch",

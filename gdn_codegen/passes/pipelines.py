@@ -45,6 +45,7 @@ from .heads.product import heads_by_product
 from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
 from .launch.instance_warps import instance_warps
+from .launch.overlapping import overlapping
 from .launch.side_by_side import side_by_side
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
@@ -58,6 +59,7 @@ from .storage.layouts import layouts
 from .storage.pack import pack
 from .storage.place import place
 from .storage.rings import rings
+from .storage.unfilled import unfilled
 from .sync.async_copies import async_copies
 from .sync.mbarriers import mbarriers
 from .sync.proofs import check_rings, check_storage, check_waits
@@ -167,12 +169,14 @@ GROUPS: Passes = (
     ("rings", lambda p, c: rings(p, c.schedule, c.groups)),
     ("place", lambda p, c: place(p, c.device)),
     ("async_copies", lambda p, c: async_copies(p, c.device)),
+    ("unfilled", lambda p, c: unfilled(p)),
     *BLOCKS,
     ("check_storage", lambda p, c: check_storage(p)),
     ("mbarriers", lambda p, c: mbarriers(p, c.groups)),
     ("warm_up_loop", lambda p, c: warm_up_loop(p)),
     ("check_rings", lambda p, c: check_rings(p, c.groups)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
+    ("overlapping", lambda p, c: overlapping(p, c.groups)),
 )
 CORES: Passes = (
     *FRONT,

@@ -84,10 +84,15 @@ def is_of_tokens(p: Program, o: Op) -> bool:
     return p.tensor(o.attr("tensor")).index == "token"
 
 
+def is_filled(p: Program, o: Op) -> bool:
+    """Whether a load gives zeros in the rows past the sequence's end."""
+    return is_of_tokens(p, o) and not o.attr("unfilled")
+
+
 def threads_write(p: Program, o: Op) -> bool:
     """Whether threads write at least a part of the result of `o`. A copy of a whole tile by an asynchronous unit is the
     exception."""
-    return not (o.kind == "load" and not is_of_tokens(p, o))
+    return not (o.kind == "load" and not is_filled(p, o))
 
 
 def unit_reads(p: Program, o: Op) -> bool:
@@ -242,7 +247,7 @@ class _Check:
         units = c.number.get((o.agent, str(o.attr("channel")))) if o.kind == "load" else None
         known = c.known(pipe)
         whole = units is not None and i >= self.warm_up and not o.attr("tail")
-        if whole and is_of_tokens(self.p, o) and o.type is not None and o.type.rank == 2:
+        if whole and is_filled(self.p, o) and o.type is not None and o.type.rank == 2:
             raise self.error(f"{o.out} of {o.agent} is copied in whole tiles in iteration {i}, where a chunk may have fewer rows")
         begun, sources = [b.out for b, _ in self.begun.get(o.agent, ())], self.sources[o]
         for value, x in sources:

@@ -17,7 +17,7 @@ from ..devices import Device
 from ..emit.base import Heads, KernelText
 from ..ir.core import Program
 from ..schedule.contract import PLAIN, Contract
-from .candidates import Asked, Candidate, Space
+from .candidates import Asked, Candidate, Space, Splits
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Target:
     stride_units: whether kernels get strides in units of 16 bytes (less for short rows), which divide the strides of dense
     tensors.
     tf32: whether products of float32 are computed in tf32 on a GPU.
-    least_split: the fewest tokens of a call whose sequences dispatch splits.
+    splits: when dispatch splits sequences. None: where walks fill at most half of a GPU.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Target:
     interprets: tuple[str, ...] = ()
     stride_units: bool = False
     tf32: bool = False
-    least_split: int = 0
+    splits: Splits | None = None
 
     def lowered_for(self, arch: str) -> Lowering:
         """The passes and the device for an architecture. "" is for text that runs on any architecture."""

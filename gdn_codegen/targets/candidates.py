@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from ..devices.part_cost import PartCost
 from ..schedule import Schedule, varied
 
 #: Fields that a candidate of a space may have other than the first of its space.
@@ -16,11 +17,27 @@ MOST = 2
 
 
 @dataclass(frozen=True)
+class Splits:
+    """When dispatch splits sequences: where parts take less time than whole walks.
+
+    cost: the model of their time. least_tokens: the fewest tokens of a call that is split. walks: the most walks (sequences x
+    value heads) of such a call for each multiprocessor. summaries: kernels for summaries of parts. most: the longest warm-up, in
+    parts.
+    """
+
+    cost: PartCost
+    least_tokens: int
+    walks: int
+    summaries: int
+    most: int
+
+
+@dataclass(frozen=True)
 class Asked:
     """What a target's model of dispatch knows of a call.
 
-    head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if sequences
-    are split, since walks fill at most half of the GPU; None without a GPU. shape_class: that of the call's extent. chunk: the
+    head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
+    sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
     handle.
     """

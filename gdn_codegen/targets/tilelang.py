@@ -14,7 +14,7 @@ from ..emit.tilelang import functions
 from ..passes.pipelines import GROUPS, ONE_AGENT
 from ..schedule import OF_CORES, named, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
-from .candidates import Asked, Candidate, Space, several
+from .candidates import Asked, Candidate, Space, Splits, several
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -23,28 +23,27 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'gdn_codegen[tilelang]'"
 #: The architecture with kernels of warp groups.
 ARCH = "sm_90a"
-#: From this class of tokens (Extent.shape_class) on, `fused_walk` also serves parts if each key head has one value head. A kernel
+#: From this class of value heads times tokens (the last two of Extent.shape_class) on, `fused_walk` also serves parts. A kernel
 #: for inverses then costs more than warm-ups that compute inverses again.
-LONG = 15
-#: The fewest tokens of a call that are split. Of 200 random packs on an H100, most with fewer were faster whole.
-LEAST_SPLIT = 1280
-
-
+LARGE = 19
 def _model(x: Asked) -> Iterator[Candidate]:
     """Kernels with warp groups, on their architecture."""
     if x.arch != ARCH:
         return
     heads = several(x.shared)
     if x.few:
-        if x.shared == 1 and x.shape_class[-1] >= LONG:
-            yield Candidate(varied("fused_walk", ARCH, partition="decay"), "walks fill at most half of the GPU, and are long",
+        if sum(x.shape_class[1:]) >= LARGE:
+            yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
                             arch=ARCH)
-        yield Candidate(varied("walk", ARCH, partition="decay", value_heads=heads), "walks fill at most half of the GPU",
+        yield Candidate(varied("walk", ARCH, partition="decay", value_heads=heads), "parts take less time than whole walks",
                         arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
 
 
+assert SM_90A.part_cost is not None
+#: Of 162 random packs on an H100 most with fewer tokens, or with more walks, were faster whole.
+SPLITS = Splits(SM_90A.part_cost, least_tokens=1280, walks=1, summaries=3, most=8)
 #: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
 HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES = (
@@ -102,7 +101,7 @@ TARGET = register(Target(
     Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents")),
     tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
     facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=OF_OTHERS, schedule="walk")}, preference=0, model=_model,
-    sized_for=(ARCH,), spaces=SPACES, least_split=LEAST_SPLIT, stride_units=True, tf32=True,
+    sized_for=(ARCH,), spaces=SPACES, splits=SPLITS, stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,

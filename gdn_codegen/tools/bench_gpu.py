@@ -1,6 +1,7 @@
 """`gdn_codegen bench` on a GPU: our builds and the peers installed here, on the same tensors.
 
-- Device time: the sum of kernel durations (CUPTI through torch.profiler) with a cold L2. It is the median of the runs.
+- Device time: how long at least one kernel of a call runs (CUPTI through torch.profiler) with a cold L2. It is the median of
+  the runs.
 - Wall time: what a call adds to a queue of calls. The GPU waits for the host only if the host is slower.
 - Graph time: what a replay of a CUDA graph of the call adds to a queue.
 - Host time: how long a call takes to return, in a series of calls. Launch time: the same for torch's `add_` to one number. It
@@ -50,13 +51,16 @@ CALL = "gdn_codegen bench: a call"
 # --- times -----------------------------------------------------------------------------------------------------------
 def attribute(calls: Sequence[tuple[float, float]], kernels: Sequence[tuple[str, float, float]]) -> list[dict[str, float]]:
     """For each call (start, end), the time of each kernel (name, start, duration) that began in it, in the order of their first
-    launch. A call ends after its last kernel. Kernels between calls are left out."""
+    launch. A call ends after its last kernel. Kernels between calls are left out. A kernel may start before the one before it
+    has ended, and wait for it. Its time counts from that end, so that no microsecond counts twice."""
     out: list[dict[str, float]] = []
     for start, end in calls:
         mine: dict[str, float] = {}
+        done = start  # when all kernels so far have ended
         for name, at, duration in sorted(kernels, key=lambda k: k[1]):
             if start <= at < end:
-                mine[name] = mine.get(name, 0.0) + duration
+                mine[name] = mine.get(name, 0.0) + max(0.0, at + duration - max(at, done))
+                done = max(done, at + duration)
         out.append(mine)
     return out
 
@@ -161,7 +165,8 @@ class Auto:
         """The build that the op runs on these tensors."""
         (rows, tokens, H, K), (HV, V) = x.q.shape, x.v.shape[2:]
         request = Request(unit_keys=self.unit_keys, target=self.target, chunk_size=self.chunk, layout=LAYOUTS[self.layout])
-        return choice(Call(request, x.q.dtype, x.q.device, (K, V), Extent(H, HV, len(x.lengths), rows * tokens),
+        extent = Extent(H, HV, len(x.lengths), rows * tokens, rows < len(x.lengths))
+        return choice(Call(request, x.q.dtype, x.q.device, (K, V), extent,
                            tables.UNIT if self.unit_keys else PLAIN)).build
 
     def called(self) -> Callable[..., Any]:

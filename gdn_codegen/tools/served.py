@@ -42,17 +42,19 @@ class Most:
 
 
 def prefills(H: int, HV: int, most: Most) -> Iterator[Extent]:
-    """Extents of prompts or parts of prompts: each number of sequences, with the least mean length of each class of lengths."""
+    """Extents of packs of prompts or parts of prompts: each number of sequences, with the least and the greatest mean length of
+    each class of lengths."""
     for n in range(1, most.sequences + 1):
         exponent = 0
         while n * least(exponent) <= most.tokens:
-            yield Extent(H, HV, n, n * least(exponent))
+            for mean in (least(exponent), least(exponent + 1) - 1):
+                yield Extent(H, HV, n, min(n * mean, most.tokens), packed=True)
             exponent += 1
 
 
 def steps(H: int, HV: int, most: Most) -> Iterator[Extent]:
     """Extents of decoding steps: each number of sequences, each with the same number of new tokens."""
-    return (Extent(H, HV, n, n * t) for n in range(1, most.sequences + 1) for t in range(1, DECODE_CHUNK + 1))
+    return (Extent(H, HV, n, n * t, packed=True) for n in range(1, most.sequences + 1) for t in range(1, DECODE_CHUNK + 1))
 
 
 def asked(c: Contract, target: str, decode: bool) -> Request:

@@ -45,7 +45,7 @@ class Job:
     @property
     def extent(self) -> Extent:
         """The size of a call at this shape."""
-        return Extent(self.H, self.HV, len(self.lens), sum(self.lens))
+        return Extent(self.H, self.HV, len(self.lens), sum(self.lens), len(self.lens) > 1)
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -64,11 +64,16 @@ class Job:
         return json.dumps({**self.inputs, "build": tables.choice_json(self.build, self.table)}, sort_keys=True)
 
 
+def extent(s: Shape) -> Extent:
+    """The size of a call with this shape. Several sequences are packed."""
+    return Extent(s.H, s.HV, len(s.lens), sum(s.lens), len(s.lens) > 1)
+
+
 def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[Job]:
     """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes, but for
     parts as long as a sequence."""
     every = candidates(about, arch)
-    first = {s: model_choice(about, Extent(s.H, s.HV, len(s.lens), sum(s.lens)), arch, units) for s in shapes}
+    first = {s: model_choice(about, extent(s), arch, units) for s in shapes}
     found = [Job(b, s.H, s.HV, s.lens) for s, b in first.items()] + [
         Job(b, s.H, s.HV, s.lens) for b in every for s in shapes if sensible(b, s, units)]
     return list({j.key: j for j in found}.values())
@@ -77,7 +82,7 @@ def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[J
 def sensible(b: Build, s: Shape, units: int) -> bool:
     """True if a candidate is worth timing: parts of a given length are shorter than a sequence, the number of walks is between
     half and six times the multiprocessors, and a kernel batches no heads or as many as possible."""
-    if b.plan.value_heads not in (0, Extent(s.H, s.HV, len(s.lens), sum(s.lens)).shared):
+    if b.plan.value_heads not in (0, extent(s).shared):
         return False
     size = b.plan.part_chunks * b.chunk
     walks = s.HV * sum(-(-n // size) for n in s.lens) if size else units

@@ -334,6 +334,8 @@ template <bool transposed> static __device__ __forceinline__ void store_tile(voi
 copy_cuda = T.copy
 parallel_cuda = T.Parallel
 blocks_at_least_cuda = T.annotate_min_blocks_per_sm
+start_next_kernel_cuda = T.pdl_trigger
+wait_for_earlier_kernels_cuda = T.pdl_sync
 shared_cuda = T.alloc_shared
 fragment_cuda = T.alloc_fragment
 
@@ -447,7 +449,8 @@ DEVICE_FUNCTIONS = {
         as_sums=as_sums_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda,
         expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda,
         kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, row_cumsum=row_cumsum_cuda,
-        shared=shared_cuda, staged=staged_cuda, store_tile=store_tile_cuda, whole_inverses=whole_inverses_cuda),
+        shared=shared_cuda, staged=staged_cuda, start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda,
+        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda),
 }
 
 
@@ -474,6 +477,7 @@ def G_beta_kernel(t):
             g = t.shared((16, C + 4), T.float32)
             beta_then_G = t.shared((16, C + 4), T.float32)
             t.blocks_at_least(8)
+            t.start_next_kernel()
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
@@ -562,7 +566,6 @@ def o_S_kernel(t):
             k_free = T.alloc_barrier(arrive_count=[256] * 3)
             G_ready = T.alloc_barrier(arrive_count=[32] * 3)
             q_ready = T.alloc_barrier(arrive_count=[32] * 3)
-            q_tail = T.alloc_barrier(arrive_count=[32] * 1)
             q_free = T.alloc_barrier(arrive_count=[256] * 3)
             v_ready = T.alloc_barrier(arrive_count=[32] * 3)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
@@ -576,6 +579,7 @@ def o_S_kernel(t):
             t.expect_swizzled(Tinv_below_f16)
             t.expect_swizzled(q_kT_D_beta_f16_shared)
             t.expect_swizzled(o_f16_shared)
+            t.wait_for_earlier_kernels()
             if clear_o != 0:
                 row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 clear_begin = T.alloc_var(T.int32, init=length)
@@ -729,25 +733,17 @@ def o_S_kernel(t):
                             T.tma_copy(k_in[b, row:row + C, h, 0:K], k[chunk % 3, :, :], barrier=k_tail[0])
                             T.barrier_arrive(k_tail[0])
                             T.barrier_wait(k_tail[0], 0)
-                            for i in T.serial(C - rows):
-                                for j in T.Parallel(K):
-                                    k[chunk % 3, rows + i, j] = 0
+                            for i in T.serial(rows // 8, C // 8):
+                                for ii, j in T.Parallel(8, K):
+                                    if i * 8 + ii >= rows:
+                                        k[chunk % 3, i * 8 + ii, j] = 0
                         T.fence_proxy_async()
                         T.barrier_arrive(k_ready[chunk % 3])
                         T.tma_copy(G_ws[slot, hv, 0:C], G[chunk % 3, :], barrier=G_ready[chunk % 3])
                         T.tma_copy(beta_ws[slot, hv, 0:C], beta[chunk % 3, :], barrier=G_ready[chunk % 3])
                         T.barrier_arrive(G_ready[chunk % 3])
                         T.barrier_wait(q_free[chunk % 3], (chunk // 3 + 1) % 2)
-                        if rows >= C:
-                            T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 3, :, :], barrier=q_ready[chunk % 3])
-                        else:
-                            T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 3, :, :], barrier=q_tail[0])
-                            T.barrier_arrive(q_tail[0])
-                            T.barrier_wait(q_tail[0], 0)
-                            for i in T.serial(C - rows):
-                                for j in T.Parallel(K):
-                                    q[chunk % 3, rows + i, j] = 0
-                        T.fence_proxy_async()
+                        T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 3, :, :], barrier=q_ready[chunk % 3])
                         T.barrier_arrive(q_ready[chunk % 3])
                         if rows >= C:
                             T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 3, :, :], barrier=v_ready[chunk % 3])
@@ -755,9 +751,10 @@ def o_S_kernel(t):
                             T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 3, :, :], barrier=v_tail[0])
                             T.barrier_arrive(v_tail[0])
                             T.barrier_wait(v_tail[0], 0)
-                            for i in T.serial(C - rows):
-                                for j in T.Parallel(V):
-                                    v[chunk % 3, rows + i, j] = 0
+                            for i in T.serial(rows // 8, C // 8):
+                                for ii, j in T.Parallel(8, V):
+                                    if i * 8 + ii >= rows:
+                                        v[chunk % 3, i * 8 + ii, j] = 0
                         T.barrier_arrive(v_ready[chunk % 3])
                 elif tx < 448:
                     for chunk in T.serial(T.ceildiv(length, C)):
@@ -767,9 +764,10 @@ def o_S_kernel(t):
                         if rows >= C:
                             T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                         else:
-                            for i in T.serial(rows):
-                                for j in T.Parallel(V):
-                                    o_out[b, row + i, hv, j] = o_f16_shared[i, j]
+                            for i in T.serial(T.ceildiv(rows, 8)):
+                                for ii, j in T.Parallel(8, V):
+                                    if i * 8 + ii < rows:
+                                        o_out[b, row + i * 8 + ii, hv, j] = o_f16_shared[i * 8 + ii, j]
                         T.barrier_arrive(o_f16_shared_free[0])
                 elif tx < 512:
                     for chunk in T.serial(T.ceildiv(length, C)):
@@ -795,7 +793,9 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel launch.
+    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
+      longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
     warm_up_chunks: length of the warm-up that a part's walk has on average, in chunks.
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
@@ -806,6 +806,7 @@ class PartCost:
     chunk_us: float
     fold_us: float
     launch_us: float
+    split_us: float
     summary_us: float
     warm_up_chunks: float
     longest_warm_up_chunks: float
@@ -1321,7 +1322,8 @@ def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost
         if warms_up:
             before = (parts - 1) * span
             warm_up = min(cost.warm_up_chunks, before)
-            us = (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            us = cost.split_us
+            us += (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
             if _needs_summaries(chunks, span, most):
                 us += summaries * cost.launch_us
                 if span < cost.least_part_chunks:
@@ -1852,7 +1854,8 @@ class Host:
         if self.part_chunks or not sequences or device.type == "cpu":
             return min(self.part_chunks or every, every)
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
-        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
+        others = (*t.bounds, *t.summaries)
+        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
         sequences = 1 if packed else sequences
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
         return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every

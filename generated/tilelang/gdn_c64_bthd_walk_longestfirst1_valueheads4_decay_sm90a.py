@@ -359,6 +359,8 @@ copy_cuda = T.copy
 start_copy_cuda = T.async_copy
 parallel_cuda = T.Parallel
 blocks_at_least_cuda = T.annotate_min_blocks_per_sm
+start_next_kernel_cuda = T.pdl_trigger
+wait_for_earlier_kernels_cuda = T.pdl_sync
 shared_cuda = T.alloc_shared
 fragment_cuda = T.alloc_fragment
 
@@ -490,8 +492,10 @@ DEVICE_FUNCTIONS = {
         as_sums=as_sums_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, cumsums=cumsums_cuda,
         expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
         kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda,
-        staged=staged_cuda, start_copy=start_copy_cuda, store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        warm_up_length=warm_up_length, whole_inverses=whole_inverses_cuda),
+        staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
+        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length,
+        whole_inverses=whole_inverses_cuda),
 }
 
 
@@ -546,6 +550,7 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
             F_chunk_h2 = T.alloc_var(T.float32)
             F_chunk_h3 = T.alloc_var(T.float32)
             t.blocks_at_least(6)
+            t.start_next_kernel()
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
@@ -759,6 +764,8 @@ def S_offset_kernel(t):
             last_G = T.alloc_var(T.float32)
             chunk_decay = T.alloc_var(T.float32)
             U_decay_to_end_f16 = t.fragment((C, V), T.float16)
+            t.wait_for_earlier_kernels()
+            t.start_next_kernel()
             if first < T.max(stop, 1):
                 warm_up_next = t.warm_up_length(
                     F_chunk_ws,
@@ -870,6 +877,8 @@ def S_factor_kernel(t):
             U_decay_to_end_f16 = t.fragment((C, K), T.float16)
             S_T_f16 = t.fragment((K, K), T.float16)
             S_T_f16_out = t.staged((K, K), T.float16)
+            t.wait_for_earlier_kernels()
+            t.start_next_kernel()
             if first < T.max(stop, 1):
                 begin = first
                 follows = T.Select(first > 0, -1.0, 0.0)
@@ -927,6 +936,7 @@ def S_factor_kernel(t):
 def S_start_kernel(t):
     HV, ends = T.dynamic("HV, ends")
     n_S_warm_up, n_S_offset, n_S_factor, n_S_start = T.dynamic("n_S_warm_up, n_S_offset, n_S_factor, n_S_start")
+    BV = 32
 
     @T.prim_func
     def S_start_kernel(
@@ -939,7 +949,7 @@ def S_start_kernel(t):
         parts: T.int32,
         span: T.int32,
     ):
-        with t.kernel(parts, HV, threads=256) as (part, hv):
+        with t.kernel(parts, HV, (V // BV), threads=128) as (part, hv, block):
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
             start = cu_seqlens[n]
@@ -948,19 +958,21 @@ def S_start_kernel(t):
             stop = T.min(first + span, T.ceildiv(length, C))
             follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
-            S = t.fragment((K, V), T.float32)
+            S = t.fragment((K, BV), T.float32)
             earlier_follows = T.alloc_var(T.float32)
             earlier_warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
             longer_warm_up = T.alloc_var(T.float32)
             M = t.shared((K, K), T.float16)
-            N = t.shared((K, V), T.float32)
-            S_f16 = t.shared((K, V), T.float16)
+            N = t.shared((K, BV), T.float32)
+            S_f16 = t.shared((K, BV), T.float16)
+            t.wait_for_earlier_kernels()
+            t.start_next_kernel()
             if first < T.max(stop, 1):
                 follows = T.Select(first > 0, -1.0, 0.0)
                 warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
                 if warm_up < 0:
-                    for i, j in t.parallel(K, V):
+                    for i, j in t.parallel(K, BV):
                         S[i, j] = 0.0
                     for earlier in T.serial(part - T.truncdiv(first, span), part):
                         earlier_follows = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
@@ -969,14 +981,14 @@ def S_start_kernel(t):
                         longer_warm_up = T.max(earlier_warm_up, warm_up_next)
                         for i, j in t.parallel(K, K):
                             M[i, j] = T.if_then_else(longer_warm_up < 0, S_factor[earlier, hv, i, j], 0)
-                        for i, j in t.parallel(K, V):
-                            N[i, j] = T.if_then_else(warm_up_next < 0, S_offset[earlier, hv, i, j], 0)
+                        for i, j in t.parallel(K, BV):
+                            N[i, j] = T.if_then_else(warm_up_next < 0, S_offset[earlier, hv, i, block * BV + j], 0)
                         t.copy(S, S_f16)
-                        for i, j in t.parallel(K, V):
+                        for i, j in t.parallel(K, BV):
                             S[i, j] = N[i, j]
                         t.gemm(M, S_f16, S, clear_accum=False)
-                    for i, j in t.parallel(K, V):
-                        S_start[part, hv, i, j] = S[i, j]
+                    for i, j in t.parallel(K, BV):
+                        S_start[part, hv, i, block * BV + j] = S[i, j]
 
     return S_start_kernel
 
@@ -1053,7 +1065,6 @@ def o_S_kernel(t):
             o_f16_shared = t.staged((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 2)
             k_tail = T.alloc_barrier(arrive_count=[32] * 1)
-            q_tail = T.alloc_barrier(arrive_count=[32] * 1)
             k_free = T.alloc_barrier(arrive_count=[256] * 2)
             v_ready = T.alloc_barrier(arrive_count=[32] * 2)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
@@ -1065,6 +1076,7 @@ def o_S_kernel(t):
             t.expect_swizzled(v)
             t.expect_swizzled(q_kT_D_beta_f16_shared)
             t.expect_swizzled(o_f16_shared)
+            t.wait_for_earlier_kernels()
             if clear_o != 0 and instance == 0:
                 row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 clear_begin = T.alloc_var(T.int32, init=T.max(first * C, length))
@@ -1304,22 +1316,15 @@ def o_S_kernel(t):
                                     T.tma_copy(k_in[b, row:row + C, h, 0:K], k[iteration % 2, :, :], barrier=k_tail[0])
                                     T.barrier_arrive(k_tail[0])
                                     T.barrier_wait(k_tail[0], 0)
-                                    for i in T.serial(C - rows):
-                                        for j in T.Parallel(K):
-                                            k[iteration % 2, rows + i, j] = 0
-                                if rows >= C:
-                                    T.tma_copy(
-                                        q_in[b, row:row + C, h, 0:K],
-                                        q[iteration % 2, :, :],
-                                        barrier=k_ready[iteration % 2],
-                                    )
-                                else:
-                                    T.tma_copy(q_in[b, row:row + C, h, 0:K], q[iteration % 2, :, :], barrier=q_tail[0])
-                                    T.barrier_arrive(q_tail[0])
-                                    T.barrier_wait(q_tail[0], 0)
-                                    for i in T.serial(C - rows):
-                                        for j in T.Parallel(K):
-                                            q[iteration % 2, rows + i, j] = 0
+                                    for i in T.serial(rows // 8, C // 8):
+                                        for ii, j in T.Parallel(8, K):
+                                            if i * 8 + ii >= rows:
+                                                k[iteration % 2, i * 8 + ii, j] = 0
+                                T.tma_copy(
+                                    q_in[b, row:row + C, h, 0:K],
+                                    q[iteration % 2, :, :],
+                                    barrier=k_ready[iteration % 2],
+                                )
                                 T.fence_proxy_async()
                                 T.barrier_arrive(k_ready[iteration % 2])
                                 if rows >= C:
@@ -1332,9 +1337,10 @@ def o_S_kernel(t):
                                     T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[iteration % 2, :, :], barrier=v_tail[0])
                                     T.barrier_arrive(v_tail[0])
                                     T.barrier_wait(v_tail[0], 0)
-                                    for i in T.serial(C - rows):
-                                        for j in T.Parallel(V):
-                                            v[iteration % 2, rows + i, j] = 0
+                                    for i in T.serial(rows // 8, C // 8):
+                                        for ii, j in T.Parallel(8, V):
+                                            if i * 8 + ii >= rows:
+                                                v[iteration % 2, i * 8 + ii, j] = 0
                                 T.tma_copy(
                                     Tinv_below_ws[slot, hv, 0:C, 0:C],
                                     Tinv_below[iteration % 2, :, :],
@@ -1357,9 +1363,10 @@ def o_S_kernel(t):
                                 if rows >= C:
                                     T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                                 else:
-                                    for i in T.serial(rows):
-                                        for j in T.Parallel(V):
-                                            o_out[b, row + i, hv, j] = o_f16_shared[i, j]
+                                    for i in T.serial(T.ceildiv(rows, 8)):
+                                        for ii, j in T.Parallel(8, V):
+                                            if i * 8 + ii < rows:
+                                                o_out[b, row + i * 8 + ii, hv, j] = o_f16_shared[i * 8 + ii, j]
                                 T.barrier_arrive(o_f16_shared_free[0])
 
     return o_S_kernel
@@ -1372,7 +1379,9 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel launch.
+    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
+      longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
     warm_up_chunks: length of the warm-up that a part's walk has on average, in chunks.
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
@@ -1383,6 +1392,7 @@ class PartCost:
     chunk_us: float
     fold_us: float
     launch_us: float
+    split_us: float
     summary_us: float
     warm_up_chunks: float
     longest_warm_up_chunks: float
@@ -1898,7 +1908,8 @@ def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost
         if warms_up:
             before = (parts - 1) * span
             warm_up = min(cost.warm_up_chunks, before)
-            us = (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            us = cost.split_us
+            us += (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
             if _needs_summaries(chunks, span, most):
                 us += summaries * cost.launch_us
                 if span < cost.least_part_chunks:
@@ -2429,7 +2440,8 @@ class Host:
         if self.part_chunks or not sequences or device.type == "cpu":
             return min(self.part_chunks or every, every)
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
-        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
+        others = (*t.bounds, *t.summaries)
+        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
         sequences = 1 if packed else sequences
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
         return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
@@ -3000,7 +3012,7 @@ TABLES = Tables(
         ("G_Tinv_below_beta_F_chunk", "chunks", 1, ("k", "g", "beta", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws"), ()),
         ("S_offset", "parts", 1, ("k", "v", "initial_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_offset"), ()),
         ("S_factor", "parts", 1, ("k", "G_ws", "Tinv_below_ws", "beta_ws", "S_warm_up", "S_factor"), ()),
-        ("S_start", "parts", 1, ("S_warm_up", "S_offset", "S_factor", "S_start"), ()),
+        ("S_start", "parts", 4, ("S_warm_up", "S_offset", "S_factor", "S_start"), ()),
         ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_start"), ("scale",)),
     ),
     ints={
@@ -3031,7 +3043,7 @@ TABLES = Tables(
     ),
     heads_per_instance=4,
     cleared=True,
-    part_cost=PartCost(chunk_us=2.4, fold_us=4.0, launch_us=3.0, summary_us=10.0, warm_up_chunks=7.0, longest_warm_up_chunks=16.0, least_part_chunks=3.0, resident=1),
+    part_cost=PartCost(chunk_us=2.4, fold_us=4.0, launch_us=15.0, split_us=15.0, summary_us=10.0, warm_up_chunks=7.0, longest_warm_up_chunks=8.0, least_part_chunks=3.0, resident=1),
     most=8,
     summaries=("S_offset", "S_factor", "S_start"),
     warm_ups=True,

@@ -259,7 +259,9 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel launch.
+    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
+      longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
     warm_up_chunks: length of the warm-up that a part's walk has on average, in chunks.
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
@@ -270,6 +272,7 @@ class PartCost:
     chunk_us: float
     fold_us: float
     launch_us: float
+    split_us: float
     summary_us: float
     warm_up_chunks: float
     longest_warm_up_chunks: float
@@ -785,7 +788,8 @@ def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost
         if warms_up:
             before = (parts - 1) * span
             warm_up = min(cost.warm_up_chunks, before)
-            us = (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            us = cost.split_us
+            us += (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
             if _needs_summaries(chunks, span, most):
                 us += summaries * cost.launch_us
                 if span < cost.least_part_chunks:
@@ -1316,7 +1320,8 @@ class Host:
         if self.part_chunks or not sequences or device.type == "cpu":
             return min(self.part_chunks or every, every)
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
-        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
+        others = (*t.bounds, *t.summaries)
+        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
         sequences = 1 if packed else sequences
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
         return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every

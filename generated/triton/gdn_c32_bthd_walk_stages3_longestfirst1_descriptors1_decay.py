@@ -28,7 +28,7 @@ SCHEDULE = "walk"
 # sizes of dims in memory; P: in tiles, where these are padded
 SIZES = {"C": 32, "K": 128, "V": 128}
 # columns a program computes of a split dim, and warps of 32 threads, by kernel; how far ahead loops load
-BLOCKS = {"S_offset": {"BV": 64}, "S_start": {"BV": 64}, "o_S": {"BV": 64}}
+BLOCKS = {"S_offset": {"BV": 64}, "S_start": {"BV": 32}, "o_S": {"BV": 64}}
 NUM_WARPS = {"G_Tinv_scaled_F_chunk": 2, "S_offset": 4, "S_factor": 8, "S_start": 4, "o_S": 4}
 NUM_STAGES = 3
 # numbers that kernels are not compiled for
@@ -564,7 +564,9 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel launch.
+    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
+      longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
     warm_up_chunks: length of the warm-up that a part's walk has on average, in chunks.
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
@@ -575,6 +577,7 @@ class PartCost:
     chunk_us: float
     fold_us: float
     launch_us: float
+    split_us: float
     summary_us: float
     warm_up_chunks: float
     longest_warm_up_chunks: float
@@ -1090,7 +1093,8 @@ def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost
         if warms_up:
             before = (parts - 1) * span
             warm_up = min(cost.warm_up_chunks, before)
-            us = (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            us = cost.split_us
+            us += (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
             if _needs_summaries(chunks, span, most):
                 us += summaries * cost.launch_us
                 if span < cost.least_part_chunks:
@@ -1621,7 +1625,8 @@ class Host:
         if self.part_chunks or not sequences or device.type == "cpu":
             return min(self.part_chunks or every, every)
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
-        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
+        others = (*t.bounds, *t.summaries)
+        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
         sequences = 1 if packed else sequences
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
         return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
@@ -2208,7 +2213,7 @@ TABLES = Tables(
         ("G_Tinv_scaled_F_chunk", "chunks", 1, ("k", "g", "beta", "G_ws", "Tinv_scaled_ws", "F_chunk_ws"), ()),
         ("S_offset", "parts", 2, ("k", "v", "beta", "initial_state", "G_ws", "Tinv_scaled_ws", "F_chunk_ws", "S_warm_up", "S_offset"), ()),
         ("S_factor", "parts", 1, ("k", "beta", "G_ws", "Tinv_scaled_ws", "S_warm_up", "S_factor"), ()),
-        ("S_start", "parts", 2, ("S_warm_up", "S_offset", "S_factor", "S_start"), ()),
+        ("S_start", "parts", 4, ("S_warm_up", "S_offset", "S_factor", "S_start"), ()),
         ("o_S", "parts", 2, ("q", "k", "v", "beta", "o", "initial_state", "final_state", "G_ws", "Tinv_scaled_ws", "F_chunk_ws", "S_warm_up", "S_start"), ("scale",)),
     ),
     ints={
@@ -2237,7 +2242,7 @@ TABLES = Tables(
         ("S_start", (128, 128), "float32"),
     ),
     cleared=True,
-    part_cost=PartCost(chunk_us=1.95, fold_us=10.0, launch_us=3.0, summary_us=7.5, warm_up_chunks=14.0, longest_warm_up_chunks=32.0, least_part_chunks=8.0, resident=2),
+    part_cost=PartCost(chunk_us=1.95, fold_us=10.0, launch_us=3.0, split_us=0.0, summary_us=7.5, warm_up_chunks=14.0, longest_warm_up_chunks=32.0, least_part_chunks=8.0, resident=2),
     most=8,
     summaries=("S_offset", "S_factor", "S_start"),
     warm_ups=True,

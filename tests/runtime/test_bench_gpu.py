@@ -181,6 +181,12 @@ def test_kernels_belong_to_the_call_they_began_in():
     assert medians(runs) == (18.0, {"a": 12.0, "b": 6.0})
 
 
+def test_time_in_which_a_kernel_waits_for_another_counts_once():
+    """b starts 8 us before a has ended, and c while b still runs, and ends before it."""
+    kernels = [("a", 10.0, 20.0), ("b", 22.0, 18.0), ("c", 25.0, 10.0)]
+    assert attribute([(0.0, 100.0)], kernels) == [{"a": 20.0, "b": 10.0, "c": 0.0}]
+
+
 # --- peers -----------------------------------------------------------------------------------------------------------
 def installed(monkeypatch, **modules):
     """Modules of these names, dots as two underscores, with what they hold."""

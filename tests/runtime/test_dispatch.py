@@ -103,9 +103,9 @@ def test_rows_for_16_bit_serve_both_dtypes_and_those_for_unit_keys_what_normalis
 @pytest.mark.slow
 def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
     few, many = ask(Extent(16, 16, 1, 8192)), ask(Extent(16, 16, 8, 32768))
-    assert few.build.name == "gdn_c64_bthd_decay_sm90a" and ("chosen by model", "walks fill at most half of the GPU") in few.why
-    assert ask().build.name == "gdn_c64_bthd_fused_walk_decay_sm90a" and "and are long" in str(ask())
-    assert ask(Extent(16, 32, 1, 32768)).build.name == "gdn_c64_bthd_walk_valueheads2_decay_sm90a"
+    assert few.build.name == "gdn_c64_bthd_decay_sm90a" and "chosen by model: parts take less time than whole walks" in str(few)
+    assert ask().build.name == "gdn_c64_bthd_fused_walk_decay_sm90a" and "and are many" in str(ask())
+    assert ask(Extent(4, 8, 1, 32768)).build.name == "gdn_c64_bthd_walk_valueheads2_decay_sm90a"
     assert many.build.name == "gdn_c64_bthd_fused_walk_sm90a"
     parts = varied("walk", partition="decay", longest_first=True, stages=3, descriptors=True)
     assert ask(target="triton").build == Build("triton", 32, schedule=parts)
@@ -242,14 +242,16 @@ def test_a_row_takes_as_many_value_heads_together_as_a_key_head_has(gpu, shared,
         [1, 1, 2, 2, 4, 4, 4]
 
 
-@pytest.mark.parametrize("tokens, sequences, heads, want", [(1280, 1, 16, True), (1279, 1, 16, False), (4096, 4, 16, True),
-                                                            (1279, 4, 1, False), (4096, 5, 16, False)])
-@pytest.mark.parametrize("target", ["tilelang", "triton"])
-def test_few_tokens_or_many_walks_are_not_split(gpu, target, tokens, sequences, heads, want):
-    """Triton splits few tokens, too."""
-    x = Extent(heads, heads, sequences, tokens)
-    assert (ask(x, target).build.plan.partition is not None) == (want or target == "triton" and sequences * heads <= 66)
-    if target == "tilelang" and tokens < 1280:
+@pytest.mark.parametrize("x, want", [
+    (Extent(16, 16, 1, 2048), True), (Extent(16, 16, 1, 1280), False), (Extent(1, 1, 1, 1279), False),
+    (Extent(16, 16, 4, 4096), False),  # a GPU runs 64 walks of 16 chunks at a time
+    (Extent(16, 16, 4, 4096, packed=True), True),  # one of these may have all 64 chunks
+    (Extent(16, 16, 8, 65536, packed=True), True), (Extent(16, 16, 9, 65536, packed=True), False)])
+def test_sequences_are_split_where_parts_take_less_time(gpu, x, want):
+    """By the model of their cost, with a GPU of 132 multiprocessors. Triton splits if walks fill at most half of it."""
+    assert (ask(x).build.plan.partition is not None) == want
+    assert (ask(x, "triton").build.plan.partition is not None) == (2 * x.walks <= 132)
+    if x.tokens < 1280:
         gpu.append(row(extent=x))
         assert ask(x).build.plan.partition is None  # nor by a row, whose class longer calls share
 

@@ -75,7 +75,7 @@ def passed(m, extent, contract, views=False):
 @pytest.mark.parametrize("decode", [False, True])
 def test_the_contract_is_that_of_a_servers_call(decode, views):
     contract = replace(Contract.parse(ONE.accept[0]), strided=views)
-    x = Extent(2, 4, 3, 9)
+    x = Extent(2, 4, 3, 9, packed=True)
     all_of = passed(ONE, x, contract, views)
     t = Tensors(**{n: all_of.get(n) for n in Tensors._fields})
     o = Options(False, True, False, None, "raw", "sigmoid", False, True, None, None, "auto", None)
@@ -90,7 +90,7 @@ def test_the_contract_is_that_of_a_servers_call(decode, views):
     {"intermediate_states_buffer": torch.zeros(3, 3, 4, 128, 128, dtype=torch.bfloat16),
      "retrieve_parent_token": torch.zeros(3, 3, dtype=torch.int32)}), strict=True)))
 def test_the_contract_is_that_of_a_step_that_verifies(words, given):
-    x, accept = Extent(2, 4, 3, 9), ONE.accept[0]
+    x, accept = Extent(2, 4, 3, 9, packed=True), ONE.accept[0]
     contract = next(c for c, _ in kinds(accept, True) if c.words_by_token == words.removeprefix("in_place/"))
     all_of = {**passed(ONE, x, contract), **given}
     t = Tensors(**{n: all_of.get(n) for n in Tensors._fields})
@@ -132,7 +132,7 @@ def test_heads_and_the_device_decide():
     assert few != many and {b.arch for b in few if b.plan.partition} == {"sm_90a"}
     on_cpu = builds(SMALL, (1, 2), described("cpu"), "tilelang", Most(64, 1))
     assert {(b.target, b.arch, b.chunk) for b in on_cpu} == {("tilelang", "", 64), ("tilelang", "", 16)}
-    assert [calls[-1] for calls in on_cpu.values()] == ["prefill 1 x 46", "decode 1 x 16"] * 2
+    assert [calls[-1] for calls in on_cpu.values()] == ["prefill 1 x 64", "decode 1 x 16"] * 2
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,10 @@ from .tiles import Value
 
 __all__ = ["rule"]
 
+#: Rows of a ragged tail that the threads of a warp access at a time. All 64 rows at once would be code of a thousand instructions
+#: that runs once, and waits for the instruction cache.
+TAIL = 8
+
 
 @rule("wait", statement=True)
 def wait(w: GroupsWriter, o: Op) -> None:
@@ -87,8 +91,8 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     # Once for each sequence: rows that belong to the next sequence become zero.
     w.line("else:")
     w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], 0)",
-            "for i in T.serial(C - rows):", f"    for j in T.Parallel({w.dim(t.dims[1])}):",
-            f"        {w.stored(t.dims, o.buffer).at('rows + i', 'j')} = 0")
+            f"for i in T.serial(rows // {TAIL}, C // {TAIL}):", f"    for ii, j in T.Parallel({TAIL}, {w.dim(t.dims[1])}):",
+            f"        if i * {TAIL} + ii >= rows:", f"            {w.stored(t.dims, o.buffer).at(f'i * {TAIL} + ii', 'j')} = 0")
 
 
 @rule("store", statement=True)
@@ -105,12 +109,13 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line(f"if {w.use('rows')} >= C:")
     w.inner(f"T.copy({w.whole(x.buffer)}, {w.tile(t)})")
     w.line("else:")
-    # If one instance stores all columns, the loop has the number of columns in memory and needs no `if`. Python allows only 20
-    # nested blocks, and TileLang makes two blocks of each `if`.
+    # If one instance stores all columns, the loop has the number of columns in memory and needs no condition for them.
     blocked = t.dims[1] == w.k.blocked_dim
-    inside = [f"if {y}:" for y in w.inside(t, ("i", "j"))[1:]] if blocked else []
-    w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1]) if blocked else w.extents(t)[1]}):",
-            *(f"        {y}" for y in inside), f"        {'    ' * len(inside)}{w.address(t, ('i', 'j'))} = {x.at('i', 'j')}")
+    at = f"i * {TAIL} + ii", "j"
+    inside = [f"{at[0]} < rows", *(w.inside(t, at)[1:] if blocked else [])]
+    w.inner(f"for i in T.serial(T.ceildiv(rows, {TAIL})):",
+            f"    for ii, j in T.Parallel({TAIL}, {w.dim(t.dims[1]) if blocked else w.extents(t)[1]}):",
+            f"        if {' and '.join(inside)}:", f"            {w.address(t, at)} = {x.at(*at)}")
     w.w.indent -= len(when)
 
 

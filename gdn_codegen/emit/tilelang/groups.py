@@ -154,6 +154,7 @@ class GroupsWriter(KernelWriter):
         for x in self.k.buffers:  # only here, since each of these lines adds a fence
             if x.layout == "swizzled":
                 self.w(f"t.expect_swizzled({self.name(x.name)})")
+        self.overlap()
         self.w.lines += clear
         self.open_block(*conditions)
         if conditions and not self.warm_up:

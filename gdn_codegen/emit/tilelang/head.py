@@ -88,6 +88,12 @@ class Head(Tiles):
                    f"{name} = T.alloc_var(T.int32, init={number} - {slower} * {many})")
             number = slower
 
+    def overlap(self) -> None:
+        """Print the wait for earlier kernels, and the start of the next one."""
+        if self.p.launch == "overlapping":
+            first, last = (self.p.kernels[n].name == self.k.name for n in (0, -1))
+            self.w(*(["t.wait_for_earlier_kernels()"] if not first else []), *(["t.start_next_kernel()"] if not last else []))
+
     def clear(self) -> list[str]:
         """The lines that write zeros to this instance's share of the rows that no sequence covers.
 

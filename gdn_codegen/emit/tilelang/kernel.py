@@ -160,6 +160,7 @@ class KernelWriter(Head):
             self.w(self.allocation(x))
         if self.k.blocks_per_sm:
             self.w(f"t.blocks_at_least({self.k.blocks_per_sm})")
+        self.overlap()
         self.w.lines += clear
         self.open_block(*conditions)
         if parts:

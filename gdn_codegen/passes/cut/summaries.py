@@ -5,11 +5,16 @@ applies both for all parts before one.
 """
 from __future__ import annotations
 
+from typing import Any
+
 from ...ir.builder import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Stmt
 from ..common import dead_code
 from .linear_part import linear_part
 from .parts import Parts
+
+#: Columns of the state that an instance of the fold computes.
+COLUMNS = 32
 
 
 def offset(parts: Parts) -> Kernel:
@@ -52,7 +57,13 @@ def fold(parts: Parts) -> Kernel:
     b.stmts.append(Loop("part", (c,), inner.finish()))
     b.types[c.result] = c.type
     b.op("store", c.result, tensor=parts.start.name)
-    return Kernel(parts.start.name, "parts", b.finish(), **parts.blocks)  # type: ignore[arg-type]
+    return Kernel(parts.start.name, "parts", b.finish(), **_columns(parts))
+
+
+def _columns(parts: Parts) -> dict[str, Any]:
+    """Blocks of V for the fold. Its products follow one another, and a narrow block takes the least time for each."""
+    size = {**dict(parts.p.dims), **dict(parts.k.dims)}["V"]
+    return {"blocked_dim": "V", "dims": (("V", COLUMNS),)} if size > COLUMNS and size % COLUMNS == 0 else parts.blocks
 
 
 def _looped(parts: Parts, b: Body, body: tuple[Stmt, ...], init: str, new: str, warm_up: str, to: str) -> None:

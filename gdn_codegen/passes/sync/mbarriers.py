@@ -98,7 +98,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
         for o in writes:
             if o.kind == "load":
                 copied[o] = {"channel": ready}
-                if p.tensor(o.attr("tensor")).index == "token" and o.type is not None and o.type.rank == 2:
+                if o.type is not None and o.type.rank == 2 and by_threads(p, o):
                     copied[o]["tail"] = f"{o.out}_tail"
                     barriers.append(Buffer(f"{o.out}_tail", BARRIER, (count[producer],), "uint64"))
         users = [r for r in ops if read(r) & {o.out for o in writes}]

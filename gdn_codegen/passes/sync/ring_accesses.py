@@ -16,8 +16,8 @@ def reads(k: Kernel) -> Callable[[Op], set[str]]:
 
 
 def by_threads(p: Program, o: Op) -> bool:
-    """Whether threads may write the value of `o` into a ring. They do for loads of tokens, since they fill up the last chunk."""
-    return o.kind != "load" or p.tensor(o.attr("tensor")).index == "token"
+    """Whether threads may write the value of `o` into a ring. They do for loads of tokens whose last chunk they fill up."""
+    return o.kind != "load" or (p.tensor(o.attr("tensor")).index == "token" and not o.attr("unfilled"))
 
 
 def by_units(p: Program, o: Op) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ... import targets
+from ...host.parts import _cheapest_span
 from ...schedule import ScheduleError, varied
 from ...targets import DEFAULT_SCHEDULE
 from ...targets.candidates import Asked, Candidate, several
@@ -97,8 +98,16 @@ def partitions() -> bool:
 
 
 def splits(x: Extent, units: int, target: str) -> bool:
-    """Whether the target's model splits the sequences of a call of this size, on a GPU of so many multiprocessors."""
-    return 2 * x.walks <= units and x.tokens >= targets.find(target).least_split
+    """Whether dispatch splits the sequences of a call of this size, on a GPU of so many multiprocessors, if no table has a row.
+
+    Lengths of a pack are on the GPU. So it counts as one sequence of all tokens, as in `Host.span`."""
+    s, rows = targets.find(target).splits, 1 if x.packed else x.sequences
+    if s is None:
+        return 2 * x.walks <= units
+    if x.tokens < s.least_tokens or x.walks > s.walks * units:
+        return False
+    chunks = -(-x.tokens // (DEFAULT_CHUNK * rows))
+    return _cheapest_span(chunks, rows, x.HV, units * s.cost.resident, s.cost, s.summaries, s.most, True) is not None
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
@@ -132,8 +141,8 @@ def by_token(b: Build, few: bool) -> Build:
 
 def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
              ) -> Iterator[tuple[Build, str]]:
-    """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if walks fill at
-    most half of the GPU, so that sequences are split; None without a GPU."""
+    """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if
+    sequences are split; None without a GPU."""
     if chunk == 1 and few is not None:
         yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
@@ -184,9 +193,8 @@ def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, .
 class Size:
     """What of a call's extent the choice of a build depends on. Calls of many lengths share it.
 
-    few: whether sequences are split, since walks fill at most half of the GPU; None without a GPU. short: whether the call has
-    too few tokens for that. shared: value heads of a key head that one kernel instance may handle. heads: H and HV, for targets
-    that compile them in.
+    few: whether sequences are split; None without a GPU. short: whether the call has too few tokens for that. shared: value heads
+    of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in.
     """
 
     shape_class: tuple[int, int, int]
@@ -199,7 +207,8 @@ class Size:
 def size_of(x: Extent, target: str, on: Facts) -> Size:
     """The size of a call of an extent on a device."""
     t = targets.find(target)
-    return Size(x.shape_class, splits(x, on.units, target) if on.units else None, x.tokens < t.least_split, x.shared,
+    return Size(x.shape_class, splits(x, on.units, target) if on.units else None,
+                t.splits is not None and x.tokens < t.splits.least_tokens, x.shared,
                 (x.H, x.HV) if t.head_counts else None)
 
 

@@ -131,5 +131,6 @@ def call_of(t: Tensors, x: Request) -> Call:
     q, v, (tokens, heads) = t.q.shape, t.v.shape, x.axes
     sequences = q[0] if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape
     extent = (ANY_BATCH, ANY_BATCH) if x.batch_invariant else (sequences, q[0] * q[tokens])
-    return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], *extent), contract, t.cu_seqlens is not None,
+    packed = t.cu_seqlens is not None
+    return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], *extent, packed), contract, packed,
                 t.initial_state is not None, x.in_place or x.output_final_state or t.final_state is not None)

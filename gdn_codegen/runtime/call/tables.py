@@ -32,12 +32,14 @@ UNIT = Contract((("k", "unit"),))
 
 @dataclass(frozen=True)
 class Extent:
-    """A call's size: query and key heads, value heads, sequences, tokens of all."""
+    """A call's size: query and key heads, value heads, sequences, tokens of all. packed: whether sequences may differ in
+    length."""
 
     H: int
     HV: int
     sequences: int
     tokens: int
+    packed: bool = False
 
     @property
     def walks(self) -> int:

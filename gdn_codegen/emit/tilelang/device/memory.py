@@ -3,6 +3,8 @@ import tilelang
 import tilelang.language as T
 
 blocks_at_least_cuda = T.annotate_min_blocks_per_sm
+start_next_kernel_cuda = T.pdl_trigger
+wait_for_earlier_kernels_cuda = T.pdl_sync
 shared_cuda = T.alloc_shared
 shared_cpu = T.alloc_local
 fragment_cuda = T.alloc_fragment
