@@ -195,59 +195,59 @@ def o_S_kernel(t):
             start = T.if_then_else(batched != 0, n * L, cu_seqlens[n])
             length = T.if_then_else(batched != 0, L, cu_seqlens[n + 1] - start)
             S_0_bf16 = t.state_rows((BV, K), t.bfloat16, 32, 8)
-            tile_4_K_1 = t.state_rows((4, K), t.bfloat16, 32, 8)
-            tile_4_K_2 = t.state_rows((4, K), t.bfloat16, 32, 8)
+            q_in_tokens = t.state_rows((4, K), t.bfloat16, 32, 8)
+            k_in_tokens = t.state_rows((4, K), t.bfloat16, 32, 8)
             v_group = t.shared((4, BV), t.bfloat16)
-            vector_4_1 = t.along_rows((4,), t.bfloat16, 32, 8)
-            vector_4_2 = t.along_rows((4,), t.bfloat16, 32, 8)
-            tile_4_K_3 = t.state_rows((4, K), T.float32, 32, 8)
-            q_q_first_then_q_q_next = t.state_rows((4, K), T.float32, 32, 8)
-            vector_4_3 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_4 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_5 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_6 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_7 = t.along_rows((4,), T.float32, 32, 8)
-            rq_first_then_rq_next = t.along_rows((4,), T.float32, 32, 8)
-            tile_4_K_4 = t.state_rows((4, K), T.float32, 32, 8)
-            k_k_first_then_k_k_next = t.state_rows((4, K), T.float32, 32, 8)
-            vector_4_8 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_9 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_10 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_11 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_12 = t.along_rows((4,), T.float32, 32, 8)
-            rk_first_then_rk_next = t.along_rows((4,), T.float32, 32, 8)
-            number_1 = T.alloc_var(T.float32)
-            number_2 = T.alloc_var(T.float32)
-            vector_4_13 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_14 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_15 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_16 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_17 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_18 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_19 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_20 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_21 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_22 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_23 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_24 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_25 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_26 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_27 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_28 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_29 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_30 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_31 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_32 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_33 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_34 = t.along_rows((4,), T.float32, 32, 8)
-            G_first_then_G_next = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_35 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_36 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_37 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_38 = t.along_rows((4,), T.float32, 32, 8)
-            q_k_first_then_q_k_next = t.state_rows((4, K), T.float32, 32, 8)
-            vector_4_39 = t.along_rows((4,), T.float32, 32, 8)
-            vector_4_40 = t.along_rows((4,), T.float32, 32, 8)
+            g_in_tokens = t.along_rows((4,), t.bfloat16, 32, 8)
+            beta_in_tokens = t.along_rows((4,), t.bfloat16, 32, 8)
+            q_f32_tokens = t.state_rows((4, K), T.float32, 32, 8)
+            q_q_tokens = t.state_rows((4, K), T.float32, 32, 8)
+            row_sums_q_q_tokens = t.along_rows((4,), T.float32, 32, 8)
+            row_sums_q_scaled_tokens = t.along_rows((4,), T.float32, 32, 8)
+            row_sums_q_minimum_tokens = t.along_rows((4,), T.float32, 32, 8)
+            row_sums_q_q_sum_tokens = t.along_rows((4,), T.float32, 32, 8)
+            row_sums_q_q_rsqrt_tokens = t.along_rows((4,), T.float32, 32, 8)
+            rq_tokens = t.along_rows((4,), T.float32, 32, 8)
+            k_f32_tokens = t.state_rows((4, K), T.float32, 32, 8)
+            k_k_tokens = t.state_rows((4, K), T.float32, 32, 8)
+            k_kT_2_tokens = t.along_rows((4,), T.float32, 32, 8)
+            row_sums_k_scaled_tokens = t.along_rows((4,), T.float32, 32, 8)
+            row_sums_k_minimum_tokens = t.along_rows((4,), T.float32, 32, 8)
+            row_sums_k_k_2_sum_tokens = t.along_rows((4,), T.float32, 32, 8)
+            row_sums_k_k_rsqrt_tokens = t.along_rows((4,), T.float32, 32, 8)
+            rk_tokens = t.along_rows((4,), T.float32, 32, 8)
+            exp_A_log_tokens = T.alloc_var(T.float32)
+            minus_exp_A_log_tokens = T.alloc_var(T.float32)
+            g_f32_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_bias_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_bias_neg_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_minimum_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_exp_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_exp_sum_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_ratio_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_scaled_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_scaled_2_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_sum_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_scaled_3_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_sum_2_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_scaled_4_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_sum_3_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_scaled_5_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_maximum_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_sum_4_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_scaled_6_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_plus_dt_softplus_tokens = t.along_rows((4,), T.float32, 32, 8)
+            minus_exp_A_scaled_tokens = t.along_rows((4,), T.float32, 32, 8)
+            beta_f32_tokens = t.along_rows((4,), T.float32, 32, 8)
+            sigmoid_beta_tokens = t.along_rows((4,), T.float32, 32, 8)
+            G_tokens = t.along_rows((4,), T.float32, 32, 8)
+            exp_G_tokens = t.along_rows((4,), T.float32, 32, 8)
+            rk_exp_G_tokens = t.along_rows((4,), T.float32, 32, 8)
+            beta_rk_tokens = t.along_rows((4,), T.float32, 32, 8)
+            rq_exp_G_tokens = t.along_rows((4,), T.float32, 32, 8)
+            q_k_tokens = t.state_rows((4, K), T.float32, 32, 8)
+            q_kT_2_tokens = t.along_rows((4,), T.float32, 32, 8)
+            q_kT_tokens = t.along_rows((4,), T.float32, 32, 8)
             q_f32_group = t.token_rows((4, K), T.float32, 32, 8)
             k_f32_group = t.token_rows((4, K), T.float32, 32, 8)
             exp_G_group = t.shared((4,), T.float32)
@@ -283,129 +283,145 @@ def o_S_kernel(t):
                     row_next = start - b * L
                     rows_next = length
                     for i, j in t.parallel(4, K):
-                        tile_4_K_1[i, j] = T.if_then_else(i < rows_next, q_in[b, row_next + i, h, j], 0)
+                        q_in_tokens[i, j] = T.if_then_else(i < rows_next, q_in[b, row_next + i, h, j], 0)
                     for i, j in t.parallel(4, K):
-                        tile_4_K_2[i, j] = T.if_then_else(i < rows_next, k_in[b, row_next + i, h, j], 0)
+                        k_in_tokens[i, j] = T.if_then_else(i < rows_next, k_in[b, row_next + i, h, j], 0)
                     for i, j in t.parallel(4, BV):
                         v_group[i, j] = T.if_then_else(i < rows_next, v_in[b, row_next + i, hv, block * BV + j], 0)
                     for i in t.parallel(4):
-                        vector_4_1[i] = T.if_then_else(i < rows_next, g_in[b, row_next + i, hv], 0)
+                        g_in_tokens[i] = T.if_then_else(i < rows_next, g_in[b, row_next + i, hv], 0)
                     for i in t.parallel(4):
-                        vector_4_2[i] = T.if_then_else(i < rows_next, beta_in[b, row_next + i, hv], 0)
-                    t.copy(tile_4_K_1, tile_4_K_3)
+                        beta_in_tokens[i] = T.if_then_else(i < rows_next, beta_in[b, row_next + i, hv], 0)
+                    t.copy(q_in_tokens, q_f32_tokens)
                     # row_sums_q_q = row_sum(q_in * q_in)
                     for i, j in t.parallel(4, K):
-                        q_q_first_then_q_q_next[i, j] = tile_4_K_3[i, j] * tile_4_K_3[i, j]
-                    t.row_sum(q_q_first_then_q_q_next, vector_4_3)
+                        q_q_tokens[i, j] = q_f32_tokens[i, j] * q_f32_tokens[i, j]
+                    t.row_sum(q_q_tokens, row_sums_q_q_tokens)
                     # rq = rsqrt(row_sums_q_q + 1e-06) * minimum(row_sums_q_q * 1.152921504606847e+18, 1.0)
                     for i in t.parallel(4):
-                        vector_4_4[i] = vector_4_3[i] * 1.152921504606847e+18
+                        row_sums_q_scaled_tokens[i] = row_sums_q_q_tokens[i] * 1.152921504606847e+18
                     for i in t.parallel(4):
-                        vector_4_5[i] = T.if_then_else(vector_4_4[i] > 1.0, 1.0, vector_4_4[i])
+                        row_sums_q_minimum_tokens[i] = T.if_then_else(
+                            row_sums_q_scaled_tokens[i] > 1.0,
+                            1.0,
+                            row_sums_q_scaled_tokens[i],
+                        )
                     for i in t.parallel(4):
-                        vector_4_6[i] = vector_4_3[i] + 1e-06
+                        row_sums_q_q_sum_tokens[i] = row_sums_q_q_tokens[i] + 1e-06
                     for i in t.parallel(4):
-                        vector_4_7[i] = T.rsqrt(vector_4_6[i])
+                        row_sums_q_q_rsqrt_tokens[i] = T.rsqrt(row_sums_q_q_sum_tokens[i])
                     for i in t.parallel(4):
-                        rq_first_then_rq_next[i] = vector_4_7[i] * vector_4_5[i]
-                    t.copy(tile_4_K_2, tile_4_K_4)
+                        rq_tokens[i] = row_sums_q_q_rsqrt_tokens[i] * row_sums_q_minimum_tokens[i]
+                    t.copy(k_in_tokens, k_f32_tokens)
                     # k_kT_2 = row_sum(k_in * k_in)
                     for i, j in t.parallel(4, K):
-                        k_k_first_then_k_k_next[i, j] = tile_4_K_4[i, j] * tile_4_K_4[i, j]
-                    t.row_sum(k_k_first_then_k_k_next, vector_4_8)
+                        k_k_tokens[i, j] = k_f32_tokens[i, j] * k_f32_tokens[i, j]
+                    t.row_sum(k_k_tokens, k_kT_2_tokens)
                     # rk = rsqrt(k_kT_2 + 1e-06) * minimum(k_kT_2 * 1.152921504606847e+18, 1.0)
                     for i in t.parallel(4):
-                        vector_4_9[i] = vector_4_8[i] * 1.152921504606847e+18
+                        row_sums_k_scaled_tokens[i] = k_kT_2_tokens[i] * 1.152921504606847e+18
                     for i in t.parallel(4):
-                        vector_4_10[i] = T.if_then_else(vector_4_9[i] > 1.0, 1.0, vector_4_9[i])
+                        row_sums_k_minimum_tokens[i] = T.if_then_else(
+                            row_sums_k_scaled_tokens[i] > 1.0,
+                            1.0,
+                            row_sums_k_scaled_tokens[i],
+                        )
                     for i in t.parallel(4):
-                        vector_4_11[i] = vector_4_8[i] + 1e-06
+                        row_sums_k_k_2_sum_tokens[i] = k_kT_2_tokens[i] + 1e-06
                     for i in t.parallel(4):
-                        vector_4_12[i] = T.rsqrt(vector_4_11[i])
+                        row_sums_k_k_rsqrt_tokens[i] = T.rsqrt(row_sums_k_k_2_sum_tokens[i])
                     for i in t.parallel(4):
-                        rk_first_then_rk_next[i] = vector_4_12[i] * vector_4_10[i]
+                        rk_tokens[i] = row_sums_k_k_rsqrt_tokens[i] * row_sums_k_minimum_tokens[i]
                     # minus_exp_A_scaled = -exp(A_log) * softplus(g_in + dt_bias)
-                    number_1 = T.exp(A_log_in[hv])
-                    number_2 = -number_1
+                    exp_A_log_tokens = T.exp(A_log_in[hv])
+                    minus_exp_A_log_tokens = -exp_A_log_tokens
                     for i in t.parallel(4):
-                        vector_4_13[i] = vector_4_1[i]
+                        g_f32_tokens[i] = g_in_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_14[i] = vector_4_13[i] + dt_bias_in[hv]
+                        g_plus_dt_bias_tokens[i] = g_f32_tokens[i] + dt_bias_in[hv]
                     for i in t.parallel(4):
-                        vector_4_15[i] = -vector_4_14[i]
+                        g_plus_dt_bias_neg_tokens[i] = -g_plus_dt_bias_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_16[i] = T.min(vector_4_14[i], vector_4_15[i])
+                        g_plus_dt_minimum_tokens[i] = T.min(g_plus_dt_bias_tokens[i], g_plus_dt_bias_neg_tokens[i])
                     for i in t.parallel(4):
-                        vector_4_17[i] = T.exp(vector_4_16[i])
+                        g_plus_dt_exp_tokens[i] = T.exp(g_plus_dt_minimum_tokens[i])
                     for i in t.parallel(4):
-                        vector_4_18[i] = vector_4_17[i] + 2.0
+                        g_plus_dt_exp_sum_tokens[i] = g_plus_dt_exp_tokens[i] + 2.0
                     for i in t.parallel(4):
-                        vector_4_19[i] = vector_4_17[i] / vector_4_18[i]
+                        g_plus_dt_ratio_tokens[i] = g_plus_dt_exp_tokens[i] / g_plus_dt_exp_sum_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_20[i] = vector_4_19[i] * vector_4_19[i]
+                        g_plus_dt_scaled_tokens[i] = g_plus_dt_ratio_tokens[i] * g_plus_dt_ratio_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_21[i] = vector_4_20[i] * 0.28157782
+                        g_plus_dt_scaled_2_tokens[i] = g_plus_dt_scaled_tokens[i] * 0.28157782
                     for i in t.parallel(4):
-                        vector_4_22[i] = vector_4_21[i] + 0.27965158
+                        g_plus_dt_sum_tokens[i] = g_plus_dt_scaled_2_tokens[i] + 0.27965158
                     for i in t.parallel(4):
-                        vector_4_23[i] = vector_4_22[i] * vector_4_20[i]
+                        g_plus_dt_scaled_3_tokens[i] = g_plus_dt_sum_tokens[i] * g_plus_dt_scaled_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_24[i] = vector_4_23[i] + 0.40024596
+                        g_plus_dt_sum_2_tokens[i] = g_plus_dt_scaled_3_tokens[i] + 0.40024596
                     for i in t.parallel(4):
-                        vector_4_25[i] = vector_4_24[i] * vector_4_20[i]
+                        g_plus_dt_scaled_4_tokens[i] = g_plus_dt_sum_2_tokens[i] * g_plus_dt_scaled_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_26[i] = vector_4_25[i] + 0.66666322
+                        g_plus_dt_sum_3_tokens[i] = g_plus_dt_scaled_4_tokens[i] + 0.66666322
                     for i in t.parallel(4):
-                        vector_4_27[i] = vector_4_26[i] * vector_4_20[i]
+                        g_plus_dt_scaled_5_tokens[i] = g_plus_dt_sum_3_tokens[i] * g_plus_dt_scaled_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_28[i] = T.if_then_else(vector_4_14[i] < 0.0, 0.0, vector_4_14[i])
+                        g_plus_dt_maximum_tokens[i] = T.if_then_else(
+                            g_plus_dt_bias_tokens[i] < 0.0,
+                            0.0,
+                            g_plus_dt_bias_tokens[i],
+                        )
                     for i in t.parallel(4):
-                        vector_4_29[i] = vector_4_27[i] + 2.0
+                        g_plus_dt_sum_4_tokens[i] = g_plus_dt_scaled_5_tokens[i] + 2.0
                     for i in t.parallel(4):
-                        vector_4_30[i] = vector_4_19[i] * vector_4_29[i]
+                        g_plus_dt_scaled_6_tokens[i] = g_plus_dt_ratio_tokens[i] * g_plus_dt_sum_4_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_31[i] = vector_4_28[i] + vector_4_30[i]
+                        g_plus_dt_softplus_tokens[i] = g_plus_dt_maximum_tokens[i] + g_plus_dt_scaled_6_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_32[i] = number_2 * vector_4_31[i]
+                        minus_exp_A_scaled_tokens[i] = minus_exp_A_log_tokens * g_plus_dt_softplus_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_33[i] = vector_4_2[i]
+                        beta_f32_tokens[i] = beta_in_tokens[i]
                     # sigmoid_beta = sigmoid(beta_in)
                     for i in t.parallel(4):
-                        vector_4_34[i] = T.sigmoid(vector_4_33[i])
+                        sigmoid_beta_tokens[i] = T.sigmoid(beta_f32_tokens[i])
                     # G = maximum(minus_exp_A_scaled, -105.0)
                     for i in t.parallel(4):
-                        G_first_then_G_next[i] = T.if_then_else(vector_4_32[i] < -105.0, -105.0, vector_4_32[i])
+                        G_tokens[i] = T.if_then_else(
+                            minus_exp_A_scaled_tokens[i] < -105.0,
+                            -105.0,
+                            minus_exp_A_scaled_tokens[i],
+                        )
                     # exp_G = exp(G)
                     for i in t.parallel(4):
-                        vector_4_35[i] = T.exp(G_first_then_G_next[i])
+                        exp_G_tokens[i] = T.exp(G_tokens[i])
                     # beta_rk_scaled = sigmoid_beta * rk * (v - rk * exp_G * column_sum(k_in[:, None] * S))
                     for i in t.parallel(4):
-                        vector_4_36[i] = rk_first_then_rk_next[i] * vector_4_35[i]
+                        rk_exp_G_tokens[i] = rk_tokens[i] * exp_G_tokens[i]
                     for i in t.parallel(4):
-                        vector_4_37[i] = vector_4_34[i] * rk_first_then_rk_next[i]
+                        beta_rk_tokens[i] = sigmoid_beta_tokens[i] * rk_tokens[i]
                     # o = scale * (rq * exp_G * column_sum(q_in[:, None] * S) + rq * row_sum(q_in * k_in) *
                     # beta_rk_scaled)
                     for i in t.parallel(4):
-                        vector_4_38[i] = rq_first_then_rq_next[i] * vector_4_35[i]
+                        rq_exp_G_tokens[i] = rq_tokens[i] * exp_G_tokens[i]
                     for i, j in t.parallel(4, K):
-                        q_k_first_then_q_k_next[i, j] = tile_4_K_3[i, j] * tile_4_K_4[i, j]
-                    t.row_sum(q_k_first_then_q_k_next, vector_4_39)
+                        q_k_tokens[i, j] = q_f32_tokens[i, j] * k_f32_tokens[i, j]
+                    t.row_sum(q_k_tokens, q_kT_2_tokens)
                     for i in t.parallel(4):
-                        vector_4_40[i] = rq_first_then_rq_next[i] * vector_4_39[i]
+                        q_kT_tokens[i] = rq_tokens[i] * q_kT_2_tokens[i]
                     for i, j in t.parallel(4, K):
-                        q_f32_group[i, j] = tile_4_K_3[i, j]
+                        q_f32_group[i, j] = q_f32_tokens[i, j]
                     for i, j in t.parallel(4, K):
-                        k_f32_group[i, j] = tile_4_K_4[i, j]
+                        k_f32_group[i, j] = k_f32_tokens[i, j]
                     for i in t.parallel(4):
-                        exp_G_group[i] = vector_4_35[i]
+                        exp_G_group[i] = exp_G_tokens[i]
                     for i in t.parallel(4):
-                        rk_exp_G_group[i] = vector_4_36[i]
+                        rk_exp_G_group[i] = rk_exp_G_tokens[i]
                     for i in t.parallel(4):
-                        beta_rk_group[i] = vector_4_37[i]
+                        beta_rk_group[i] = beta_rk_tokens[i]
                     for i in t.parallel(4):
-                        rq_exp_G_group[i] = vector_4_38[i]
+                        rq_exp_G_group[i] = rq_exp_G_tokens[i]
                     for i in t.parallel(4):
-                        q_kT_group[i] = vector_4_40[i]
+                        q_kT_group[i] = q_kT_tokens[i]
                 t.copy(S_0_bf16, S)
                 for chunk in T.serial(T.ceildiv(length, C)):
                     row = start - b * L + chunk * C
@@ -447,129 +463,145 @@ def o_S_kernel(t):
                         row_next = start - b * L + chunk + 1
                         rows_next = length - (chunk + 1)
                         for i, j in t.parallel(4, K):
-                            tile_4_K_1[i, j] = T.if_then_else(i < rows_next, q_in[b, row_next + i, h, j], 0)
+                            q_in_tokens[i, j] = T.if_then_else(i < rows_next, q_in[b, row_next + i, h, j], 0)
                         for i, j in t.parallel(4, K):
-                            tile_4_K_2[i, j] = T.if_then_else(i < rows_next, k_in[b, row_next + i, h, j], 0)
+                            k_in_tokens[i, j] = T.if_then_else(i < rows_next, k_in[b, row_next + i, h, j], 0)
                         for i, j in t.parallel(4, BV):
                             v_group[i, j] = T.if_then_else(i < rows_next, v_in[b, row_next + i, hv, block * BV + j], 0)
                         for i in t.parallel(4):
-                            vector_4_1[i] = T.if_then_else(i < rows_next, g_in[b, row_next + i, hv], 0)
+                            g_in_tokens[i] = T.if_then_else(i < rows_next, g_in[b, row_next + i, hv], 0)
                         for i in t.parallel(4):
-                            vector_4_2[i] = T.if_then_else(i < rows_next, beta_in[b, row_next + i, hv], 0)
-                        t.copy(tile_4_K_1, tile_4_K_3)
+                            beta_in_tokens[i] = T.if_then_else(i < rows_next, beta_in[b, row_next + i, hv], 0)
+                        t.copy(q_in_tokens, q_f32_tokens)
                         # row_sums_q_q = row_sum(q_in * q_in)
                         for i, j in t.parallel(4, K):
-                            q_q_first_then_q_q_next[i, j] = tile_4_K_3[i, j] * tile_4_K_3[i, j]
-                        t.row_sum(q_q_first_then_q_q_next, vector_4_3)
+                            q_q_tokens[i, j] = q_f32_tokens[i, j] * q_f32_tokens[i, j]
+                        t.row_sum(q_q_tokens, row_sums_q_q_tokens)
                         # rq = rsqrt(row_sums_q_q + 1e-06) * minimum(row_sums_q_q * 1.152921504606847e+18, 1.0)
                         for i in t.parallel(4):
-                            vector_4_4[i] = vector_4_3[i] * 1.152921504606847e+18
+                            row_sums_q_scaled_tokens[i] = row_sums_q_q_tokens[i] * 1.152921504606847e+18
                         for i in t.parallel(4):
-                            vector_4_5[i] = T.if_then_else(vector_4_4[i] > 1.0, 1.0, vector_4_4[i])
+                            row_sums_q_minimum_tokens[i] = T.if_then_else(
+                                row_sums_q_scaled_tokens[i] > 1.0,
+                                1.0,
+                                row_sums_q_scaled_tokens[i],
+                            )
                         for i in t.parallel(4):
-                            vector_4_6[i] = vector_4_3[i] + 1e-06
+                            row_sums_q_q_sum_tokens[i] = row_sums_q_q_tokens[i] + 1e-06
                         for i in t.parallel(4):
-                            vector_4_7[i] = T.rsqrt(vector_4_6[i])
+                            row_sums_q_q_rsqrt_tokens[i] = T.rsqrt(row_sums_q_q_sum_tokens[i])
                         for i in t.parallel(4):
-                            rq_first_then_rq_next[i] = vector_4_7[i] * vector_4_5[i]
-                        t.copy(tile_4_K_2, tile_4_K_4)
+                            rq_tokens[i] = row_sums_q_q_rsqrt_tokens[i] * row_sums_q_minimum_tokens[i]
+                        t.copy(k_in_tokens, k_f32_tokens)
                         # k_kT_2 = row_sum(k_in * k_in)
                         for i, j in t.parallel(4, K):
-                            k_k_first_then_k_k_next[i, j] = tile_4_K_4[i, j] * tile_4_K_4[i, j]
-                        t.row_sum(k_k_first_then_k_k_next, vector_4_8)
+                            k_k_tokens[i, j] = k_f32_tokens[i, j] * k_f32_tokens[i, j]
+                        t.row_sum(k_k_tokens, k_kT_2_tokens)
                         # rk = rsqrt(k_kT_2 + 1e-06) * minimum(k_kT_2 * 1.152921504606847e+18, 1.0)
                         for i in t.parallel(4):
-                            vector_4_9[i] = vector_4_8[i] * 1.152921504606847e+18
+                            row_sums_k_scaled_tokens[i] = k_kT_2_tokens[i] * 1.152921504606847e+18
                         for i in t.parallel(4):
-                            vector_4_10[i] = T.if_then_else(vector_4_9[i] > 1.0, 1.0, vector_4_9[i])
+                            row_sums_k_minimum_tokens[i] = T.if_then_else(
+                                row_sums_k_scaled_tokens[i] > 1.0,
+                                1.0,
+                                row_sums_k_scaled_tokens[i],
+                            )
                         for i in t.parallel(4):
-                            vector_4_11[i] = vector_4_8[i] + 1e-06
+                            row_sums_k_k_2_sum_tokens[i] = k_kT_2_tokens[i] + 1e-06
                         for i in t.parallel(4):
-                            vector_4_12[i] = T.rsqrt(vector_4_11[i])
+                            row_sums_k_k_rsqrt_tokens[i] = T.rsqrt(row_sums_k_k_2_sum_tokens[i])
                         for i in t.parallel(4):
-                            rk_first_then_rk_next[i] = vector_4_12[i] * vector_4_10[i]
+                            rk_tokens[i] = row_sums_k_k_rsqrt_tokens[i] * row_sums_k_minimum_tokens[i]
                         # minus_exp_A_scaled = -exp(A_log) * softplus(g_in + dt_bias)
-                        number_1 = T.exp(A_log_in[hv])
-                        number_2 = -number_1
+                        exp_A_log_tokens = T.exp(A_log_in[hv])
+                        minus_exp_A_log_tokens = -exp_A_log_tokens
                         for i in t.parallel(4):
-                            vector_4_13[i] = vector_4_1[i]
+                            g_f32_tokens[i] = g_in_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_14[i] = vector_4_13[i] + dt_bias_in[hv]
+                            g_plus_dt_bias_tokens[i] = g_f32_tokens[i] + dt_bias_in[hv]
                         for i in t.parallel(4):
-                            vector_4_15[i] = -vector_4_14[i]
+                            g_plus_dt_bias_neg_tokens[i] = -g_plus_dt_bias_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_16[i] = T.min(vector_4_14[i], vector_4_15[i])
+                            g_plus_dt_minimum_tokens[i] = T.min(g_plus_dt_bias_tokens[i], g_plus_dt_bias_neg_tokens[i])
                         for i in t.parallel(4):
-                            vector_4_17[i] = T.exp(vector_4_16[i])
+                            g_plus_dt_exp_tokens[i] = T.exp(g_plus_dt_minimum_tokens[i])
                         for i in t.parallel(4):
-                            vector_4_18[i] = vector_4_17[i] + 2.0
+                            g_plus_dt_exp_sum_tokens[i] = g_plus_dt_exp_tokens[i] + 2.0
                         for i in t.parallel(4):
-                            vector_4_19[i] = vector_4_17[i] / vector_4_18[i]
+                            g_plus_dt_ratio_tokens[i] = g_plus_dt_exp_tokens[i] / g_plus_dt_exp_sum_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_20[i] = vector_4_19[i] * vector_4_19[i]
+                            g_plus_dt_scaled_tokens[i] = g_plus_dt_ratio_tokens[i] * g_plus_dt_ratio_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_21[i] = vector_4_20[i] * 0.28157782
+                            g_plus_dt_scaled_2_tokens[i] = g_plus_dt_scaled_tokens[i] * 0.28157782
                         for i in t.parallel(4):
-                            vector_4_22[i] = vector_4_21[i] + 0.27965158
+                            g_plus_dt_sum_tokens[i] = g_plus_dt_scaled_2_tokens[i] + 0.27965158
                         for i in t.parallel(4):
-                            vector_4_23[i] = vector_4_22[i] * vector_4_20[i]
+                            g_plus_dt_scaled_3_tokens[i] = g_plus_dt_sum_tokens[i] * g_plus_dt_scaled_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_24[i] = vector_4_23[i] + 0.40024596
+                            g_plus_dt_sum_2_tokens[i] = g_plus_dt_scaled_3_tokens[i] + 0.40024596
                         for i in t.parallel(4):
-                            vector_4_25[i] = vector_4_24[i] * vector_4_20[i]
+                            g_plus_dt_scaled_4_tokens[i] = g_plus_dt_sum_2_tokens[i] * g_plus_dt_scaled_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_26[i] = vector_4_25[i] + 0.66666322
+                            g_plus_dt_sum_3_tokens[i] = g_plus_dt_scaled_4_tokens[i] + 0.66666322
                         for i in t.parallel(4):
-                            vector_4_27[i] = vector_4_26[i] * vector_4_20[i]
+                            g_plus_dt_scaled_5_tokens[i] = g_plus_dt_sum_3_tokens[i] * g_plus_dt_scaled_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_28[i] = T.if_then_else(vector_4_14[i] < 0.0, 0.0, vector_4_14[i])
+                            g_plus_dt_maximum_tokens[i] = T.if_then_else(
+                                g_plus_dt_bias_tokens[i] < 0.0,
+                                0.0,
+                                g_plus_dt_bias_tokens[i],
+                            )
                         for i in t.parallel(4):
-                            vector_4_29[i] = vector_4_27[i] + 2.0
+                            g_plus_dt_sum_4_tokens[i] = g_plus_dt_scaled_5_tokens[i] + 2.0
                         for i in t.parallel(4):
-                            vector_4_30[i] = vector_4_19[i] * vector_4_29[i]
+                            g_plus_dt_scaled_6_tokens[i] = g_plus_dt_ratio_tokens[i] * g_plus_dt_sum_4_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_31[i] = vector_4_28[i] + vector_4_30[i]
+                            g_plus_dt_softplus_tokens[i] = g_plus_dt_maximum_tokens[i] + g_plus_dt_scaled_6_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_32[i] = number_2 * vector_4_31[i]
+                            minus_exp_A_scaled_tokens[i] = minus_exp_A_log_tokens * g_plus_dt_softplus_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_33[i] = vector_4_2[i]
+                            beta_f32_tokens[i] = beta_in_tokens[i]
                         # sigmoid_beta = sigmoid(beta_in)
                         for i in t.parallel(4):
-                            vector_4_34[i] = T.sigmoid(vector_4_33[i])
+                            sigmoid_beta_tokens[i] = T.sigmoid(beta_f32_tokens[i])
                         # G = maximum(minus_exp_A_scaled, -105.0)
                         for i in t.parallel(4):
-                            G_first_then_G_next[i] = T.if_then_else(vector_4_32[i] < -105.0, -105.0, vector_4_32[i])
+                            G_tokens[i] = T.if_then_else(
+                                minus_exp_A_scaled_tokens[i] < -105.0,
+                                -105.0,
+                                minus_exp_A_scaled_tokens[i],
+                            )
                         # exp_G = exp(G)
                         for i in t.parallel(4):
-                            vector_4_35[i] = T.exp(G_first_then_G_next[i])
+                            exp_G_tokens[i] = T.exp(G_tokens[i])
                         # beta_rk_scaled = sigmoid_beta * rk * (v - rk * exp_G * column_sum(k_in[:, None] * S))
                         for i in t.parallel(4):
-                            vector_4_36[i] = rk_first_then_rk_next[i] * vector_4_35[i]
+                            rk_exp_G_tokens[i] = rk_tokens[i] * exp_G_tokens[i]
                         for i in t.parallel(4):
-                            vector_4_37[i] = vector_4_34[i] * rk_first_then_rk_next[i]
+                            beta_rk_tokens[i] = sigmoid_beta_tokens[i] * rk_tokens[i]
                         # o = scale * (rq * exp_G * column_sum(q_in[:, None] * S) + rq * row_sum(q_in * k_in) *
                         # beta_rk_scaled)
                         for i in t.parallel(4):
-                            vector_4_38[i] = rq_first_then_rq_next[i] * vector_4_35[i]
+                            rq_exp_G_tokens[i] = rq_tokens[i] * exp_G_tokens[i]
                         for i, j in t.parallel(4, K):
-                            q_k_first_then_q_k_next[i, j] = tile_4_K_3[i, j] * tile_4_K_4[i, j]
-                        t.row_sum(q_k_first_then_q_k_next, vector_4_39)
+                            q_k_tokens[i, j] = q_f32_tokens[i, j] * k_f32_tokens[i, j]
+                        t.row_sum(q_k_tokens, q_kT_2_tokens)
                         for i in t.parallel(4):
-                            vector_4_40[i] = rq_first_then_rq_next[i] * vector_4_39[i]
+                            q_kT_tokens[i] = rq_tokens[i] * q_kT_2_tokens[i]
                         for i, j in t.parallel(4, K):
-                            q_f32_group[i, j] = tile_4_K_3[i, j]
+                            q_f32_group[i, j] = q_f32_tokens[i, j]
                         for i, j in t.parallel(4, K):
-                            k_f32_group[i, j] = tile_4_K_4[i, j]
+                            k_f32_group[i, j] = k_f32_tokens[i, j]
                         for i in t.parallel(4):
-                            exp_G_group[i] = vector_4_35[i]
+                            exp_G_group[i] = exp_G_tokens[i]
                         for i in t.parallel(4):
-                            rk_exp_G_group[i] = vector_4_36[i]
+                            rk_exp_G_group[i] = rk_exp_G_tokens[i]
                         for i in t.parallel(4):
-                            beta_rk_group[i] = vector_4_37[i]
+                            beta_rk_group[i] = beta_rk_tokens[i]
                         for i in t.parallel(4):
-                            rq_exp_G_group[i] = vector_4_38[i]
+                            rq_exp_G_group[i] = rq_exp_G_tokens[i]
                         for i in t.parallel(4):
-                            q_kT_group[i] = vector_4_40[i]
+                            q_kT_group[i] = q_kT_tokens[i]
                 for i, j in t.parallel(BV, K):
                     initial_state_in[
                         state_indices_n * (T.truncdiv(initial_state_stride, 8) * 8) + (hv * V + block * BV + i) * K + j

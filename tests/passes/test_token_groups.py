@@ -50,6 +50,14 @@ def test_values_of_a_group_lie_in_shared_memory_and_the_first_group_follows_the_
     assert ("load", False) in before[:first] and ("cast", False) in before[first:], "while tokens are loaded"
 
 
+@pytest.mark.parametrize("accept", ["", "state=rows", "state=vk/float16/pool/in_place/slots/accepted/parents"])
+def test_rows_of_no_sequence_are_cleared_by_their_own_indices(accept):
+    """Also where the loop's last ops work on the next group."""
+    text = render(build(accept, state_layout="vk"))
+    clear = text.split("if clear_o != 0:")[1].split("= 0\n")[0]
+    assert "i < rows:" in clear and "row + i" in clear and "next" not in clear
+
+
 def test_a_group_that_is_overwritten_early_is_found():
     p = lowered(build(state_layout="vk"))
     (k,) = p.kernels

@@ -50,6 +50,7 @@ class KernelWriter(Head):
             self.w.indent += 1
             self.statements(group)
             self.w.indent -= 1
+            self.which = ""
 
     def statements(self, body: tuple[Stmt, ...]) -> None:
         """Print statements in order. An op without a buffer becomes an expression in the ops that read it."""

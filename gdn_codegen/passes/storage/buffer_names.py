@@ -3,7 +3,7 @@
 A buffer of one value has the name of that value. A buffer that is updated in place, by accumulation or inversion, has the name
 of the final value, or that of the carried value if it holds one. A buffer that holds unrelated values one after another has the
 names of both, as in `v_then_beta_v`. If there are more than two, or the name is long, its name says what the buffer is:
-`vector_C`, or `tile_C_V_1`, `tile_C_V_2` if the kernel has several.
+`vector_C`, or `tile_C_V_1`, `tile_C_V_2` if the kernel has several. `q_tokens` holds q of the tokens of a group.
 """
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def _names(k: Kernel) -> dict[str, str]:
         joined = "_then_".join(stem(_MOVED.sub("", x)) for x in own)
         if len(own) == 1:
             names[b.name] = own[0]
+        elif own == [own[0], own[0].removesuffix("_first") + "_next"]:  # a value of the first group of tokens, and of the next
+            shared[b.name] = own[0].removesuffix("_first") + "_tokens"
         elif len(own) == 2 and len(joined) <= LONGEST:
             shared[b.name] = joined
         else:
