@@ -21,6 +21,6 @@ def choice_for(q: torch.Tensor, v: torch.Tensor, target: str, chunk: int | None 
                sequences: int | None = None, contract: Contract = PLAIN, layout: str = "bthd") -> Choice:
     """The choice for tensors. sequences: of packed ones."""
     tokens, heads = (1, 2) if layout == "bthd" else (2, 1)
-    extent = Extent(q.shape[heads], v.shape[heads], sequences or q.shape[0], q.shape[0] * q.shape[tokens])
+    extent = Extent(q.shape[heads], v.shape[heads], sequences or q.shape[0], q.shape[0] * q.shape[tokens], bool(sequences))
     return choice(a_call(extent, q.dtype, str(q.device), (q.shape[3], v.shape[3]), contract, target=target, chunk_size=chunk,
                          layout=layout, schedule=schedule))
