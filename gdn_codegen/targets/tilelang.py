@@ -11,6 +11,8 @@ from ..devices.sm_90a import SM_90A
 from ..emit import tilelang
 from ..emit.base import KernelText, quoted
 from ..emit.tilelang import functions
+from ..passes.cut.partition import longest_warm_up
+from ..passes.cut.summaries import SUMMARIES
 from ..passes.pipelines import GROUPS, ONE_AGENT
 from ..schedule import OF_CORES, named, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
@@ -43,7 +45,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
 
 assert SM_90A.part_cost is not None
 #: Of 162 random packs on an H100 most with fewer tokens, or with more walks, were faster whole.
-SPLITS = Splits(SM_90A.part_cost, least_tokens=1280, walks=1, summaries=3, most=8)
+SPLITS = Splits(SM_90A.part_cost, least_tokens=1280, walks=1, summaries=len(SUMMARIES), most=longest_warm_up(SM_90A))
 #: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
 HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES = (

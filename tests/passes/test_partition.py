@@ -25,7 +25,7 @@ LENGTHS = [5 * 16 + 3, 0, 16, 3 * 16, 1]
 @pytest.fixture(autouse=True)
 def short_reach(monkeypatch):
     """Warm-ups are two parts long at most, on any device, so that short sequences have summaries."""
-    monkeypatch.setattr("gdn_codegen.passes.cut.partition._most", lambda device: 2)
+    monkeypatch.setattr("gdn_codegen.passes.cut.partition.longest_warm_up", lambda device: 2)
 
 
 def lowered(how, schedule="replay", target="triton", dtype="float32", page="gated_delta_rule"):

@@ -23,7 +23,7 @@ SIZES = {"C": 16, "K": 16, "V": 16}
 @pytest.fixture(autouse=True)
 def short_reach(monkeypatch):
     """Warm-ups are two parts long at most, on any device, so that short sequences have summaries."""
-    monkeypatch.setattr("gdn_codegen.passes.cut.partition._most", lambda device: 2)
+    monkeypatch.setattr("gdn_codegen.passes.cut.partition.longest_warm_up", lambda device: 2)
 
 
 def lowered(schedule="fused_walk", page="gated_delta_rule", dtype="float16", partition="decay", target="triton"):

@@ -29,7 +29,7 @@ from ...ir.core import Kernel, Loop, Program, loops
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
 from .parts import Parts
-from .summaries import factor, fold, offset
+from .summaries import SUMMARIES
 
 #: log(1 / f), where f is the fraction of the state that may be lost at a part's start: 1/32 of the dtype's rounding.
 BOUND = {"float16": 16 * 0.6931471805599453, "bfloat16": 13 * 0.6931471805599453, "float32": 29 * 0.6931471805599453}
@@ -56,17 +56,17 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     kernels: list[Kernel] = []
     for k in p.kernels:
         if k is first:
-            kernels += [offset(parts), factor(parts), fold(parts)]
+            kernels += [kernel(parts) for kernel in SUMMARIES]
         kernels += _walk(parts, k, longest_first) if k.grid == "sequences" else [k]
     return replace(p, kernels=tuple(kernels), tensors=(*p.tensors, *parts.made), forgets="")
 
 
 def begins(tensor: str, device: Device, dtype: str) -> dict[str, Any]:
     """Attributes of `warm_up_length`: the tensor that it sums, the bound to reach, and the longest warm-up in parts."""
-    return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": _most(device)}
+    return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": longest_warm_up(device)}
 
 
-def _most(device: Device) -> int:
+def longest_warm_up(device: Device) -> int:
     """The longest warm-up, in lengths of a part. It takes as long as the two summaries that it saves."""
     assert device.part_cost is not None
     return round(2 * device.part_cost.summary_us / device.part_cost.chunk_us)

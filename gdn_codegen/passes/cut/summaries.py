@@ -73,3 +73,7 @@ def _looped(parts: Parts, b: Body, body: tuple[Stmt, ...], init: str, new: str, 
     b.stmts.append(Loop(parts.loop.index, (c,), kept, warm_up))
     b.types[c.result] = c.type
     b.op("store", c.result, tensor=to)
+
+
+#: The makers of the kernels, in the order in which these run.
+SUMMARIES = (offset, factor, fold)
