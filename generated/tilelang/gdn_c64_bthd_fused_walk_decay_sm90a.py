@@ -1363,20 +1363,7 @@ def o_S_kernel(t):
                                             o_out[b, row + i * 8 + ii, hv, j] = o_f16_shared[i * 8 + ii, j]
                             T.barrier_arrive(o_f16_shared_free[0])
                     elif tx < 512:
-                        for iteration in T.serial(first - begin):
-                            chunk = begin + iteration
-                            T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
-                            # Tinv = unit_lower_inverse(A)
-                            t.whole_inverses(
-                                (Tinv_below_f16[iteration % 3, :, :],),
-                                (None,),
-                                strict=True,
-                                thread=tx - 448,
-                                warp=iteration % 2,
-                            )
-                            T.fence_proxy_async()
-                            T.barrier_arrive(Tinv_below_f16_ready[iteration % 3])
-                        for iteration in T.serial(first - begin, stop - begin):
+                        for iteration in T.serial(stop - begin):
                             chunk = begin + iteration
                             T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
                             # Tinv = unit_lower_inverse(A)
