@@ -39,7 +39,7 @@ LEGAL = {
     "traced..assigned placed..checked": "neg sigmoid cumsum lower strictly_lower resume Tensor.cleared",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks; index slot",
     "cut..assigned placed..checked": """
-        column_sum load.one_token store.one_token
+        column_sum load.one_token store.one_token load.piece store.piece
         eye diagonal warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",

@@ -13,7 +13,7 @@ from .padding import sums_over_padding
 from .places import misplaced
 from .required import missing
 from .stages import illegal
-from .types import LAYOUTS, Tile
+from .types import LAYOUTS, Tensor, Tile
 
 
 class VerifyError(ValueError):
@@ -251,7 +251,10 @@ class _Kernel:
             raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
         if at.get("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
-        moved = t.moved(heads, at.get("transposed", False), last, at.get("one_token", False), at.get("tokens", 0))
+        if "piece" in at:
+            self.piece(o, t, *at["piece"])
+        moved = t.moved(heads, at.get("transposed", False), last, at.get("one_token", False), at.get("tokens", 0),
+                        at.get("piece"))
         if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (
                 o.kind == "store" and inside and self.k.grid != "chunks")):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")
@@ -263,6 +266,13 @@ class _Kernel:
             raise self.fail(o, f"has the operands {', '.join(map(str, args))}; accepted: none, or a number and the {moved} "
                                "that is taken where the number is not negative")
         self.store(o, args[0], moved) if o.kind == "store" else self.load(o, moved)
+
+    def piece(self, o: Op, t: Tensor, first: int, size: int) -> None:
+        """Check that a load or a store moves columns that rows have."""
+        whole = t.dims and not self.p.padded(t)[-1] and not o.attr("heads") and not o.attr("last")
+        if not whole or not 0 <= first < first + size <= t.tile.shape(self.p.sizes)[-1]:
+            raise self.fail(o, f"moves the columns {first, size} of {t.name}; accepted: (first, size) within its rows, without "
+                               "padding")
 
     def resume(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
         """Check an op that reads a tile that this kernel stores after an earlier chunk."""
