@@ -39,13 +39,13 @@ LEGAL = {
     "traced..assigned placed..checked": "neg sigmoid cumsum lower strictly_lower resume Tensor.cleared",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks; index slot",
     "cut..assigned placed..checked": """
-        column_sum load.one_token store.one_token load.piece store.piece
+        column_sum load.one_token store.one_token
         eye diagonal warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
     "decomposed..checked": "segment join block expand load.heads store.heads batch product; index const",
-    "decomposed..assigned placed..checked": "pairs diag_inverse load.last maximum.bound minimum.bound",
+    "decomposed..assigned placed..checked": "pairs diag_inverse load.last load.piece store.piece maximum.bound minimum.bound",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents of_token load.tokens",
     "assigned fed..checked": "move transpose load.head store.head scalar.head",

@@ -10,10 +10,10 @@ from itertools import chain, zip_longest
 from .core import Kernel, Loop, Op, Program, Stmt, loops, repeats, types, without_tail
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
-from .places import misplaced
+from .places import has_columns, misplaced
 from .required import missing
 from .stages import illegal
-from .types import LAYOUTS, Tensor, Tile
+from .types import LAYOUTS, Tile
 
 
 class VerifyError(ValueError):
@@ -233,8 +233,7 @@ class _Kernel:
 
     def move(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
         """Check a load or a store: that it is legal in this place, and what its tensor holds. args: the types of its operands."""
-        at = dict(o.attrs)
-        name = at.get("tensor")
+        at, name = dict(o.attrs), o.attr("tensor")
         if name not in self.tensors:
             raise self.fail(o, f"tensor {name!r} does not exist")
         t, heads = self.tensors[name], at.get("heads", 0)
@@ -251,10 +250,10 @@ class _Kernel:
             raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
         if at.get("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
-        if "piece" in at:
-            self.piece(o, t, *at["piece"])
-        moved = t.moved(heads, at.get("transposed", False), last, at.get("one_token", False), at.get("tokens", 0),
-                        at.get("piece"))
+        if at.get("piece") and not has_columns(self.p, t, o):
+            raise self.fail(o, f"moves the columns {at['piece']} of {name}; accepted: (first, size) within rows without padding")
+        row = at.get("one_token", False), at.get("tokens", 0), at.get("piece")
+        moved = t.moved(heads, at.get("transposed", False), last, *row)
         if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (
                 o.kind == "store" and inside and self.k.grid != "chunks")):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")
@@ -266,13 +265,6 @@ class _Kernel:
             raise self.fail(o, f"has the operands {', '.join(map(str, args))}; accepted: none, or a number and the {moved} "
                                "that is taken where the number is not negative")
         self.store(o, args[0], moved) if o.kind == "store" else self.load(o, moved)
-
-    def piece(self, o: Op, t: Tensor, first: int, size: int) -> None:
-        """Check that a load or a store moves columns that rows have."""
-        whole = t.dims and not self.p.padded(t)[-1] and not o.attr("heads") and not o.attr("last")
-        if not whole or not 0 <= first < first + size <= t.tile.shape(self.p.sizes)[-1]:
-            raise self.fail(o, f"moves the columns {first, size} of {t.name}; accepted: (first, size) within its rows, without "
-                               "padding")
 
     def resume(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
         """Check an op that reads a tile that this kernel stores after an earlier chunk."""
