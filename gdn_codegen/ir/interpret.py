@@ -133,7 +133,8 @@ class Interpreter:
             elif t.index == "const":
                 self.memory[t.name] = const_tile(t, self.p.sizes).to(self.dtype(t.dtype))
             elif t.index != "block":
-                self.memory[t.name] = torch.full(shape, float("nan"), dtype=self.dtype(t.dtype))
+                dtype = torch.float64 if t.index == "counter" else self.dtype(t.dtype)
+                self.memory[t.name] = torch.full(shape, float("nan"), dtype=dtype)
                 if x is not None:
                     self.memory[t.name].copy_(x)
         self.memory |= {t.name: self.memory[t.over] for t in self.p.tensors if t.over}
@@ -155,6 +156,9 @@ class Interpreter:
             if isinstance(s, Loop) and s.index == "item":  # statements before the loop run once
                 self.body(k, k.body[:i], outer, _At(0, 0, -1), sizes)
                 body = s.body
+        for o in k.ops:
+            if o.kind == "clear_counter":  # once, even if there are no instances
+                self.memory[o.attr("tensor")].zero_()
         blocks = full[k.blocked_dim] // sizes[k.blocked_dim] if k.blocked_dim else 1
         chunk, iteration = full["C"], count()
         halves = 1 + any(isinstance(s, Op) and s.kind == "claim_part" for s in k.body)
@@ -262,11 +266,16 @@ class Interpreter:
         elif o.kind == "claim_part":
             if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.half == 0):
                 raise _Leave
+        elif o.kind == "claim_item":  # one block runs all items
+            env[o.out] = self.memory[attrs["tensor"]].add_(1).clone()
+        elif o.kind == "next_item":
+            if env[o.args[0]] != at.iteration + 1:
+                raise ValueError(f"{o.agent} goes on with item {env[o.args[0]]}; accepted: {at.iteration + 1}")
         elif o.kind == "resume":
             env[o.out] = self.resume(k, o, env, at, sizes)
         elif o.kind == "store":
             self.store(k, o, env[o.args[0]], self.headed(at, o), sizes)
-        elif OPS[o.kind].effect == "sync":
+        elif OPS[o.kind].effect == "sync" or o.kind == "clear_counter":
             return
         elif o.kind == "const":
             env[o.out] = torch.tensor(attrs["value"], dtype=self.dtype("float32"))

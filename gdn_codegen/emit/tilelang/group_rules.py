@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 
-from ..base import Op
+from ..base import AT_A_TIME, Op
 from .groups import GroupsWriter, rule
 from .rules import fill, grouped, in_place, strict
 from .rules import rule as base
@@ -53,6 +53,20 @@ def claim_part(w: GroupsWriter, o: Op, warm_up: Value) -> None:
     w.w.indent += 1  # to the kernel's end
 
 
+@rule("claim_item", statement=True)
+def claim_item(w: GroupsWriter, o: Op) -> None:
+    """One thread claims an item. As many as the blocks have own items come before those that are claimed."""
+    w.line(f"if tx == {w.agent.first}:")
+    counter = w.params[o.attr("tensor")]
+    w.inner(f"{w.stored((), o.buffer).at()} = T.atomic_add({counter}[0], 1, return_prev=True) + {AT_A_TIME}")
+
+
+@rule("next_item", statement=True)
+def next_item(w: GroupsWriter, o: Op, claimed: Value) -> None:
+    # The compiler then knows that a warp's threads have the same item, so that they take branches together.
+    w.line(f"instance = T.shfl_sync({claimed.at()}, 0)")
+
+
 @rule("fence", statement=True)
 def fence(w: GroupsWriter, o: Op) -> None:
     w.line("T.fence_proxy_async()")
@@ -90,7 +104,7 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     w.inner(f"{copy}{arrives})")
     # Once for each sequence: rows that belong to the next sequence become zero.
     w.line("else:")
-    w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], 0)",
+    w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], {w.tails})",
             f"for i in T.serial(rows // {TAIL}, C // {TAIL}):", f"    for ii, j in T.Parallel({TAIL}, {w.dim(t.dims[1])}):",
             f"        if i * {TAIL} + ii >= rows:", f"            {w.stored(t.dims, o.buffer).at(f'i * {TAIL} + ii', 'j')} = 0")
 
