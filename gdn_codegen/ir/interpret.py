@@ -92,6 +92,8 @@ class Interpreter:
         pr = self.problem
         if t.index in ("number", "numbers"):
             return (len(pr.lengths), *([pr.width] if t.index == "numbers" else []))
+        if t.index == "counter":
+            return ()
         tile = self.p.shape(t)
         heads = pr.heads if t.heads == "H" else pr.value_heads
         if t.index == "token":
@@ -266,16 +268,13 @@ class Interpreter:
         elif o.kind == "claim_part":
             if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.half == 0):
                 raise _Leave
-        elif o.kind == "claim_item":  # one block runs all items
-            env[o.out] = self.memory[attrs["tensor"]].add_(1).clone()
-        elif o.kind == "next_item":
-            if env[o.args[0]] != at.iteration + 1:
-                raise ValueError(f"{o.agent} goes on with item {env[o.args[0]]}; accepted: {at.iteration + 1}")
+        elif o.kind in ("clear_counter", "claim_item", "next_item"):
+            self.item(o, env, at)
         elif o.kind == "resume":
             env[o.out] = self.resume(k, o, env, at, sizes)
         elif o.kind == "store":
             self.store(k, o, env[o.args[0]], self.headed(at, o), sizes)
-        elif OPS[o.kind].effect == "sync" or o.kind == "clear_counter":
+        elif OPS[o.kind].effect == "sync":
             return
         elif o.kind == "const":
             env[o.out] = torch.tensor(attrs["value"], dtype=self.dtype("float32"))
@@ -299,6 +298,14 @@ class Interpreter:
             meaning = OPS[o.kind].evaluate
             assert meaning is not None, o.kind
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
+
+    def item(self, o: Op, env: dict[str, torch.Tensor], at: _At) -> None:
+        """Claim an item, or go on with it. One block runs all items, so that each claims the next one; ValueError if it does not.
+        `kernel` clears counters."""
+        if o.kind == "claim_item":
+            env[o.out] = self.memory[o.attr("tensor")].add_(1).clone()
+        elif o.kind == "next_item" and env[o.args[0]] != at.iteration + 1:
+            raise ValueError(f"next_item: got {env[o.args[0]]}; accepted: {at.iteration + 1}, the item after this one")
 
     def of_type(self, o: Op, env: dict[str, torch.Tensor], sizes: dict[str, int]) -> torch.Tensor:
         """The value of an op whose shape is that of its type: a constant tile, the identity, or a broadcast operand."""

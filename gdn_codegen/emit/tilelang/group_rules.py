@@ -11,11 +11,6 @@ from .tiles import Value
 
 __all__ = ["rule"]
 
-#: Rows of a ragged tail that the threads of a warp access at a time. All 64 rows at once would be code of a thousand instructions
-#: that runs once, and waits for the instruction cache.
-TAIL = 8
-
-
 @rule("wait", statement=True)
 def wait(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
@@ -63,8 +58,7 @@ def claim_item(w: GroupsWriter, o: Op) -> None:
 
 @rule("next_item", statement=True)
 def next_item(w: GroupsWriter, o: Op, claimed: Value) -> None:
-    # The compiler then knows that a warp's threads have the same item, so that they take branches together.
-    w.line(f"instance = T.shfl_sync({claimed.at()}, 0)")
+    w.line(f"instance = {claimed.at()}")
 
 
 @rule("fence", statement=True)
@@ -104,9 +98,10 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     w.inner(f"{copy}{arrives})")
     # Once for each sequence: rows that belong to the next sequence become zero.
     w.line("else:")
+    row, n = w.row_of_several(t)
     w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], {w.tails})",
-            f"for i in T.serial(rows // {TAIL}, C // {TAIL}):", f"    for ii, j in T.Parallel({TAIL}, {w.dim(t.dims[1])}):",
-            f"        if i * {TAIL} + ii >= rows:", f"            {w.stored(t.dims, o.buffer).at(f'i * {TAIL} + ii', 'j')} = 0")
+            f"for i in T.serial(rows // {n}, C // {n}):", f"    for ii, j in T.Parallel({n}, {w.dim(t.dims[1])}):",
+            f"        if {row} >= rows:", f"            {w.stored(t.dims, o.buffer).at(row, 'j')} = 0")
 
 
 @rule("store", statement=True)
@@ -125,11 +120,11 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line("else:")
     # If one instance stores all columns, the loop has the number of columns in memory and needs no condition for them.
     blocked = t.dims[1] == w.k.blocked_dim
-    at = f"i * {TAIL} + ii", "j"
-    inside = [f"{at[0]} < rows", *(w.inside(t, at)[1:] if blocked else [])]
-    w.inner(f"for i in T.serial(T.ceildiv(rows, {TAIL})):",
-            f"    for ii, j in T.Parallel({TAIL}, {w.dim(t.dims[1]) if blocked else w.extents(t)[1]}):",
-            f"        if {' and '.join(inside)}:", f"            {w.address(t, at)} = {x.at(*at)}")
+    row, n = w.row_of_several(t)
+    inside = [f"{row} < rows", *(w.inside(t, (row, "j"))[1:] if blocked else [])]
+    w.inner(f"for i in T.serial(T.ceildiv(rows, {n})):",
+            f"    for ii, j in T.Parallel({n}, {w.dim(t.dims[1]) if blocked else w.extents(t)[1]}):",
+            f"        if {' and '.join(inside)}:", f"            {w.address(t, (row, 'j'))} = {x.at(row, 'j')}")
     w.w.indent -= len(when)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 from itertools import groupby
 
 from ...ir.core import NO_LINE, Agent, Buffer
-from ...ir.types import GROUP, Dim, Tensor
+from ...ir.types import BYTES, GROUP, Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
 from .kernel import KernelWriter
 from .rules import rule as base
 from .tiles import Value
 
 rule = Rules("tilelang", base=base)
+#: Rows of a ragged tail that the threads of a warp access at a time. All 64 rows at once would be code of a thousand instructions
+#: that runs once, and waits for the instruction cache.
+TAIL = 8
 #: Ops at the end of an item, by which agents learn the number of the next one.
 HANDED_ON = ("wait", "signal", "fence", "claim_item", "next_item")
 
@@ -58,6 +61,12 @@ class GroupsWriter(KernelWriter):
         """The number of the iteration, for slots of ring `x`. A barrier may count only the chunks of the walk's own part. Rings
         of the loop over items count items."""
         return "(chunk - first)" if x.own else "items_before" if x.name in self.of_items else self.iteration
+
+    def row_of_several(self, t: Tensor) -> tuple[str, int]:
+        """A row of a ragged tail of `t`, and how many rows the threads of the agent access at a time: TAIL, or in a loop over
+        items so many that each thread has 16 bytes, because addresses then take registers in all items."""
+        n = max(1, 16 * self.agent.threads // (BYTES[t.dtype] * self.sizes[str(t.dims[1])])) if self.items else TAIL
+        return f"i * {n} + ii", n
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         """A value in a buffer. In a ring it is in the slot of this iteration."""
@@ -133,6 +142,16 @@ class GroupsWriter(KernelWriter):
             self.line(text)
         self.w.indent -= 1
         self.w.lines += after
+
+    def zeros(self, t: Tensor, head: int) -> None:
+        """Print loops that write zeros to the first `rows` rows of the current tile. In a loop over items one agent does so."""
+        if not self.items:
+            super().zeros(t, head)
+            return
+        row, n = self.row_of_several(t)
+        inside = self.inside(t, (row, "j"))
+        self.w(f"for i in T.serial(T.ceildiv(T.min(rows, C), {n})):", f"    for ii, j in T.Parallel({n}, {self.dim(t.dims[1])}):",
+               f"        if {' and '.join(inside)}:", f"            {self.address(t, (row, 'j'))} = 0")
 
     def over_items(self, lp: Loop) -> None:
         """Print a loop over items for the current agent. Each iteration computes the place of the instance, runs its statements
