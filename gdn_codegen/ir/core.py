@@ -123,7 +123,8 @@ class Kernel:
     share the iterations of a loop "before" a part: of n, instance i processes chunks i, i + n, i + 2 n and so on.
 
     threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks that share a multiprocessor.
-    lanes: neighbours that share a row of a tile, for single tokens. 0: not set. comments: line -> what passes made of it."""
+    lanes: neighbours that share a row of a tile, for single tokens. 0: not set. one_loop: agents that run a loop over a warm-up
+    and one over the part as one loop, because they have the same ops in both. comments: line -> what passes made of it."""
 
     name: str
     grid: str
@@ -138,6 +139,7 @@ class Kernel:
     registers: int = 0
     blocks_per_sm: int = 0
     lanes: int = 0
+    one_loop: tuple[str, ...] = ()
     comments: tuple[tuple[Line, str], ...] = ()
 
     @cached_property
@@ -250,6 +252,17 @@ def loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
             yield from loops(s.body)
 
 
+def without_tail(s: Stmt) -> Stmt:
+    """A statement without what tells the two loops of a walk with a warm-up apart: only the part has a ragged tail."""
+    return s.with_attrs(tail=None) if isinstance(s, Op) else s
+
+
+def repeats(before: Loop, part: Loop, agent: str) -> bool:
+    """Whether an agent has ops in a loop over a warm-up, and the same ones in the loop over the part."""
+    first, second = ([o for o in lp.ops if o.agent == agent] for lp in (before, part))
+    return bool(first) and first == second
+
+
 def uses(body: tuple[Stmt, ...]) -> dict[str, int]:
     """How many times each value is read. A loop reads `init` and `next` of its carried values, and its warm-up length."""
     n: dict[str, int] = {}
@@ -276,4 +289,4 @@ def types(body: tuple[Stmt, ...]) -> dict[str, Tile]:
 
 
 __all__ = ["NO_LINE", "Agent", "Batch", "Buffer", "Carry", "Dim", "Kernel", "Line", "Loop", "Op", "Program", "Stmt", "Tensor",
-           "Tile", "loops", "map_loops", "map_ops", "types", "uses", "walk"]
+           "Tile", "loops", "map_loops", "map_ops", "repeats", "types", "uses", "walk", "without_tail"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import chain, zip_longest
 
-from .core import Kernel, Loop, Op, Program, Stmt, loops, types
+from .core import Kernel, Loop, Op, Program, Stmt, loops, repeats, types, without_tail
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
 from .places import miscounted, misplaced
@@ -68,11 +68,6 @@ def describes(p: Program, k: Kernel, o: Op) -> bool:
     t = p.tensor(o.attr("tensor"))
     plain = not (o.args or o.attr("ahead") or o.attr("transposed") or t.strided or any(p.padded(t)))
     return plain and t.index == "token" and len(t.dims) == 2 and k.blocked_dim not in t.dims and k.grid != "chunks"
-
-
-def _plain(s: Stmt) -> Stmt:
-    """A statement without what tells the two loops of a walk with a warm-up apart: only the part has a ragged tail."""
-    return s.with_attrs(tail=None) if isinstance(s, Op) else s
 
 
 class _Kernel:
@@ -184,16 +179,19 @@ class _Kernel:
     def continues(self, before: Loop, lp: Loop) -> None:
         """Check that `lp` continues the walk that `before` begins with a warm-up: it has the same ops in the same order, and
         others that store or that the carried values do not depend on. The names of `before` end, as `lp` defines them again."""
-        rest = [_plain(o) for o in lp.body]
+        rest = [without_tail(o) for o in lp.body]
         for o in before.body:
-            if _plain(o) not in rest or (isinstance(o, Op) and o.kind == "store"):
+            if without_tail(o) not in rest or (isinstance(o, Op) and o.kind == "store"):
                 raise self.fail(o if isinstance(o, Op) else None, "is in the loop over a warm-up: accepted are ops of the loop "
                                                                   "after it, in its order, that store nothing")
-            del rest[:rest.index(_plain(o)) + 1]
+            del rest[:rest.index(without_tail(o)) + 1]
         if (lp.index, lp.warm_up) != ("chunk", "") or [(c.name, c.result, c.next, c.type) for c in before.carried] != [
                 (c.name, c.init, c.next, c.type) for c in lp.carried]:
             raise self.fail(None, f"a loop over a warm-up hands {', '.join(c.result for c in before.carried)} to the next loop, "
                                   "which carries the same values over the chunks of the part")
+        if others := [a for a in self.k.one_loop if not repeats(before, lp, a)]:
+            raise self.fail(None, f"{', '.join(others)} run one loop over a warm-up and the part; accepted: agents with the same "
+                                  "ops in both")
         for name in (*(c.name for c in before.carried), *(o.out for o in before.body if isinstance(o, Op) and o.out)):
             del self.env[name]
 

@@ -298,6 +298,25 @@ __device__ inline int find_sequence(const int* cu_seqlens, int slot, int sequenc
   }
   return n;
 }
+// The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that is more
+// than `most`. totals: of the chunk after the last one. stride: from one chunk to the next. All threads of a warp call it. They add
+// 32 totals at a time.
+__device__ inline float warm_up_length(const float* totals, int stride, int chunks, int most, float bound) {
+  int limit = min(chunks, most), lane = threadIdx.x % 32;
+  float before = 0;
+  for (int done = 0; done < limit; done += 32) {
+    bool given = done + lane < limit;
+    float sum = given ? totals[-(long long)(done + lane + 1) * stride] : 0;
+    for (int n = 1; n < 32; n *= 2) {
+      float nearer = __shfl_up_sync(0xffffffffu, sum, n);
+      if (lane >= n) sum += nearer;
+    }
+    unsigned enough = __ballot_sync(0xffffffffu, given && before + sum <= -bound);
+    if (enough) return done + __ffs(enough);
+    before += __shfl_sync(0xffffffffu, sum, 31);
+  }
+  return chunks <= most ? chunks : -1;
+}
 // A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
 // 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
 template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
@@ -392,28 +411,12 @@ def find_sequence_cuda(cu_seqlens, slot, sequences, size):
 
 
 @T.macro
-def warm_up_length(totals, slot, head, chunks, most, bound):
+def warm_up_length_cuda(totals, slot, head, chunks, most, bound):
     """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
     is more than `most`. The chunks begin at `slot`."""
-    # variables, since expressions would be repeated, divisions and all
-    every = T.alloc_var(T.int32, init=chunks)
-    limit = T.alloc_var(T.int32, init=T.min(chunks, most))
-    last = T.alloc_var(T.int32, init=slot + chunks - 1)
-    done = T.alloc_var(T.int32, init=0)
-    total = T.alloc_var(T.float32, init=0.0)
-    found = T.alloc_var(T.float32, init=-1.0)
-    ahead = T.alloc_local((32,), T.float32)  # as many loads under way at once
-    while found < 0.0 and done < limit:
-        for i in T.unroll(32):
-            ahead[i] = T.if_then_else(done + i < limit, totals[last - done - i, head], 0)
-        for i in T.unroll(32):
-            total = total + ahead[i]
-            if found < 0.0 and total <= -bound:
-                found = T.cast(done + i + 1, T.float32)
-        done = done + 32
-    if found < 0.0 and every <= most:
-        found = T.cast(every, T.float32)
-    return found
+    T.import_source(HELPERS)
+    last = T.alloc_var(T.int32, init=chunks)  # a variable, since the expression would be repeated
+    return T.call_extern("float32", "warm_up_length", T.address_of(totals[slot + last, head]), totals.shape[1], last, most, bound)
 
 
 def bounded(x, least):
@@ -479,7 +482,7 @@ DEVICE_FUNCTIONS = {
         kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda,
         staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
         store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length,
+        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length_cuda,
         whole_inverses=whole_inverses_cuda),
 }
 
@@ -952,12 +955,12 @@ def o_S_kernel(t):
                 tx = T.get_thread_binding()
                 if tx < 256:
                     T.set_max_nreg(192, 1)
-                    for i, j in t.parallel(V, K):
-                        S[i, j] = T.if_then_else(
-                            has_initial_state != 0,
-                            T.if_then_else(begin == 0, initial_state_in[n, hv, j, i], 0),
-                            0,
-                        )
+                    if has_initial_state != 0 and begin == 0:
+                        for i, j in t.parallel(V, K):
+                            S[i, j] = initial_state_in[n, hv, j, i]
+                    else:
+                        for i, j in t.parallel(V, K):
+                            S[i, j] = 0
                     if warm_up < 0:
                         for i, j in t.parallel(V, K):
                             S[i, j] = S_start[part, hv, j, i]

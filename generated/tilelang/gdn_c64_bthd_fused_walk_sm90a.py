@@ -593,8 +593,12 @@ def o_S_kernel(t):
             tx = T.get_thread_binding()
             if tx < 256:
                 T.set_max_nreg(192, 1)
-                for i, j in t.parallel(V, K):
-                    S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
+                if has_initial_state != 0:
+                    for i, j in t.parallel(V, K):
+                        S[i, j] = initial_state_in[n, hv, j, i]
+                else:
+                    for i, j in t.parallel(V, K):
+                        S[i, j] = 0
                 for chunk in T.serial(T.ceildiv(length, C)):
                     t.copy(S, S_f16)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)

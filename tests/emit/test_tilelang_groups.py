@@ -11,6 +11,7 @@ from choices import choice_for
 from devices import passes_for
 from reference import call, problem
 
+from gdn_codegen.ir.core import loops
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.call.device import Facts
 from gdn_codegen.runtime.load import function
@@ -56,7 +57,7 @@ def test_text(name):
     body = text[text.index("def o_S_kernel("):text.index("# --- host")]
     assert max(map(len, body.splitlines())) <= 120 and not re.search(r"[ \t]$", text, re.M) and "\n\n\n\n" not in text
     (k,) = (k for k in lowered(b).kernels if k.agents)
-    ops_ = [o for s in k.body if hasattr(s, "body") for o in s.body]
+    ops_ = [o for s in loops(k.body) for o in s.body if s.index != "before" or o.agent not in k.one_loop]
     tails = sum(bool(o.attr("tail")) for o in ops_)
     assert body.count("T.barrier_wait(") == tails + sum(o.kind == "wait" for o in ops_)
     assert body.count("T.fence_proxy_async(") == sum(o.kind == "fence" for o in ops_)

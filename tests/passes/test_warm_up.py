@@ -17,7 +17,8 @@ from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes import pipelines
 from gdn_codegen.prove.happens_before import RaceError
 from gdn_codegen.prove.rings import check_rings
-from gdn_codegen.schedule import ScheduleError, named
+from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.schedule import ScheduleError, named, varied
 from gdn_codegen.targets import lower
 
 
@@ -44,6 +45,27 @@ def test_a_warm_up_that_leaves_ops_out_is_a_loop_before_the_part():
     assert [o.attr("tail") for o in inside(p)] == [o.attr("tail") for o in inside(marked)]
     for plan in ("walk", replace(PLANS["warm_up"], warm_up="all")):
         assert len(list(loops(walker(lowered(plan)).body))) == 1
+
+
+def test_an_agent_with_the_same_ops_in_both_loops_runs_one_loop():
+    """The other agents have ops that only the part needs, or that handle a ragged tail."""
+    p = lowered("fused_warm_up")
+    assert walker(p).one_loop == ("solve",)
+    assert not walker(lowered("fused_walk")).one_loop
+    assert not walker(lowered(replace(PLANS["fused_warm_up"], warm_up="all"))).one_loop
+    assert parse_program(program_text(p)) == p
+    with pytest.raises(VerifyError, match="state run one loop over a warm-up and the part; accepted: agents with the"):
+        verify(replace(p, kernels=tuple(replace(k, one_loop=("solve", "state")) if k == walker(p) else k for k in p.kernels)))
+    ops = inside(p, "before")
+    with pytest.raises(VerifyError, match="solve run one loop"):
+        verify(of_warm_up(p, [o for o in ops if (o.kind, o.agent) != ("fence", "solve")]))
+
+
+def test_the_text_has_one_loop_of_an_agent_whose_ops_are_the_same():
+    text = render(Build("tilelang", 64, schedule=varied("fused_walk", "sm_90a", partition="decay"), arch="sm_90a"))
+    text = text[text.index("def o_S_kernel("):]
+    assert text.count("t.whole_inverses(") == 1
+    assert text.count("for iteration in T.serial(stop - begin):") == 1
 
 
 def of_warm_up(p, body, **fields):

@@ -11,7 +11,8 @@ from ..device_functions import definitions, needed, texts, used
 FOLDER = Path(__file__).with_name("device")
 #: CUDA headers, in the order of a module, with the functions that call into them.
 HEADERS = {"layout.cuh": {"expect_swizzled_cuda"}, "inverse.cuh": {"inverted_by_warps"}, "cumsum.cuh": {"cumsums_cuda"},
-           "search.cuh": {"find_sequence_cuda"}, "tiles.cuh": {"load_transposed_cuda", "store_tile_cuda"}}
+           "search.cuh": {"find_sequence_cuda"}, "warm_up.cuh": {"warm_up_length_cuda"},
+           "tiles.cuh": {"load_transposed_cuda", "store_tile_cuda"}}
 _LINES = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 

@@ -86,7 +86,7 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     """
     t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
     if channel is None or (t.index == "token" and len(t.dims) == 1):
-        fill(w, o, *operands)
+        fill(w, o, *operands, branch=True)
         return
     x = w.buffers[channel]
     arrives = f"{x.name}[{w.slot(x)}]"

@@ -116,14 +116,15 @@ class GroupsWriter(KernelWriter):
         for c in lp.carried:
             self.env[c.name] = self.env[c.result] = self.stored(c.type.dims, c.name)
         self.use("length")
-        if not any(isinstance(s, Op) and s.agent == self.agent.name for s in lp.body):
+        once = self.agent.name in self.k.one_loop
+        if not any(s.agent == self.agent.name for s in lp.ops) or (once and lp.index == "before"):
             return
         if self.k.grid != "parts":
             self.iterations("for chunk in T.serial(T.ceildiv(length, C)):", lp.body)
             return
         begin = self.use("begin")
         first, stop = f"first - {begin}", f"stop - {begin}"
-        begins = lp.warm_up or not self.warm_up  # in a kernel without warm-ups `begin` is the part's first chunk
+        begins = lp.warm_up or once or not self.warm_up  # in a kernel without warm-ups `begin` is the part's first chunk
         over = first if lp.index == "before" else stop if begins else f"{first}, {stop}"
         self.iterations(f"for iteration in T.serial({over}):", lp.body)
 

@@ -126,25 +126,33 @@ def _copy(w: KernelWriter, o: Op) -> None:
     w.line(f"t.start_copy({w.tile(w.p.tensor(o.attr('tensor')))}, {w.name(o.buffer)})")
 
 
-def fill(w: KernelWriter, o: Op, *operands: Value) -> None:
-    """A load by a loop over the elements."""
+def fill(w: KernelWriter, o: Op, *operands: Value, branch: bool = False) -> None:
+    """A load by a loop over the elements. branch: a tile whose condition does not hold becomes zero in a loop of its own. That is
+    shorter code than a condition for each element."""
     assert o.type is not None
     w.about(o)
     t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
     when = w.when(t, o) + [f"{x.at()} < 0" for x in operands[:1]]
-    if operands[1:]:  # the value if the condition does not hold
-        if operands[1].buffer != o.buffer:
-            w.fill(to, operands[1])
+    if operands[1:] and operands[1].buffer != o.buffer:  # the value if the condition does not hold
+        w.fill(to, operands[1])
+    branch = bool(operands[1:] or (branch and when and len(to.dims) == 2))
+    if branch:
         w.line(f"if {' and '.join(when)}:")
         w.w.indent += 1
     index = w.loop(to.dims)
     there = in_memory(o, index)
     text = w.address(t, there, o.attr("parts_ahead", 0))
-    for x in [*([] if operands[1:] else when), *w.inside(t, there)][::-1]:
+    for x in [*([] if branch else when), *w.inside(t, there)][::-1]:
         text = f"T.if_then_else({x}, {text}, 0)"
     w.line(f"{to.at(*index)} = {text}")
     w.end(to.dims)
-    w.w.indent -= bool(operands[1:])
+    w.w.indent -= branch
+    if branch and not operands[1:]:
+        w.line("else:")
+        w.w.indent += 1
+        w.line(f"{to.at(*w.loop(to.dims))} = 0")
+        w.end(to.dims)
+        w.w.indent -= 1
 
 
 @rule("resume", statement=True)

@@ -6,12 +6,15 @@ hands its carried values to the second one. The pass runs after `synchronise`, b
 body, and both loops use them alike. It runs before the proofs, so that they are about the loops that are emitted.
 
 The chunks before a part have all their rows. So copies of the first loop need no barrier for a ragged tail.
+
+An agent may have the same ops in both loops, as one that inverts a tile has. It runs them as one loop (`Kernel.one_loop`).
+Multiprocessors share a cache of instructions; smaller code leaves more of it for the other agents (docs/performance.md).
 """
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.core import Kernel, Loop, Op, Program, loops, map_loops
+from ...ir.core import Kernel, Loop, Op, Program, loops, map_loops, repeats
 from ...ir.ops import OWN_PART
 from ..stage import takes
 
@@ -19,7 +22,15 @@ from ..stage import takes
 @takes("synchronised")
 def warm_up_loop(p: Program) -> Program:
     """`p` with two loops for each walk that has ops with `own_part`. No op of the result has the attribute."""
-    return p.map_kernels(lambda k: replace(k, body=map_loops(k.body, lambda loop: _split(k, loop))))
+    return p.map_kernels(_with_two_loops)
+
+
+def _with_two_loops(k: Kernel) -> Kernel:
+    """The kernel with a loop for the warm-up. `one_loop` has the agents to which both loops are the same."""
+    body = map_loops(k.body, lambda loop: _split(k, loop))
+    both = [lp for lp in loops(body) if lp.index in ("before", "chunk")]
+    agents = k.agents if len(both) == 2 else ()
+    return replace(k, body=body, one_loop=tuple(a.name for a in agents if repeats(both[0], both[1], a.name)))
 
 
 def _split(k: Kernel, loop: Loop) -> list[Loop]:

@@ -27,7 +27,16 @@ def find_sequence_cpu(cu_seqlens, slot, sequences, size):
 
 
 @T.macro
-def warm_up_length(totals, slot, head, chunks, most, bound):
+def warm_up_length_cuda(totals, slot, head, chunks, most, bound):
+    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
+    is more than `most`. The chunks begin at `slot`."""
+    T.import_source(HELPERS)
+    last = T.alloc_var(T.int32, init=chunks)  # a variable, since the expression would be repeated
+    return T.call_extern("float32", "warm_up_length", T.address_of(totals[slot + last, head]), totals.shape[1], last, most, bound)
+
+
+@T.macro
+def warm_up_length_cpu(totals, slot, head, chunks, most, bound):
     """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
     is more than `most`. The chunks begin at `slot`."""
     # variables, since expressions would be repeated, divisions and all
@@ -37,15 +46,11 @@ def warm_up_length(totals, slot, head, chunks, most, bound):
     done = T.alloc_var(T.int32, init=0)
     total = T.alloc_var(T.float32, init=0.0)
     found = T.alloc_var(T.float32, init=-1.0)
-    ahead = T.alloc_local((32,), T.float32)  # as many loads under way at once
     while found < 0.0 and done < limit:
-        for i in T.unroll(32):
-            ahead[i] = T.if_then_else(done + i < limit, totals[last - done - i, head], 0)
-        for i in T.unroll(32):
-            total = total + ahead[i]
-            if found < 0.0 and total <= -bound:
-                found = T.cast(done + i + 1, T.float32)
-        done = done + 32
+        total = total + totals[last - done, head]
+        done = done + 1
+        if total <= -bound:
+            found = T.cast(done, T.float32)
     if found < 0.0 and every <= most:
         found = T.cast(every, T.float32)
     return found
