@@ -1,4 +1,5 @@
 """Blocks that take one walk after another: what the pass makes, what orders the agents, and what is emitted."""
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -81,7 +82,7 @@ def test_empty_items_show_that_the_ring_of_numbers_holds_agents_back(monkeypatch
     loose = with_ops(p, lambda o: [] if o.attr("channel") == "claimed_free" else [o])
     k = walker(p)
     assert 0 in items(k) and items(k).count(1) > 4 and sum(items(k)) >= iterations(k)
-    with pytest.raises(RaceError, match="claimed_ready.* nothing ends it"):  # its phase is over unseen
+    with pytest.raises(RaceError, match=r"claimed_ready.* nothing ends it"):  # its phase is over unseen
         check_rings(loose, SM_90A)
     monkeypatch.setattr("gdn_codegen.prove.rings.items", lambda k: [3] * 8)
     check_rings(loose, SM_90A)
@@ -158,6 +159,16 @@ def test_what_is_emitted_counts_through_all_items():
     assert "chunk %" not in walk and "chunk //" not in walk and walk.count("items_before = items_before + 1") == 5
     assert walk.count("T.atomic_add(") == 1
     assert walk.count("if clear_o != 0:") == 1 and walk.index("o_f16_shared_ready[0], iteration") > walk.index("if clear_o != 0:")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
+def test_it_compiles_with_few_spills_and_products_side_by_side(tmp_path):
+    check_tilelang = pytest.importorskip("gdn_codegen.tools.check_tilelang")
+    pytest.importorskip("tilelang")
+    (tmp_path / "persistent.py").write_text(walk_text()[0])
+    (found,) = check_tilelang.compiled(tmp_path / "persistent.py", ["o_S"])
+    assert not found.error and found.wgmma and found.tma and found.spills <= 480 and not found.serialised
 
 
 def test_a_skipped_sequence_is_an_item_too():
