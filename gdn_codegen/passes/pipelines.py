@@ -128,7 +128,7 @@ ONE_AGENT: Passes = (
     ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
-    ("token_groups", lambda p, c: token_groups(p)),
+    ("token_groups", lambda p, c: token_groups(p, c.schedule)),
     ("operands", lambda p, c: operands(p, c.device)),
     ("heads_by_threads", lambda p, c: heads_by_threads(p, c.schedule, c.device)),
     ("heads_by_key_head", lambda p, c: heads_by_key_head(p, c.schedule, c.device)),

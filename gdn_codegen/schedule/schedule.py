@@ -28,7 +28,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "order": ORDERS, "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state_layout": STATE_LAYOUTS,
     "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
-    "descriptors": (False, True), "persistent": (False, True)}
+    "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True)}
 
 
 class ScheduleError(ValueError):
@@ -77,6 +77,8 @@ class Schedule:
     warps: warps per instance, counted in 32 threads; 0 chooses by the largest tile (Triton).
     agents: the assignment that says which warp group computes what (`gdn_codegen.schedule.agents`): walk, solving_walk, or one
       that you registered. "" takes the first of these two that has an agent for each task of a walk.
+    token_groups: when a walk over single tokens computes what depends on tokens alone, for the first few of them: "early", while
+      the initial state is loaded, or "late", after that (TileLang for any GPU).
     descriptors: walks read whole rows, such as those of q, by tensor descriptors (Triton; TMA on Hopper).
     persistent: a block takes one walk after another, and loads for the next one while it ends the current one (Hopper under
       TileLang).
@@ -106,6 +108,7 @@ class Schedule:
     value_heads: int = 0
     agents: str = ""
     descriptors: bool = False
+    token_groups: str = "early"
     persistent: bool = False
 
     def __post_init__(self) -> None:

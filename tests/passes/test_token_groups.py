@@ -50,6 +50,12 @@ def test_values_of_a_group_lie_in_shared_memory_and_the_first_group_follows_the_
     assert ("load", False) in before[:first] and ("cast", False) in before[first:], "while tokens are loaded"
 
 
+def test_late_the_first_group_follows_what_reads_the_state():
+    (k,) = lowered(build(SERVED, state_layout="vk", token_groups="late")).kernels
+    before = [(o.kind, bool(o.attr("ahead"))) for o in k.body if not isinstance(o, Loop)]
+    assert before.index(("cast", False)) < before.index(("load", True))
+
+
 @pytest.mark.parametrize("accept", ["", "state=rows", "state=vk/float16/pool/in_place/slots/accepted/parents"])
 def test_rows_of_no_sequence_are_cleared_by_their_own_indices(accept):
     """Also where the loop's last ops work on the next group."""
@@ -68,12 +74,12 @@ def test_a_group_that_is_overwritten_early_is_found():
         check_storage(replace(p, kernels=(replace(k, body=tuple(early if s is loop else s for s in k.body)),)))
 
 
-@pytest.mark.parametrize("layout", ["kv", "vk"])
-def test_sequences_begin_and_end_anywhere_in_a_group(layout):
+@pytest.mark.parametrize("layout, groups", [("kv", "early"), ("vk", "early"), ("kv", "late")])
+def test_sequences_begin_and_end_anywhere_in_a_group(layout, groups):
     """Lengths around one and two groups; a group's rows past the end are zero, and no op reads the next sequence's."""
     lengths = [0, 1, 3, 4, 5, 7, 8, 9]
     x = problem(lengths, 1, 2, 32, 32, torch.float32, gate="mixed", same_keys=True, seed=3)
-    b = build("state=vk" if layout == "vk" else "", state_layout=layout)
+    b = build("state=vk" if layout == "vk" else "", state_layout=layout, token_groups=groups)
     given = {**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"].mT if layout == "vk" else x["S"]}
     want = expected(x)
     got = interpret(lowered(b), Problem(lengths, 1, 2), given, {"scale": x["scale"]})

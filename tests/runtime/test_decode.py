@@ -121,6 +121,17 @@ def test_few_tokens_are_chunks_of_one_token_of_a_state_as_it_lies(gpu, target, w
     assert ask(Extent(16, 32, sequences, tokens * 5), target=target, K=K).chunk == (16 if tokens * 5 > 4 * sequences else 1)
 
 
+@pytest.mark.parametrize("state, sequences, tokens, groups", [
+    ("bfloat16/pool/in_place", 256, 256, "late"), ("bfloat16/pool/in_place", 256, 512, "early"), ("bfloat16", 2, 2, "early"),
+    ("pool/in_place", 256, 256, "early"), ("vk/bfloat16/pool/in_place", 256, 256, "early"),
+    ("bfloat16/pool/in_place/slots", 256, 256, "early")])
+def test_groups_of_one_token_are_late_for_many_states_of_16_bits_in_the_order_kv(gpu, state, sequences, tokens, groups):
+    b = ask(Extent(16, 32, sequences, tokens), target="tilelang", contract=Contract.parse(f"state={state}"))
+    assert b.chunk == 1 and b.plan.token_groups == groups and choose.fits(b)
+    b = ask(Extent(16, 32, sequences, tokens), target="triton", contract=Contract.parse(f"state={state}"))
+    assert b.plan.token_groups == "early", "Triton's kernels have none"
+
+
 def test_the_faster_of_both_targets_rows_serves_a_step(gpu):
     rows, there = gpu
     rows += [row("triton", 0.4), row("tilelang", 0.2, chunk=32, v_block=64, state_layout="vk")]

@@ -7,6 +7,7 @@ from gdn_codegen.cli import main
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.schedule import named, varied
 from gdn_codegen.schedule.agents import ASSIGNMENTS
+from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.schedule.schedule import CHOICES
 from gdn_codegen.targets import find
 
@@ -19,10 +20,10 @@ PLANS = {("triton", ""): varied("walk", partition="decay", descriptors=False), (
          ("tilelang", "sm_90a"): varied("walk", "sm_90a", partition="decay")}
 
 
-def module(target, arch, schedule):
+def module(target, arch, schedule, chunk=64, state=""):
     """The module's lines but those that name its schedule, and the length of its check; None if the schedule is refused."""
     try:
-        b = Build(target, 64, schedule=schedule, arch=arch, head_dim_v=64)
+        b = Build(target, chunk, schedule=schedule, arch=arch, head_dim_v=64, contract=Contract.parse(state))
         return [x for x in render(b).splitlines() if not any(y in x for y in ("Made by:", b.name, "check_chunks="))]
     except ValueError:
         return None
@@ -39,6 +40,9 @@ def test_what_is_unused_changes_nothing_and_all_else_does(target, arch):
             on = replace(plan, partition=None) if field == "persistent" else plan
             after = [module(target, arch, replace(on, **{field: v})) for v in values[:3]]
             read |= {field} if any(x != before[on.partition] for x in after) else set()
+    if not arch and target != "pto":  # what only chunks of one token have
+        early, late = (module(target, arch, varied("fused", token_groups=v), 1, "state=float16") for v in CHOICES["token_groups"])
+        read |= {"token_groups"} if early != late else set()
     assert set(VALUES) - read == set(find(target).lowered_for(arch).unused)
 
 

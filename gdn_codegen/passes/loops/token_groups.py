@@ -3,8 +3,9 @@
 A walk over single tokens computes norms, gates and scales of each token in all threads, although a few threads would do.
 This pass finds the ops of its loop that depend on loads of tokens alone, and not on a carried value. It lets them compute TOKENS
 tokens at once: a vector [K] becomes a tile [TOKENS, K], a number a vector [TOKENS]. Values that the other ops read lie in shared
-memory, and are carried. The first group is computed after the loads of the initial state, while these are under way. The end of
-an iteration computes the group of the next token, which does nothing unless that token begins a group.
+memory, and are carried. The first group is computed after the loads of the initial state, while these are under way; in schedules
+with `token_groups="late"` right before the loop, after ops that wait for them. The end of an iteration computes the group of the
+next token, which does nothing unless that token begins a group.
 
 Example:
     before:  S_0 = load of the state; for each token: k = load of the token; rk = rsqrt(row_sum(k * k)); ... rk ... S
@@ -20,6 +21,7 @@ from ...ir.builder import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Program, types
 from ...ir.ops import AHEAD, OPS
 from ...ir.types import WARP
+from ...schedule.schedule import Schedule
 from ..common import dead_code
 from ..stage import takes
 
@@ -34,13 +36,13 @@ VIEWS = ("row", "col", "expand")
 
 
 @takes("assigned")
-def token_groups(p: Program) -> Program:
+def token_groups(p: Program, s: Schedule) -> Program:
     """`p` with ops on groups of tokens, where a chunk has one token."""
-    return p.map_kernels(lambda k: _kernel(p, k))
+    return p.map_kernels(lambda k: _kernel(p, k, s.token_groups == "late"))
 
 
-def _kernel(p: Program, k: Kernel) -> Kernel:
-    """The kernel with its groups. `k` itself if its chunks have several tokens."""
+def _kernel(p: Program, k: Kernel, late: bool) -> Kernel:
+    """The kernel with its groups, the first one right before the loop if `late`. `k` itself if its chunks have several tokens."""
     at = next((i for i, s in enumerate(k.body) if isinstance(s, Loop) and s.index == "chunk"), None)
     loop = k.body[at] if at is not None else None
     if at is None or not isinstance(loop, Loop) or not any(o.attr("one_token") for o in loop.ops):
@@ -67,7 +69,7 @@ def _kernel(p: Program, k: Kernel) -> Kernel:
         b.op("of_token", name, name=o.out, line=o.line, agent=o.agent)
     body = dead_code((*b.stmts, *rest, *last), {c.next for c in (*loop.carried, *carried)})
     walk = replace(loop, carried=(*loop.carried, *carried), body=body)
-    loads = max((i + 1 for i, s in enumerate(k.body[:at]) if isinstance(s, Op) and s.kind == "load"), default=0)
+    loads = at if late else max((i + 1 for i, s in enumerate(k.body[:at]) if isinstance(s, Op) and s.kind == "load"), default=0)
     return replace(k, body=(*k.body[:loads], *before, *k.body[loads:at], walk, *k.body[at + 1:]))
 
 

@@ -93,7 +93,8 @@ def modelled(b: Build, x: Extent, units: int, wanted: Sequence[str], any_device:
         mine = replace(b, target=target, heads=(x.H, x.HV) if find(target).head_counts else None)
         if b.contract.by_token or ((units or any_device) and by_tokens(x)):
             few = x.walks * b.head_dim_v // token_columns(target, b.contract.state_layout)[False] <= 2 * units
-            yield by_token(mine, few), ("states by token" if b.contract.by_token else
+            one = x.tokens <= x.sequences and not b.contract.by_token
+            yield by_token(mine, few, one), ("states by token" if b.contract.by_token else
                                         f"at most {FEW} tokens of a sequence on average")
         if b.contract.by_token:
             continue
