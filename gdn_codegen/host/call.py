@@ -61,7 +61,7 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
-                x.fill_(float("nan"))
+                x.fill_(float("nan") if x.is_floating_point() else -1)
     if p.clears and not p.tables.cleared:
         for x, out in zip(memory[p.host.outputs], outs, strict=True):
             if out is None:

@@ -190,6 +190,7 @@ class Plan:
         unread: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
+        self.made += [((1,), torch.int32)] * len(t.counters)
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed)
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
@@ -212,6 +213,8 @@ class Plan:
         if t.cleared:
             ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
         ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
+        if t.counters:
+            ints["blocks_at_a_time"] = torch.cuda.get_device_properties(self.device).multi_processor_count
         if not t.strided:
             return
         goes = [plain for _, plain, *_ in self.expected[:len(t.inputs)]]

@@ -231,7 +231,7 @@ class Tables:
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
-    value head. part_workspaces: one tile for each part and value head.
+    value head. counters: (name,): one integer. part_workspaces: one tile for each part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -252,7 +252,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
-                                        "end_workspaces", "part_workspaces")
+                                        "end_workspaces", "counters", "part_workspaces")
 
     name: str
     function: str
@@ -270,6 +270,7 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    counters: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -916,6 +917,7 @@ class Plan:
         unread: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
+        self.made += [((1,), torch.int32)] * len(t.counters)
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed)
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
@@ -938,6 +940,8 @@ class Plan:
         if t.cleared:
             ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
         ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
+        if t.counters:
+            ints["blocks_at_a_time"] = torch.cuda.get_device_properties(self.device).multi_processor_count
         if not t.strided:
             return
         goes = [plain for _, plain, *_ in self.expected[:len(t.inputs)]]
@@ -1046,7 +1050,7 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
-                x.fill_(float("nan"))
+                x.fill_(float("nan") if x.is_floating_point() else -1)
     if p.clears and not p.tables.cleared:
         for x, out in zip(memory[p.host.outputs], outs, strict=True):
             if out is None:
