@@ -15,7 +15,7 @@ from gdn_codegen.runtime.call import tables
 from gdn_codegen.runtime.load import function, write
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, Schedule, named, varied
-from gdn_codegen.targets import OWN, find
+from gdn_codegen.targets import OWN
 from gdn_codegen.targets.candidates import Space
 from gdn_codegen.tools import compile_ahead, tune
 from gdn_codegen.tools.shapes import Shape
@@ -187,19 +187,6 @@ def test_warp_groups_give_the_same_bits_every_time(name):
     for _ in range(50):
         again = call(fn, x)
         assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
-
-
-@hopper
-@pytest.mark.parametrize("schedule", ["fused_walk", "walk"])
-def test_blocks_of_columns_leave_the_bits(schedule):
-    """Batch-invariant calls take either (`Lowering.columns`)."""
-    columns = find("tilelang").lowered_for("sm_90a").columns
-    whole = Build("tilelang", schedule=schedule, dtype="bfloat16", arch="sm_90a")
-    blocks = replace(whole, schedule=replace(whole.plan, v_block=columns))
-    for lengths, gate in (([1000, 1, 64, 0, 333], -0.05), ([5000], 0.0), ([130, 70], "mixed")):
-        x = for_groups(whole, lengths, gate=gate)
-        want, got = (call(on_gpu(function(b)), x) for b in (whole, blocks))
-        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True)), lengths
 
 
 @hopper

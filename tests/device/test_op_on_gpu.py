@@ -135,6 +135,18 @@ def test_a_settled_call_is_one_compiled_function(target, packed, poison, tokens,
 
 
 @pytest.mark.parametrize("target", HERE)
+def test_a_sequence_alone_has_the_bits_that_it_has_among_many(target):
+    """With batch_invariant=True. On Hopper a call with few walks has blocks of columns (`Lowering.columns`)."""
+    _, a, S, ends = given((300, 64, 1, 517) * 12)
+    said = dict(output_final_state=True, batch_invariant=True, target=target)
+    want = chunk_gated_delta_rule(*a, initial_state=S, cu_seqlens=ends, **said)
+    for n in (0, 1, 2, 3, 47):
+        first, end = ends[n:n + 2].tolist()
+        o, final = chunk_gated_delta_rule(*(t[:, first:end] for t in a), initial_state=S[n:n + 1], **said)
+        assert torch.equal(o, want[0][:, first:end]) and torch.equal(final[0], want[1][n])
+
+
+@pytest.mark.parametrize("target", HERE)
 def test_states_at_ends_of_chunks(target):
     """Kernels write them to slots as they pass (`aligned_positions`); without the promise a second call does. Both are near
     float64, and final states are the same bits, for the same chunk."""
