@@ -9,7 +9,7 @@ from torch import Tensor
 from .host.arguments import _check_number
 from .host.tensors import _fail
 from .runtime.call import launch
-from .runtime.call.arguments import POSITIONS, Options, Tensors
+from .runtime.call.arguments import DERIVED, POSITIONS, Options, Tensors
 from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.foreign_keywords import spelled
 from .runtime.call.launch import check_values, eager
@@ -113,7 +113,7 @@ def chunk_gated_delta_rule(
          chunk_indices, chunk_offsets, checkpoint_positions, checkpoint_slots)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
          state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks, unit_keys, batch_invariant,
-         aligned_positions)
+         aligned_positions, 0)
     return _call(t, x, scale, kwargs)
 
 
@@ -151,7 +151,7 @@ def recurrent_gated_delta_rule(
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, num_accepted_tokens, retrieve_parent_token,
          intermediate_state_indices, cu_seqlens, final_state, out, intermediate_states_buffer, None, None, None, None)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
-         state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant, False)
+         state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant, False, 0)
     return _call(t, x, scale, kwargs, decode=True, few=True)
 
 
@@ -187,7 +187,7 @@ def fused_recurrent_gated_delta_rule(
         if said is not False or form not in kwargs:  # our own keyword wins over a flag that was not set
             others[name] = said
     t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
-    x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
+    x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others and n not in DERIVED})
     tokens = 2 if x.head_first is True or x.layout in ("bhtd", "bnsd") else 1
     few = v.ndim == 4 and v.shape[0] * v.shape[tokens] <= DECODE_CHUNK * sequences
     decode = few or is_batch_invariant(x.batch_invariant)  # how many tokens there are on average depends on the batch

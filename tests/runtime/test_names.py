@@ -133,7 +133,8 @@ MEANT = {
     "checkpoint_every_n_tokens": [({"checkpoint_chunks": 2}, {}, 128), ({}, {}, 0),
                                   ({"checkpoint_chunks": 3, "chunk_size": 32}, {"chunk_size": 32}, 96)],
     "cache_steps": [({}, {}, None), ({}, {}, 0), (STEPS, STEPS, 5)],
-    "cu_seqlens_cpu": [({"cu_seqlens": torch.tensor([0, 20])}, {"cu_seqlens": torch.tensor([0, 20])}, torch.tensor([0, 20])),
+    "cu_seqlens_cpu": [({"cu_seqlens": torch.tensor([0, 20]), "longest": 20}, {"cu_seqlens": torch.tensor([0, 20])},
+                        torch.tensor([0, 20])),
                        ({}, {}, None)],
     "seq_idx": [({"cu_seqlens": Q}, {"cu_seqlens": Q}, Q), ({}, {}, None)],
 }

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...host.arguments import _check_flag
 from ...host.tensors import _fail
-from .arguments import Options, Tensors
+from .arguments import DERIVED, Options, Tensors
 from .by_token import ARGUMENTS, absent
-from .normalise import check_cpu_ends
+from .normalise import check_cpu_ends, longest_of
 from .request import DEFAULT_CHUNK
 
 #: Another library's keyword -> ours.
@@ -162,12 +162,19 @@ def _packed(own: dict[str, Any], x: Any, _: int) -> None:
         _fail("seq_idx", _said(x), "cu_seqlens as well, which says where sequences end, or None")
 
 
+def _ends(own: dict[str, Any], x: Any, _: int) -> None:
+    """FLA's copy of cu_seqlens. It says how long the longest sequence is."""
+    check_cpu_ends(x, own["cu_seqlens"])
+    if x is not None and not torch.compiler.is_compiling():
+        own["longest"] = longest_of(x)
+
+
 #: Keywords whose translation needs a function: it changes the op's own arguments.
 MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
     "use_gate_in_kernel": _gate, "use_beta_sigmoid_in_kernel": _beta, "state": _state, "disable_state_update": _no_update,
     "cache_steps": _steps, "core_attn_out": _first_rows, "output_state_indices": _same_slots,
     "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
-    "cu_seqlens_cpu": lambda own, x, _: check_cpu_ends(x, own["cu_seqlens"])}
+    "cu_seqlens_cpu": _ends}
 
 
 def _unknown(name: str, own: dict[str, Any]) -> None:
@@ -193,7 +200,7 @@ def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict
                 _fail(name, _said(x), f"{' or '.join(map(str, accepted))}: {why}")
         elif name in ARGUMENTS:
             absent(name, x)
-        elif name in own:
+        elif name in own and name not in DERIVED:
             _fail(name, _said(x), _NOT_HERE)
         elif name not in IGNORED:
             _unknown(name, own)
