@@ -30,8 +30,9 @@ WAVES = (.5, .66, .8, 1, 1.33, 2, 3, 4)
 
 
 def builds() -> dict[str, Build]:
-    """The candidates by name: schedule, "d" for parts, value heads."""
-    plans = {"fw": named("fused_walk", ARCH), "fwd": varied("fused_walk", ARCH, partition="decay")}
+    """The candidates by name: schedule, "p" for persistent walks, "d" for parts, value heads."""
+    plans = {"fw": named("fused_walk", ARCH), "fp": varied("fused_walk", ARCH, persistent=True),
+             "fwd": varied("fused_walk", ARCH, partition="decay")}
     for heads in (1, 2, 4):
         fields = {"value_heads": heads} if heads > 1 else {}
         plans[f"w{heads}"] = varied("walk", ARCH, **fields)

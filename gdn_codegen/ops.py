@@ -9,9 +9,9 @@ from torch import Tensor
 from .host.arguments import _check_number
 from .host.tensors import _fail
 from .runtime.call import launch
-from .runtime.call.arguments import DERIVED, POSITIONS, Options, Tensors
+from .runtime.call.arguments import POSITIONS, Options, Tensors
 from .runtime.call.dtypes import adapted, adapts
-from .runtime.call.foreign_keywords import spelled
+from .runtime.call.known_keywords import spelled
 from .runtime.call.launch import check_values, eager
 from .runtime.call.normalise import is_batch_invariant, settled, shape_of
 from .runtime.call.request import DECODE_CHUNK
@@ -23,14 +23,14 @@ State = Tensor | None
 
 
 def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: dict[str, Any], decode: bool = False,
-          few: bool = False) -> tuple[Any, ...]:
+          few: bool = False, ours: bool = False) -> tuple[Any, ...]:
     """o, the final state, and the checkpoints if the call has some.
 
-    t, x: Tensors and Options, as plain tuples, which take a tenth of the time to make. others: keywords of other libraries.
-    decode: take the kernel for decoding steps. few: refuse more tokens than such a step has.
+    t, x: Tensors and Options, as plain tuples, which take a tenth of the time to make. others: keywords of other libraries; ours:
+    also of this one. decode: take the kernel for decoding steps. few: refuse more tokens than such a step has.
     """
     if others:
-        t, x = spelled(t, x, others, -1 if few else DECODE_CHUNK if decode else 0)
+        t, x = spelled(t, x, others, -1 if few else DECODE_CHUNK if decode else 0, ours)
     at = t[POSITIONS] is not None or t[POSITIONS + 1] is not None
     if not at and not torch.compiler.is_dynamo_compiling():
         for again in launch.recent:
@@ -169,29 +169,29 @@ def fused_recurrent_gated_delta_rule(
 
     Raises ValueError that names the bad argument; gk and gv (gates per key or value channel) must be None.
     """
-    rows = shape_of("v", v)[:3]
-    sequences = rows[:1].numel() if cu_seqlens is None else shape_of("cu_seqlens", cu_seqlens).numel() - 1
     if g is None and (use_gate_in_kernel or kwargs.get("gate", "log") != "log"):
         _fail("g", None, "a tensor, from which this form computes the gate")
     if beta is None and (use_beta_sigmoid_in_kernel or kwargs.get("beta_form", "given") != "given"):
         _fail("beta", None, "a tensor, from which this form computes beta")
+    shape = shape_of("v", v)
     if g is None or beta is None:
-        g = v.new_zeros(rows, dtype=torch.float32) if g is None else g
-        beta = v.new_ones(rows, dtype=torch.float32) if beta is None else beta
-    t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, None, None, None, None, cu_seqlens, None, None)
-    x = Options(output_final_state, use_qk_l2norm_in_kernel, False, None, "log", "given", allow_neg_eigval, state_v_first, None,
-                None, "auto", None)
-    others = dict(kwargs, gk=gk, gv=gv)
-    for name, said, form in (("use_gate_in_kernel", use_gate_in_kernel, "gate"),
-                             ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel, "beta_form")):
-        if said is not False or form not in kwargs:  # our own keyword wins over a flag that was not set
-            others[name] = said
-    t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
-    x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others and n not in DERIVED})
-    tokens = 2 if x.head_first is True or x.layout in ("bhtd", "bnsd") else 1
-    few = v.ndim == 4 and v.shape[0] * v.shape[tokens] <= DECODE_CHUNK * sequences
-    decode = few or is_batch_invariant(x.batch_invariant)  # how many tokens there are on average depends on the batch
-    return _call(t, x, scale, others, decode=decode)
+        g = v.new_zeros(shape[:3], dtype=torch.float32) if g is None else g
+        beta = v.new_ones(shape[:3], dtype=torch.float32) if beta is None else beta
+    t = (q, k, v, g, beta, A_log, dt_bias, initial_state, None, None, None, None, cu_seqlens, None, None, None, None, None, None,
+         None)
+    x = (output_final_state, use_qk_l2norm_in_kernel, False, None, "log", "given", allow_neg_eigval, state_v_first, None, None,
+         "auto", None, None, 0, False, None, False, 0)
+    if gk is not None or gv is not None:
+        kwargs.update(gk=gk, gv=gv)
+    if use_gate_in_kernel is not False or "gate" not in kwargs:  # our own keyword wins over a flag that was not set
+        kwargs["use_gate_in_kernel"] = use_gate_in_kernel
+    if use_beta_sigmoid_in_kernel is not False or "beta_form" not in kwargs:
+        kwargs["use_beta_sigmoid_in_kernel"] = use_beta_sigmoid_in_kernel
+    tokens = 2 if kwargs.get("head_first") is True or kwargs.get("layout") in ("bhtd", "bnsd") else 1
+    sequences = shape[:1].numel() if cu_seqlens is None else shape_of("cu_seqlens", cu_seqlens).numel() - 1
+    few = len(shape) == 4 and shape[0] * shape[tokens] <= DECODE_CHUNK * sequences
+    decode = few or is_batch_invariant(kwargs.get("batch_invariant"))  # how many tokens there are on average depends on the batch
+    return _call(t, x, scale, kwargs, decode=decode, ours=True)
 
 
 def chunk_gated_delta_rule_npu(

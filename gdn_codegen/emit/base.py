@@ -12,6 +12,7 @@ from ..ir.ops import OPS
 from ..ir.stages import is_decomposed
 from ..ir.types import Tensor
 from .parameters import (
+    AT_A_TIME,
     CLEAR,
     EVERY,
     SUMMED,
@@ -190,7 +191,8 @@ def numbers(k: Kernel) -> tuple[str, ...]:
 
 def written(p: Program, k: Kernel) -> tuple[str, ...]:
     """The tensors that a kernel stores to, in the program's order."""
-    names = {t.over or t.name for o in k.ops if o.kind == "store" for t in [p.tensor(o.attr("tensor"))]}
+    kinds = ("store", "clear_counter", "claim_item")
+    names = {t.over or t.name for o in k.ops if o.kind in kinds for t in [p.tensor(o.attr("tensor"))]}
     return tuple(x.name for x in touched(p, k) if x.name in names)
 
 
@@ -228,6 +230,7 @@ def blocks(p: Program, k: Kernel) -> int:
 
 __all__ = [
     "ATOM",
+    "AT_A_TIME",
     "CLEAR",
     "EVERY",
     "PRODUCT",

@@ -15,6 +15,8 @@ SUMMED = "summed"
 WIDTH_OF = "_width"
 #: Prefix, before the name of an output, of the parameter that is nonzero if the kernel clears the rows that no sequence covers.
 CLEAR = "clear_"
+#: The parameter with the number of blocks that the GPU runs at a time, for a kernel whose blocks take several instances each.
+AT_A_TIME = "blocks_at_a_time"
 
 
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
@@ -23,7 +25,7 @@ def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     These are the tensors that it loads or stores, the tensors with the numbers of their tiles, and the one that marks skipped
     sequences.
     """
-    reads = ("load", "store", "warm_up_length", "scalar", "resume")
+    reads = ("load", "store", "warm_up_length", "scalar", "resume", "clear_counter", "claim_item")
     named = {o.attr(x) for o in k.ops if o.kind in reads for x in ("tensor", "kept", "parents")}
     used = [t for t in p.tensors if t.name in named]
     names = {t.over or t.name for t in used} | {t.at for t in used} | {p.skips}
@@ -45,8 +47,8 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
     """The names of a kernel's integer parameters, besides sizes.
 
     In order: whether optional tensors are given, the strides of tensors whose tiles lie where integers say, how many integers a
-    sequence has, the chunks between checkpoints, whether summaries of parts are computed, whether outputs are cleared, strides
-    of strided tensors.
+    sequence has, the chunks between checkpoints, whether summaries of parts are computed, whether outputs are cleared, the
+    blocks that run at a time, strides of strided tensors.
     """
     tensors = touched(p, k)
     stored = [p.tensor(o.attr("tensor")) for o in k.ops if o.kind == "store"]
@@ -54,6 +56,7 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
             *(f"{t.name}{WIDTH_OF}" for t in tensors if t.index == "numbers"),
             *([EVERY] if any(t.index == "checkpoint" and not t.at for t in stored) else []),
             *([SUMMED] if any(o.attr("kept") for o in k.ops) else []), *(f"{CLEAR}{t.name}" for t in p.clears(k)),
+            *([AT_A_TIME] if any(o.kind == "claim_item" for o in k.ops) else []),
             *(x for t in tensors for x in strides(t)))
 
 

@@ -13,7 +13,7 @@ import torch
 from .arguments import _check_accepted, _check_ends, _check_parents, _check_slots, _check_slots_by_token
 from .plan import Plan
 from .tables import Tables
-from .tensors import _equal_rows, _fail, _filled, _flat, _full, _is_elsewhere, _new, _picker, _plain
+from .tensors import _fail, _filled, _flat, _full, _in_order, _is_elsewhere, _new, _picker, _plain
 
 
 # --- copied from here on ---
@@ -61,7 +61,7 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
-                x.fill_(float("nan"))
+                x.fill_(float("nan") if x.is_floating_point() else -1)
     if p.clears and not p.tables.cleared:
         for x, out in zip(memory[p.host.outputs], outs, strict=True):
             if out is None:
@@ -110,16 +110,15 @@ def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: An
         _check_parents(found["retrieve_parent_token"], lengths, kept)
 
 
-def _integers(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
-    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots. Outside a
-    pool they have one tile for each sequence; so have rows without indices."""
-    found = {name: x if fits and x.data_ptr() % 16 == 0 else
-             _filled(_equal_rows, p.sequences, 1, p.device)[:-1] if x is None else _plain(x, torch.int32)
-             for name, x, fits in zip(p.tables.numbers, indices, p.as_integers, strict=True)}
-    if "final_indices" in p.tables.indices:
-        found["final_indices"] = (_filled(_equal_rows, p.sequences, 1, p.device)[:-1] if buffers[0] is None else
-                                  found["state_indices"])
-    return [found[name] for name in p.tables.indices]
+def _integers(p: Plan, indices: Any) -> list[Any]:
+    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots."""
+    found = {name: x if fits and x.data_ptr() % 16 == 0 else _plain(x, torch.int32)
+             for name, x, fits in zip(p.tables.numbers, indices, p.as_integers, strict=True) if x is not None}
+    for name in p.in_order:
+        found[name] = _in_order(p.sequences, p.device)
+        if found[name] is None:  # a graph that is captured before they exist has its own
+            found[name] = torch.arange(p.sequences, dtype=torch.int32, device=p.device)
+    return [found.get(name, found.get("state_indices")) for name in p.tables.indices]
 
 
 def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
@@ -169,7 +168,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
         if t.indices:
-            memory += _integers(p, indices, buffers)
+            memory += _integers(p, indices)
         for launch, tensors, used in picked:
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if copied:

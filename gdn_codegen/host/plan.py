@@ -25,7 +25,7 @@ from .arguments import (
 )
 from .parts import _needs_summaries
 from .tables import Tables
-from .tensors import _FLOATS, _dense, _equal_rows, _filled, _flat, _is_plain, _kin, _made, _steps, _unread_rows
+from .tensors import _FLOATS, _dense, _equal_rows, _filled, _flat, _in_order, _is_plain, _kin, _made, _steps, _unread_rows
 
 
 # --- copied from here on ---
@@ -34,8 +34,8 @@ class NativeCall:
     """A call as data, for the native launcher (runtime/call/native_launcher.py).
 
     sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
-      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it) or ("workspace", a tensor like
-      it).
+      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it, the shape that kernels see) or
+      ("workspace", a tensor like it).
     launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
     rows: makes cu_seqlens for rows of equal length, for calls without it.
     """
@@ -75,7 +75,7 @@ class Plan:
         self.ints: dict[str, int] = {}  # integers that kernels get, by name
         self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
-        self.expect_numbers(indices)
+        self.expect_numbers(indices, buffers)
         self.expect_states(states)
         self.expect_buffers(buffers)
         self.expect_outs(outs)
@@ -100,10 +100,13 @@ class Plan:
             if x is None:
                 self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
 
-    def expect_numbers(self, indices: Sequence[Any]) -> None:
-        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller gives, True if it is passed
-        without a copy."""
+    def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
+        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.
+        `in_order`: those that are 0, 1, ... for the sequences: rows without indices, and final states outside a pool."""
         t = self.tables
+        self.in_order = [name for name, x in zip(t.numbers, indices, strict=True) if x is None]
+        if "final_indices" in t.indices and buffers[0] is None:
+            self.in_order.append("final_indices")
         self.as_integers: list[bool] = []
         for name, x in zip(t.numbers, indices, strict=True):
             if x is not None or name != "intermediate_state_indices":  # without it sequences have rows in order
@@ -111,7 +114,7 @@ class Plan:
                 _check_indices(name, x, self.sequences, self.device, least if name in t.by_token else -1)
             if name in t.by_token:
                 self.ints[f"{name}_width"] = x.shape[1]
-            self.as_integers.append(x is not None and _is_plain(x, torch.int32))
+            self.as_integers.append(x is None or _is_plain(x, torch.int32))
 
     def expect_states(self, states: Sequence[Any]) -> None:
         """Initial states: slots of a pool, or one tile for each sequence, or None."""
@@ -161,8 +164,10 @@ class Plan:
             rows = self.batch * self.tokens // (self.every * t.chunk)
             lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
         self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
-        if t.rows or t.positions:  # they are read where they lie
+        if t.rows or t.positions:  # they are written where they lie
             self.as_they_are[len(t.final):] = [True] * len(t.checkpoints)
+        if t.pool:
+            self.as_they_are[:len(t.final)] = [True] * len(t.final)
         self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
 
     def expect_outs(self, outs: Sequence[Any]) -> None:
@@ -187,6 +192,7 @@ class Plan:
         unread: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
+        self.made += [((1,), torch.int32)] * len(t.counters)
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
@@ -210,6 +216,8 @@ class Plan:
         if t.cleared:
             ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
         ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
+        if t.counters:
+            ints["blocks_at_a_time"] = torch.cuda.get_device_properties(self.device).multi_processor_count
         if not t.strided:
             return
         goes = [plain for _, plain, *_ in self.expected[:len(t.inputs)]]
@@ -244,7 +252,8 @@ class Plan:
         as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
                     and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
         looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are)
-        if not as_it_is or looked_at or t.indices != t.numbers or not all(self.as_integers):
+        in_order = _in_order(self.sequences, self.device) if self.in_order else None
+        if not as_it_is or looked_at or not all(self.as_integers) or (self.in_order and in_order is None):
             return None
         first_out = len(given) + len(states)
         first_buffer = first_out + len(outs)
@@ -254,15 +263,20 @@ class Plan:
         if t.pool:
             sources += [("given", n, tuple(_flat(name, x).shape))
                         for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
-        flat = first_buffer + len(t.final) if t.rows or t.positions else math.inf
-        sources += [("given", n, tuple((_flat("", x) if n >= flat else x).shape))
-                    if x is not None else ("result", like) if absent is None else ("fixed", absent)
-                    for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
-        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
+        for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer):
+            flat = t.pool if n < first_buffer + len(t.final) else t.rows or t.positions
+            lies = functools.partial(_flat, "") if flat else lambda x: x
+            sources.append(("given", n, tuple(lies(x).shape)) if x is not None else
+                           ("result", like, (math.prod(like.shape),) if flat else tuple(like.shape)) if absent is None else
+                           ("fixed", lies(absent)))
+        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like, tuple(like.shape))
                     for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
         sources += [("workspace", like) for like in self.kin[len(outs):]]
         sources += [("fixed", x) for x in self.unread]
-        widths = [(self.ints[f"{name}_width"],) if name in t.by_token else () for name in t.numbers]
-        sources += [("given", n, (self.sequences, *width)) for n, width in enumerate(widths, first_buffer + len(buffers))]
+        first_number = first_buffer + len(buffers)
+        for name in t.indices:
+            n = first_number + t.numbers.index(name if name in t.numbers else "state_indices")
+            width = (self.ints[f"{name}_width"],) if name in t.by_token else ()
+            sources.append(("fixed", in_order) if name in self.in_order else ("given", n, (self.sequences, *width)))
         rows = functools.partial(_filled, self.equal_rows, self.batch, self.tokens, self.device)
         return NativeCall(sources, self.launches, rows)

@@ -15,6 +15,7 @@ import torch
 # --- copied from here on ---
 _FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _kept: dict[Any, torch.Tensor] = {}
+_counts: dict[Any, torch.Tensor] = {}
 
 
 def _fail(argument: str, got: object, accepted: str) -> NoReturn:
@@ -122,6 +123,21 @@ def _unread_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
     """In place of cu_seqlens of equal rows, for kernels over single tokens: they compute it, and do not read this. So a captured
     graph does not fill it."""
     return torch.empty(batch + 1, dtype=torch.int32, device=device)
+
+
+def _in_order(count: int, device: torch.device) -> Any:
+    """The numbers 0, 1, ... as int32 [count]. All streams and captured graphs share them, so they are never freed. None while a
+    graph is captured and they do not exist."""
+    size = max(1024, 1 << (count - 1).bit_length())
+    if (size, device) not in _counts:
+        cuda = device.type == "cuda"
+        if cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.inference_mode(False):
+            _counts[size, device] = torch.arange(size, dtype=torch.int32, device=device)
+        if cuda:
+            torch.cuda.current_stream(device).synchronize()
+    return _counts[size, device][:count]
 
 
 def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -89,8 +89,9 @@ class Carry:
 class Loop:
     """A loop. index: what it iterates over. "chunk": the chunks of a sequence in order, or of one part in a grid over parts.
     "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
-    core group runs. warm_up: the value with the warm-up length: the loop begins this number of chunks before its part. A negative
-    length means no warm-up. In a loop over the chunks of a part, stores have no effect in the iterations of the warm-up.
+    core group or thread block runs. warm_up: the value with the warm-up length: the loop begins this number of chunks before its
+    part. A negative length means no warm-up. In a loop over the chunks of a part, stores have no effect in the iterations of the
+    warm-up.
 
     A loop "before" with carried values hands them to the next loop, over the chunks of the part. The names in its body are the
     names of the same ops in that loop.

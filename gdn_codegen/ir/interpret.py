@@ -92,6 +92,8 @@ class Interpreter:
         pr = self.problem
         if t.index in ("number", "numbers"):
             return (len(pr.lengths), *([pr.width] if t.index == "numbers" else []))
+        if t.index == "counter":
+            return ()
         tile = self.p.shape(t)
         heads = pr.heads if t.heads == "H" else pr.value_heads
         if t.index == "token":
@@ -133,7 +135,8 @@ class Interpreter:
             elif t.index == "const":
                 self.memory[t.name] = const_tile(t, self.p.sizes).to(self.dtype(t.dtype))
             elif t.index != "block":
-                self.memory[t.name] = torch.full(shape, float("nan"), dtype=self.dtype(t.dtype))
+                dtype = torch.float64 if t.index == "counter" else self.dtype(t.dtype)
+                self.memory[t.name] = torch.full(shape, float("nan"), dtype=dtype)
                 if x is not None:
                     self.memory[t.name].copy_(x)
         self.memory |= {t.name: self.memory[t.over] for t in self.p.tensors if t.over}
@@ -155,6 +158,9 @@ class Interpreter:
             if isinstance(s, Loop) and s.index == "item":  # statements before the loop run once
                 self.body(k, k.body[:i], outer, _At(0, 0, -1), sizes)
                 body = s.body
+        for o in k.ops:
+            if o.kind == "clear_counter":  # once, even if there are no instances
+                self.memory[o.attr("tensor")].zero_()
         blocks = full[k.blocked_dim] // sizes[k.blocked_dim] if k.blocked_dim else 1
         chunk, iteration = full["C"], count()
         halves = 1 + any(isinstance(s, Op) and s.kind == "claim_part" for s in k.body)
@@ -262,6 +268,8 @@ class Interpreter:
         elif o.kind == "claim_part":
             if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.half == 0):
                 raise _Leave
+        elif o.kind in ("clear_counter", "claim_item", "next_item"):
+            self.item(o, env, at)
         elif o.kind == "resume":
             env[o.out] = self.resume(k, o, env, at, sizes)
         elif o.kind == "store":
@@ -290,6 +298,14 @@ class Interpreter:
             meaning = OPS[o.kind].evaluate
             assert meaning is not None, o.kind
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
+
+    def item(self, o: Op, env: dict[str, torch.Tensor], at: _At) -> None:
+        """Claim an item, or go on with it. One block runs all items, so that each claims the next one; ValueError if it does not.
+        `kernel` clears counters."""
+        if o.kind == "claim_item":
+            env[o.out] = self.memory[o.attr("tensor")].add_(1).clone()
+        elif o.kind == "next_item" and env[o.args[0]] != at.iteration + 1:
+            raise ValueError(f"next_item: got {env[o.args[0]]}; accepted: {at.iteration + 1}, the item after this one")
 
     def of_type(self, o: Op, env: dict[str, torch.Tensor], sizes: dict[str, int]) -> torch.Tensor:
         """The value of an op whose shape is that of its type: a constant tile, the identity, or a broadcast operand."""

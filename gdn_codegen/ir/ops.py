@@ -310,8 +310,7 @@ def _loaded(attrs: Attrs, *args: Tile) -> Tile:
 
 
 def _takes_a_number(attrs: Attrs, *args: Tile) -> Tile:
-    _arity("return_unless_negative", 1, args)
-    _need(not args[0].dims, lambda: f"the op takes a number; got {args[0]}")
+    _need(len(args) == 1 and not args[0].dims, lambda: f"the op takes a number; got {', '.join(map(str, args)) or 'nothing'}")
     return Tile(())
 
 
@@ -492,6 +491,10 @@ op("return_unless_negative", "ends the instance unless the number is negative", 
 op("claim_part", "ends one of the two instances of a part. The operand is the warm-up length. The first instance, which starts "
    "earlier, continues if the length is more than half of the part's chunks; the second continues if it is not",
    _takes_a_number, effect="write")
+op("clear_counter", "sets the counter `tensor` to zero, once for the kernel", _effect, effect="write", attrs=("tensor",))
+op("claim_item", "the number of an item that no block has claimed yet, from the counter `tensor`. A block's first item has the "
+   "block's own number. A number past the last item ends the loop", _scalar, effect="read", attrs=("tensor",))
+op("next_item", "the agent's loop over items goes on with the item of this number", _takes_a_number, effect="write")
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"),
    zero=zeros.same)
 op("signal", "signals `channel`: a buffer is full, or free again", _effect, effect="sync",

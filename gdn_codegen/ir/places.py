@@ -1,10 +1,10 @@
-"""places: checks where the tiles of a tensor lie in memory, for `verify`."""
+"""places: checks where the tiles of a tensor lie in memory, and which ops use counters, for `verify`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .core import Program
+from .core import Loop, Program
 from .types import Tensor
 
 #: Index of a tensor with `at` -> the indices of the tensors at whose integers its tiles may lie.
@@ -23,6 +23,30 @@ def misplaced(p: Program, t: Tensor) -> Iterator[str]:
             yield f"output {t.name} lies over {t.over!r}, which is not an input like it"
     if t.cleared and (t.role != "output" or t.index != "token"):
         yield f"tensor {t.name} is cleared; only an output of tokens has rows that no sequence covers"
+
+
+def miscounted(p: Program) -> Iterator[str]:
+    """An error text for each counter that the program does not use as it must: one kernel claims items from it, in a loop over
+    items, and an earlier kernel clears it. Each agent of a kernel that claims items goes on with them."""
+    for t in p.tensors:
+        if t.index != "counter":
+            continue
+        uses = {kind: [n for n, k in enumerate(p.kernels) for o in k.ops if (o.kind, o.attr("tensor")) == (kind, t.name)]
+                for kind in ("clear_counter", "claim_item")}
+        cleared, claimed = uses.values()
+        if len(cleared) != 1 or len(claimed) != 1 or cleared >= claimed:
+            yield (f"counter {t.name} is cleared by {len(cleared)} ops, and {len(claimed)} claim items from it; accepted: one, "
+                   "and one of a later kernel")
+    for k in p.kernels:
+        claims = {o.attr("tensor"): o for o in k.ops if o.kind in ("claim_item", "next_item")}
+        inside = {x for s in k.body if isinstance(s, Loop) and s.index == "item" for x in s.body}
+        follow = [o.agent for o in k.ops if o.kind == "next_item"]
+        if not set(claims.values()) <= inside or (claims and sorted(follow) != sorted(a.name for a in k.agents)):
+            yield (f"kernel {k.name} goes on with claimed items for {', '.join(follow) or 'no agent'}; accepted: once for each "
+                   "agent, in a loop over items")
+        for name in claims.keys() - {None}:
+            if name not in (x.name for x in p.tensors if x.index == "counter"):
+                yield f"kernel {k.name} claims items from {name}, which is no counter"
 
 
 def _alike(t: Tensor, under: Tensor) -> bool:

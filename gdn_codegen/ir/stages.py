@@ -58,6 +58,7 @@ LEGAL = {
         load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;
         batch interleaved""",
     "placed..checked": """
+        clear_counter claim_item next_item index counter;
         wait load.channel load.unfilled *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
         Kernel.lanes Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
     "synchronised..checked": "signal fence drain barrier load.tail Buffer.own Kernel.one_loop",
@@ -106,7 +107,7 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
     for t in p.tensors:
         yield f"index {t.index}", None, None
         yield from ((f, None, None) for f in annotations(t, _TENSOR))
-        if t.dtype != "float32" and t.index not in ("head", "number", "numbers"):
+        if t.dtype != "float32" and t.index not in ("head", "number", "numbers", "counter"):
             yield "Tensor.dtype", None, None
     for k in p.kernels:
         yield f"grid {k.grid}", k, None

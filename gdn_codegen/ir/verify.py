@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from .core import Kernel, Loop, Op, Program, Stmt, loops, repeats, types, without_tail
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
-from .places import misplaced
+from .places import miscounted, misplaced
 from .required import missing
 from .stages import illegal
 from .types import LAYOUTS, Tile
@@ -30,9 +30,8 @@ def verify(p: Program, verified: Program | None = None) -> Program:
     for what, names in (("tensors", [t.name for t in p.tensors]), ("kernels", [k.name for k in p.kernels])):
         if len(set(names)) != len(names):
             raise VerifyError(f"{p.name}: several {what} have the same name: {names}")
-    for t in p.tensors:
-        for text in misplaced(p, t):
-            raise VerifyError(f"{p.name}: {text}")
+    for text in chain(*(misplaced(p, t) for t in p.tensors), miscounted(p)):
+        raise VerifyError(f"{p.name}: {text}")
     alike = verified is not None and (p.tensors, p.dims, p.extents) == (verified.tensors, verified.dims, verified.extents)
     twins = verified.kernels if verified is not None and alike else ()
     stored, by_twins = set[str](), set[str]()
@@ -150,7 +149,7 @@ class _Kernel:
 
         inside: whether the loop is already in a loop over chunks, or the kernel is one over chunks.
         """
-        if lp.index == "item":  # the instances that one core group runs, one after the other
+        if lp.index == "item":  # the instances that one core group or block runs, one after the other
             if lp.carried:
                 raise self.fail(None, "a loop over items carries values; accepted: none, because items are instances of their "
                                       "own")

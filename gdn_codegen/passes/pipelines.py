@@ -46,6 +46,7 @@ from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
 from .launch.instance_warps import instance_warps
 from .launch.overlapping import overlapping
+from .launch.persistent import persistent
 from .launch.side_by_side import side_by_side
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
@@ -171,6 +172,7 @@ GROUPS: Passes = (
     ("async_copies", lambda p, c: async_copies(p, c.device)),
     ("unfilled", lambda p, c: unfilled(p)),
     *BLOCKS,
+    ("persistent", lambda p, c: persistent(p, c.schedule, c.groups)),
     ("check_storage", lambda p, c: check_storage(p)),
     ("mbarriers", lambda p, c: mbarriers(p, c.groups)),
     ("warm_up_loop", lambda p, c: warm_up_loop(p)),

@@ -10,20 +10,24 @@ asynchronous copy is known to be complete only through the barrier at which it a
 - an agent that reads a fragment of another agent;
 - a wait that could miss its phase, or that an older phase of the same parity could end;
 - an arrival that could count for another phase;
-- a wait that never ends, and a phase that arrivals do not complete.
+- a wait that never ends, and a phase that arrivals do not complete;
+- a barrier for ragged tails that counts other threads than those of the agent which copies, or that several copies use.
+
+In a loop over items, an agent runs several walks one after the other, some of them without chunks. The rings of the walk count
+its iterations in all items; others count items.
 """
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..devices import Groups
-from ..ir.core import Kernel, Op, Program, loops
+from ..ir.core import Kernel, Op, Program, Stmt, loops
 from ..ir.ops import OWN_PART
 from ..ir.printer import op_text
 from .clocks import Clock, Clocks, joined
 from .happens_before import RaceError
+from .ring_accesses import is_filled, reads, threads_write, unit_reads
 
 BARRIER = "barrier"  # the space of barriers. The shape of such a buffer is the number of threads that arrive
 LEAST_ITERATIONS = 8  # of a check; `iterations` has more for rings of many slots
@@ -56,48 +60,18 @@ def iterations(k: Kernel) -> int:
     return max(LEAST_ITERATIONS, 2 * max(b.slots for b in k.buffers) + 2)
 
 
+def items(k: Kernel) -> list[int]:
+    """The chunks of the items that a block runs in the check. Only the ring of their numbers holds agents back in empty items. In
+    items of one chunk, agents are in as many different items as rings have slots."""
+    most = max(b.slots for b in k.buffers)
+    return [2, *[0] * (most + 2), iterations(k) - most, *[1] * (most + 2)]
+
+
 def warm_ups(k: Kernel) -> list[int]:
     """The lengths of the warm-up that the checker tries: both parities, and both more and fewer iterations than a ring has
     slots."""
     most = max(b.slots for b in k.buffers)
     return sorted({0, 1, 2, 3, 4, most - 1, most, most + 1})
-
-
-def reads(k: Kernel) -> Callable[[Op], set[str]]:
-    """A function that gives the values with storage that an op of `k` reads.
-
-    An op without a buffer is an expression: an op that reads it reads its operands.
-    """
-    under: dict[str, set[str]] = {}
-    for o in k.ops:
-        if o.out:
-            under[o.out] = {o.out} if o.buffer else set().union(*(under.get(a, {a}) for a in o.args))
-
-    def of(o: Op) -> set[str]:
-        computes = o.buffer or not o.out
-        return set().union(*(under.get(a, {a}) for a in o.args)) if computes else set()
-    return of
-
-
-def is_of_tokens(p: Program, o: Op) -> bool:
-    """Whether a load or store moves rows of tokens. The last chunk of a sequence may have fewer rows."""
-    return p.tensor(o.attr("tensor")).index == "token"
-
-
-def is_filled(p: Program, o: Op) -> bool:
-    """Whether a load gives zeros in the rows past the sequence's end."""
-    return is_of_tokens(p, o) and not o.attr("unfilled")
-
-
-def threads_write(p: Program, o: Op) -> bool:
-    """Whether threads write at least a part of the result of `o`. A copy of a whole tile by an asynchronous unit is the
-    exception."""
-    return not (o.kind == "load" and not is_filled(p, o))
-
-
-def unit_reads(p: Program, o: Op) -> bool:
-    """Whether an asynchronous unit reads the operands of `o` from a ring: tensor cores, or the unit that copies tiles."""
-    return is_of_tokens(p, o) if o.kind == "store" else o.kind == "matmul"
 
 
 @dataclass
@@ -129,10 +103,12 @@ class _Check:
         self.buffers = {b.name: b for b in k.buffers}
         home, read = {o.out: o.buffer for o in k.ops if o.buffer}, reads(k)
         self.holder = {o.buffer: o.agent for o in k.ops if o.buffer}
-        *before, self.loop = loops(k.body)
+        *before, self.loop = (lp for lp in loops(k.body) if lp.index != "item")
+        self.items = next((lp for lp in loops(k.body) if lp.index == "item"), None)
         self.before = next(iter(before), self.loop)  # the loop of the iterations of the warm-up
+        home |= {c.result: c.name for c in self.loop.carried}
         #: op -> the values that it reads, with their buffers
-        self.sources = {o: [(x, self.buffers[home.get(x, x)]) for x in read(o)] for lp in (*before, self.loop)
+        self.sources = {o: [(x, self.buffers[home.get(x, x)]) for x in read(o)] for lp in loops(k.body)
                         for o in lp.body if isinstance(o, Op)}
         # A copy is ordered only with copies that arrive at the same barrier.
         copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in k.ops if o.kind == "load" and o.attr("channel"))
@@ -150,6 +126,11 @@ class _Check:
 
     def run(self) -> None:
         """Run each agent as far as its waits allow, until all are done. RaceError for a deadlock, or for an incomplete phase."""
+        copies = [o for o in self.loop.ops if o.attr("tail")]
+        for o in copies:
+            x = self.buffers[o.attr("tail")]
+            if (x.shape, x.slots) != ((self.threads[o.agent],), 1) or sum(y.attr("tail") == x.name for y in copies) > 1:
+                raise self.error(f"{x.name} is not of {o.out}'s ragged tail and the threads of {o.agent} alone")
         todo = {a: deque(self.steps(a)) for a in self.threads}
         while any(todo.values()):
             moved = False
@@ -166,10 +147,19 @@ class _Check:
 
     def steps(self, agent: str) -> list[tuple[int, Op]]:
         """The ops that an agent runs, each with its iteration. Its readers run an expression, which is an op without buffer."""
-        part, warm_up = ([o for o in lp.body if isinstance(o, Op) and o.agent == agent and (o.buffer or not o.out)]
-                         for lp in (self.loop, self.before))
-        warm_up = [o for o in warm_up if not o.attr(OWN_PART)]
-        return [(i, o) for i in range(self.warm_up + iterations(self.k)) for o in (warm_up if i < self.warm_up else part)]
+        def own(body: tuple[Stmt, ...]) -> list[Op]:
+            return [o for o in body if isinstance(o, Op) and o.agent == agent and (o.buffer or not o.out)]
+
+        part, warm_up = own(self.loop.body), [o for o in own(self.before.body) if not o.attr(OWN_PART)]
+        if self.items is None:
+            return [(i, o) for i in range(self.warm_up + iterations(self.k)) for o in (warm_up if i < self.warm_up else part)]
+        at, out, done = self.items.body.index(self.loop), list[tuple[int, Op]](), 0
+        for n, chunks in enumerate(items(self.k)):
+            out += [(n, o) for o in own(self.items.body[:at])]
+            out += [(i, o) for i in range(done, done + chunks) for o in part]
+            out += [(n, o) for o in own(self.items.body[at:])]
+            done += chunks
+        return out
 
     def step(self, i: int, o: Op) -> bool:
         """Run an op. Returns False if it has to wait."""

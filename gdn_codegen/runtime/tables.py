@@ -52,6 +52,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         checkpoints=rows("output", "checkpoint", whole),
         workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "slot"),
         end_workspaces=rows("workspace", "sequence", typed),
+        counters=rows("workspace", "counter", lambda t: (t.name,)),
         part_workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "part"),
         indices=tuple(t.name for t in p.role("input") if t.index in ("number", "numbers")),
         by_token=rows("input", "numbers", lambda t: t.name), rows=c.rows, slots=c.slots,

@@ -28,7 +28,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "order": ORDERS, "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state_layout": STATE_LAYOUTS,
     "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
-    "descriptors": (False, True)}
+    "descriptors": (False, True), "persistent": (False, True)}
 
 
 class ScheduleError(ValueError):
@@ -78,6 +78,8 @@ class Schedule:
     agents: the assignment that says which warp group computes what (`gdn_codegen.schedule.agents`): walk, solving_walk, or one
       that you registered. "" takes the first of these two that has an agent for each task of a walk.
     descriptors: walks read whole rows, such as those of q, by tensor descriptors (Triton; TMA on Hopper).
+    persistent: a block takes one walk after another, and loads for the next one while it ends the current one (Hopper under
+      TileLang).
 
     Raises ScheduleError, a ValueError.
     """
@@ -104,6 +106,7 @@ class Schedule:
     value_heads: int = 0
     agents: str = ""
     descriptors: bool = False
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         """Makes `kernels` a tuple of tuples. ScheduleError for a wrong value, and for fields that contradict each other."""
@@ -128,6 +131,9 @@ class Schedule:
                                 "whole numbers from 1")
         if self.longest_first and self.partition != "decay":
             raise ScheduleError(f"schedule {self.name}: longest_first=True; accepted only with partition='decay'")
+        if self.persistent and self.partition:
+            raise ScheduleError(f"schedule {self.name}: persistent=True with partition={self.partition!r}; accepted only without "
+                                "a partition")
         if self.agents != "" and self.agents not in ASSIGNMENTS:
             raise ScheduleError(f"schedule {self.name}: agents={self.agents!r}; accepted are {', '.join(ASSIGNMENTS)}, or '' for "
                                 "one that fits")

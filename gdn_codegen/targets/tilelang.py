@@ -28,6 +28,12 @@ ARCH = "sm_90a"
 #: From this class of value heads times tokens (the last two of Extent.shape_class) on, `fused_walk` also serves parts. A kernel
 #: for inverses then costs more than warm-ups that compute inverses again.
 LARGE = 19
+#: From which class of walks on, and for which classes of mean tokens, blocks take several walks. With fewer walks few blocks have
+#: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class
+#: 0, is that of a call which says no size.
+MANY, SHORT = 8, range(1, 9)
+
+
 def _model(x: Asked) -> Iterator[Candidate]:
     """Kernels with warp groups, on their architecture."""
     if x.arch != ARCH:
@@ -39,6 +45,8 @@ def _model(x: Asked) -> Iterator[Candidate]:
                             arch=ARCH)
         yield Candidate(varied("walk", ARCH, partition="decay", value_heads=heads), "parts take less time than whole walks",
                         arch=ARCH)
+    elif x.few is False and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
+        yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
 
@@ -52,6 +60,7 @@ SPACES = (
     *(Space((name,), {"partition": (None, "decay"), "part_chunks": (0, 8, 10, 16, 24, 32, 34, 40, 64, 128, 256),
                       "longest_first": (False, True), "value_heads": heads}, (64,), ARCH)
       for name, heads in HEADS.items()),
+    Space(("fused_walk",), {}, (64,), ARCH, {"persistent": True}),
     Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                       "v_block": (0, 64, 32)}))
 
@@ -100,7 +109,7 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 
 TARGET = register(Target(
     "tilelang",
-    Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents")),
+    Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents", "persistent")),
     tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
     facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=OF_OTHERS, schedule="walk")}, preference=0, model=_model,
     sized_for=(ARCH,), spaces=SPACES, splits=SPLITS, stride_units=True, tf32=True,

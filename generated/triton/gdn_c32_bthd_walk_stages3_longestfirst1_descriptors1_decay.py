@@ -599,7 +599,7 @@ class Tables:
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
-    value head. part_workspaces: one tile for each part and value head.
+    value head. counters: (name,): one integer. part_workspaces: one tile for each part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -620,7 +620,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
-                                        "end_workspaces", "part_workspaces")
+                                        "end_workspaces", "counters", "part_workspaces")
 
     name: str
     function: str
@@ -638,6 +638,7 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    counters: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -691,6 +692,7 @@ class Tables:
 
 _FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _kept: dict[Any, torch.Tensor] = {}
+_counts: dict[Any, torch.Tensor] = {}
 
 
 def _fail(argument: str, got: object, accepted: str) -> NoReturn:
@@ -798,6 +800,21 @@ def _unread_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
     """In place of cu_seqlens of equal rows, for kernels over single tokens: they compute it, and do not read this. So a captured
     graph does not fill it."""
     return torch.empty(batch + 1, dtype=torch.int32, device=device)
+
+
+def _in_order(count: int, device: torch.device) -> Any:
+    """The numbers 0, 1, ... as int32 [count]. All streams and captured graphs share them, so they are never freed. None while a
+    graph is captured and they do not exist."""
+    size = max(1024, 1 << (count - 1).bit_length())
+    if (size, device) not in _counts:
+        cuda = device.type == "cuda"
+        if cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.inference_mode(False):
+            _counts[size, device] = torch.arange(size, dtype=torch.int32, device=device)
+        if cuda:
+            torch.cuda.current_stream(device).synchronize()
+    return _counts[size, device][:count]
 
 
 def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -1112,8 +1129,8 @@ class NativeCall:
     """A call as data, for the native launcher (runtime/call/native_launcher.py).
 
     sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
-      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it) or ("workspace", a tensor like
-      it).
+      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it, the shape that kernels see) or
+      ("workspace", a tensor like it).
     launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
     rows: makes cu_seqlens for rows of equal length, for calls without it.
     """
@@ -1151,7 +1168,7 @@ class Plan:
         self.ints: dict[str, int] = {}  # integers that kernels get, by name
         self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
-        self.expect_numbers(indices)
+        self.expect_numbers(indices, buffers)
         self.expect_states(states)
         self.expect_buffers(buffers)
         self.expect_outs(outs)
@@ -1176,10 +1193,13 @@ class Plan:
             if x is None:
                 self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
 
-    def expect_numbers(self, indices: Sequence[Any]) -> None:
-        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller gives, True if it is passed
-        without a copy."""
+    def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
+        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.
+        `in_order`: those that are 0, 1, ... for the sequences: rows without indices, and final states outside a pool."""
         t = self.tables
+        self.in_order = [name for name, x in zip(t.numbers, indices, strict=True) if x is None]
+        if "final_indices" in t.indices and buffers[0] is None:
+            self.in_order.append("final_indices")
         self.as_integers: list[bool] = []
         for name, x in zip(t.numbers, indices, strict=True):
             if x is not None or name != "intermediate_state_indices":  # without it sequences have rows in order
@@ -1187,7 +1207,7 @@ class Plan:
                 _check_indices(name, x, self.sequences, self.device, least if name in t.by_token else -1)
             if name in t.by_token:
                 self.ints[f"{name}_width"] = x.shape[1]
-            self.as_integers.append(x is not None and _is_plain(x, torch.int32))
+            self.as_integers.append(x is None or _is_plain(x, torch.int32))
 
     def expect_states(self, states: Sequence[Any]) -> None:
         """Initial states: slots of a pool, or one tile for each sequence, or None."""
@@ -1237,8 +1257,10 @@ class Plan:
             rows = self.batch * self.tokens // (self.every * t.chunk)
             lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
         self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
-        if t.rows or t.positions:  # they are read where they lie
+        if t.rows or t.positions:  # they are written where they lie
             self.as_they_are[len(t.final):] = [True] * len(t.checkpoints)
+        if t.pool:
+            self.as_they_are[:len(t.final)] = [True] * len(t.final)
         self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
 
     def expect_outs(self, outs: Sequence[Any]) -> None:
@@ -1263,6 +1285,7 @@ class Plan:
         unread: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
+        self.made += [((1,), torch.int32)] * len(t.counters)
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed)
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
@@ -1285,6 +1308,8 @@ class Plan:
         if t.cleared:
             ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
         ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
+        if t.counters:
+            ints["blocks_at_a_time"] = torch.cuda.get_device_properties(self.device).multi_processor_count
         if not t.strided:
             return
         goes = [plain for _, plain, *_ in self.expected[:len(t.inputs)]]
@@ -1319,7 +1344,8 @@ class Plan:
         as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
                     and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
         looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are)
-        if not as_it_is or looked_at or t.indices != t.numbers or not all(self.as_integers):
+        in_order = _in_order(self.sequences, self.device) if self.in_order else None
+        if not as_it_is or looked_at or not all(self.as_integers) or (self.in_order and in_order is None):
             return None
         first_out = len(given) + len(states)
         first_buffer = first_out + len(outs)
@@ -1329,16 +1355,21 @@ class Plan:
         if t.pool:
             sources += [("given", n, tuple(_flat(name, x).shape))
                         for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
-        flat = first_buffer + len(t.final) if t.rows or t.positions else math.inf
-        sources += [("given", n, tuple((_flat("", x) if n >= flat else x).shape))
-                    if x is not None else ("result", like) if absent is None else ("fixed", absent)
-                    for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
-        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
+        for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer):
+            flat = t.pool if n < first_buffer + len(t.final) else t.rows or t.positions
+            lies = functools.partial(_flat, "") if flat else lambda x: x
+            sources.append(("given", n, tuple(lies(x).shape)) if x is not None else
+                           ("result", like, (math.prod(like.shape),) if flat else tuple(like.shape)) if absent is None else
+                           ("fixed", lies(absent)))
+        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like, tuple(like.shape))
                     for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
         sources += [("workspace", like) for like in self.kin[len(outs):]]
         sources += [("fixed", x) for x in self.unread]
-        widths = [(self.ints[f"{name}_width"],) if name in t.by_token else () for name in t.numbers]
-        sources += [("given", n, (self.sequences, *width)) for n, width in enumerate(widths, first_buffer + len(buffers))]
+        first_number = first_buffer + len(buffers)
+        for name in t.indices:
+            n = first_number + t.numbers.index(name if name in t.numbers else "state_indices")
+            width = (self.ints[f"{name}_width"],) if name in t.by_token else ()
+            sources.append(("fixed", in_order) if name in self.in_order else ("given", n, (self.sequences, *width)))
         rows = functools.partial(_filled, self.equal_rows, self.batch, self.tokens, self.device)
         return NativeCall(sources, self.launches, rows)
 
@@ -1387,7 +1418,7 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
-                x.fill_(float("nan"))
+                x.fill_(float("nan") if x.is_floating_point() else -1)
     if p.clears and not p.tables.cleared:
         for x, out in zip(memory[p.host.outputs], outs, strict=True):
             if out is None:
@@ -1436,16 +1467,15 @@ def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: An
         _check_parents(found["retrieve_parent_token"], lengths, kept)
 
 
-def _integers(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
-    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots. Outside a
-    pool they have one tile for each sequence; so have rows without indices."""
-    found = {name: x if fits and x.data_ptr() % 16 == 0 else
-             _filled(_equal_rows, p.sequences, 1, p.device)[:-1] if x is None else _plain(x, torch.int32)
-             for name, x, fits in zip(p.tables.numbers, indices, p.as_integers, strict=True)}
-    if "final_indices" in p.tables.indices:
-        found["final_indices"] = (_filled(_equal_rows, p.sequences, 1, p.device)[:-1] if buffers[0] is None else
-                                  found["state_indices"])
-    return [found[name] for name in p.tables.indices]
+def _integers(p: Plan, indices: Any) -> list[Any]:
+    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots."""
+    found = {name: x if fits and x.data_ptr() % 16 == 0 else _plain(x, torch.int32)
+             for name, x, fits in zip(p.tables.numbers, indices, p.as_integers, strict=True) if x is not None}
+    for name in p.in_order:
+        found[name] = _in_order(p.sequences, p.device)
+        if found[name] is None:  # a graph that is captured before they exist has its own
+            found[name] = torch.arange(p.sequences, dtype=torch.int32, device=p.device)
+    return [found.get(name, found.get("state_indices")) for name in p.tables.indices]
 
 
 def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
@@ -1494,7 +1524,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
         if t.indices:
-            memory += _integers(p, indices, buffers)
+            memory += _integers(p, indices)
         for launch, tensors, used in picked:
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if copied:

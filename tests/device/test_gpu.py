@@ -79,6 +79,9 @@ GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
           "columns": Build("tilelang", schedule=replace(named("walk", "sm_90a"), name="walk64", v_block=64), arch="sm_90a"),
           "k64v64": Build("tilelang", schedule="walk", head_dim_k=64, head_dim_v=64, arch="sm_90a"),
           "fused": Build("tilelang", schedule="fused_walk", arch="sm_90a"),
+          **{f"persistent-{n}-{size}": Build("tilelang", schedule=varied(n, "sm_90a", persistent=True), head_dim_k=size,
+                                             head_dim_v=size, arch="sm_90a")
+             for n, size in (("walk", 128), ("fused_walk", 128), ("fused_walk", 64))},
           "fused-parts": Build("tilelang", schedule=replace(named("fused_walk", "sm_90a"), partition="decay"), arch="sm_90a"),
           "fused-early": Build("tilelang", schedule=replace(named("fused_walk", "sm_90a"), name="fusedstate", partition="decay",
                                                             warm_up="state"), arch="sm_90a"),
@@ -107,6 +110,18 @@ def test_warp_groups(name):
         check(fn, for_groups(b, [200], gate=gate), layout=b.layout)
     check(fn, for_groups(b, [70, 70, 70], initial=False), batched=True, layout=b.layout)
     check(fn, for_groups(b, [3, 3]), batched=True, layout=b.layout)
+
+
+@hopper
+@pytest.mark.parametrize("name", [n for n, b in GROUPS.items() if b.plan.persistent])
+def test_a_block_that_takes_several_walks_gives_the_bits_of_several_blocks(name):
+    """Blocks have ten walks each, with and without a ragged tail, and without tokens. Each run assigns them differently."""
+    b = GROUPS[name]
+    one, several = (on_gpu(function(replace(b, schedule=replace(b.plan, persistent=x)))) for x in (False, True))
+    x = for_groups(b, [64, 0, 1, 130, 63, 0, 0, 200, 65, 128] * 34)
+    want = call(one, x)
+    for _ in range(5):
+        assert all(torch.equal(*pair) for pair in zip(call(several, x)[:2], want[:2], strict=True))
 
 
 @hopper

@@ -1,5 +1,6 @@
 """host/host.py and host/plan.py by themselves: what tables of a build make of a call, with launches recorded."""
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,6 +55,19 @@ def test_memory_of_the_caller_is_written_where_it_lies_or_copied_back():
                        (torch.zeros(1, 6, 4, 9).half()[..., 1:], torch.zeros(1, 4, 9, 8)[:, :, 1:])):
         _, (o, S) = called(host, out=out, final=final)
         assert o is out and S is final and bool((out == 3).all()) and bool((final == 4).all())
+
+
+def test_a_counter_is_made_for_each_call_and_blocks_are_as_many_as_run_at_a_time(monkeypatch):
+    """What it holds, a kernel clears: for tests it is no zero."""
+    kernels = (("W", "chunks", 1, ("q", "W_ws", "o_items"), ()), ("o", "sequences", 2, ("o", "o_items"), ()))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    host, seen = hosted(replace(TABLES, kernels=kernels, counters=(("o_items",),), ints={"W": (), "o": ("blocks_at_a_time",)}),
+                        poison=True)
+    for _ in range(2):
+        called(host)
+    first, second = ([row[3][-1] for row in seen[n:n + 2]] for n in (0, 2))
+    assert first[0] is first[1] and second[0] is second[1] and first[0] is not second[0]
+    assert first[0].dtype == torch.int32 and first[0].tolist() == [-1] and seen[1][2] == [132]
 
 
 def test_rows_of_no_sequence_are_zero_and_the_rest_is_nan_for_tests():

@@ -41,7 +41,7 @@ CASES = {
     "unit_lower_inverse": [((CC,), {})],
     "diag_inverse": [(x, {"size": 8, **a}) for x in ((CC,), (CC, C)) for a in ({}, {"strict": True})],
     "valid": [((CK,), {}), ((C,), {}), ((CK,), {"given": "initial_state"})],
-    "warm_up_length": [((), {})], "resume": [((KV, KV), {})],
+    "warm_up_length": [((), {})], "claim_item": [((), {})], "resume": [((KV, KV), {})],
 }
 ALL_CASES = [(kind, dims, attrs) for kind, cases in CASES.items() for dims, attrs in cases]
 
@@ -76,7 +76,8 @@ def test_each_op_with_a_value_has_a_case():
     assert own == set(CASES)
 
 
-@pytest.mark.parametrize("kind, dims, attrs", [c for c in ALL_CASES if c[0] not in ("warm_up_length", "resume")], ids=str)
+@pytest.mark.parametrize("kind, dims, attrs", [c for c in ALL_CASES if c[0] not in ("warm_up_length", "claim_item", "resume")],
+                         ids=str)
 def test_a_rule_says_what_the_interpreter_shows(kind, dims, attrs):
     types, gen = tuple(map(Tile, dims)), torch.Generator().manual_seed(0)
     result, names = infer(kind, types, tuple(attrs.items())), [f"x{i}" for i in range(len(dims))]

@@ -109,7 +109,7 @@ def test_a_step_of_several_tokens_is_so_many_steps_of_one(target):
 
 def test_flas_recurrence_walks_over_tokens_however_many_there_are(monkeypatch):
     told = []
-    monkeypatch.setattr(gdn_codegen.ops, "_call", lambda *a, decode: told.append(decode))
+    monkeypatch.setattr(gdn_codegen.ops, "_call", lambda *a, decode, **more: told.append(decode))
     for tokens in (1, 16, 17, 400):
         q = torch.zeros(1, tokens, 2, 32)
         fused_recurrent_gated_delta_rule(q, q, q, q[..., 0], beta=q[..., 0], batch_invariant=True)

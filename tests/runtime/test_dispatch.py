@@ -14,6 +14,7 @@ from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose, launch, tables
 from gdn_codegen.runtime.call.device import Facts, described, facts
+from gdn_codegen.runtime.call.request import ANY_BATCH
 from gdn_codegen.runtime.call.tables import Extent, Row
 from gdn_codegen.schedule import Schedule, ScheduleError, changes, varied
 from gdn_codegen.schedule.contract import PLAIN, Contract
@@ -254,6 +255,17 @@ def test_sequences_are_split_where_parts_take_less_time(gpu, x, want):
     if x.tokens < 1280:
         gpu.append(row(extent=x))
         assert ask(x).build.plan.partition is None  # nor by a row, whose class longer calls share
+
+
+@pytest.mark.parametrize("x, want", [
+    (Extent(8, 64, 63, 63 * 56, packed=True), True), (Extent(16, 32, 20, 20 * 300), True),
+    (Extent(8, 8, 16, 16 * 56, packed=True), False),  # 128 walks, a block for each
+    (Extent(16, 32, 20, 20 * 512), False), (Extent(16, 32, 8, 8 * 4096), False)])
+def test_many_short_sequences_take_persistent_walks(gpu, x, want):
+    found = ask(x)
+    assert (found.build.plan.name, found.build.plan.persistent) == ("fused_walk", want)
+    assert ("many short sequences" in str(found)) == want
+    assert not ask(replace(x, sequences=ANY_BATCH, tokens=ANY_BATCH)).build.plan.persistent  # a call that says no size
 
 
 def test_debug_prints_one_line_a_kind_of_call(gpu, monkeypatch, capsys):

@@ -12,6 +12,7 @@ import gdn_codegen
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.call import foreign_keywords as names
 from gdn_codegen.runtime.call.arguments import Options, Tensors
+from gdn_codegen.runtime.call.known_keywords import spelled
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
@@ -245,17 +246,17 @@ def test_keywords_are_translated_anew_where_they_are_not_the_same():
         False, False, False, None, "log", "given", False, False, None, None, "auto", None)
     gates = t._replace(A_log=Q, dt_bias=Q)
     for _ in range(2):
-        assert names.spelled(gates, x, dict(use_gate_in_kernel=True)) == (gates, x._replace(gate="raw"))
-        assert names.spelled(t, x, dict(transpose_state_layout=True, num_warps=4)) == (t, x._replace(state_v_first=True))
+        assert spelled(gates, x, dict(use_gate_in_kernel=True)) == (gates, x._replace(gate="raw"))
+        assert spelled(t, x, dict(transpose_state_layout=True, num_warps=4)) == (t, x._replace(state_v_first=True))
         with pytest.raises(ValueError, match="use_gate_in_kernel: got 1"):
-            names.spelled(gates, x, dict(use_gate_in_kernel=1))
+            spelled(gates, x, dict(use_gate_in_kernel=1))
         with pytest.raises(ValueError, match="use_gate_in_kernel: got True with gate='linear'"):
-            names.spelled(gates, x._replace(gate="linear"), dict(use_gate_in_kernel=True))
-        without = names.spelled(gates, x, dict(use_gate_in_kernel=False))
-        assert without[0].A_log is without[0].dt_bias is None and without[1] == x
-        assert names.spelled(t, x, dict(output=Q))[0].out is Q
+            spelled(gates, x._replace(gate="linear"), dict(use_gate_in_kernel=True))
+        without = spelled(gates, x, dict(use_gate_in_kernel=False))
+        assert without == (gates._replace(A_log=None, dt_bias=None), x)
+        assert Tensors(*spelled(t, x, dict(output=Q))[0]).out is Q
         with pytest.raises(ValueError, match="seq_idx"):
-            names.spelled(t, x, dict(seq_idx=1))
+            spelled(t, x, dict(seq_idx=1))
         with pytest.raises(ValueError, match="checkpoint_every_n_tokens"):
-            names.spelled(t, x, dict(checkpoint_every_n_tokens=64), -1)
-        assert names.spelled(t, x, dict(checkpoint_every_n_tokens=64), 16)[1].checkpoint_chunks == 4
+            spelled(t, x, dict(checkpoint_every_n_tokens=64), -1)
+        assert Options(*spelled(t, x, dict(checkpoint_every_n_tokens=64), 16)[1]).checkpoint_chunks == 4

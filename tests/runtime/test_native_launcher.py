@@ -175,25 +175,40 @@ STEPS = {
                                       retrieve_parent_token=whole(-1, 0, 0, 1).expand(2, 4).contiguous()),
     "rows": lambda x: dict(state_indices=whole(2, 0), intermediate_state_indices=whole(1, 0), disable_state_update=True,
                            intermediate_states_buffer=torch.zeros(2, 5, 4, 16, 16)),
+    "rows in order": lambda x: dict(state_indices=whole(2, 0), disable_state_update=True,
+                                    intermediate_states_buffer=torch.zeros(2, 5, 4, 16, 16)),
+    "rows in order, and a final state": lambda x: dict(state_indices=whole(2, 0),
+                                                       intermediate_states_buffer=torch.zeros(2, 5, 4, 16, 16)),
+    "no state": lambda x: dict(state_indices=whole(2, 0), disable_state_update=True),
+    "a final state": lambda x: dict(state_indices=whole(2, 0), inplace_final_state=False, output_final_state=True),
+    "another pool": lambda x: dict(state_indices=whole(2, 0), final_state=torch.zeros(4, 5, 16, 16)[:, :4]),
 }
 
 
 @pytest.mark.parametrize("form", STEPS)
 def test_states_by_token_are_chained(form, started):
-    """In place, or in a buffer: each run starts from the same states, and writes the same bits."""
+    """In place, in a buffer, elsewhere or nowhere: each run starts from the same states, and writes the same bits."""
     x = {n: y.unflatten(1, (2, 4)).squeeze(0) for n, y in tensors(8).items()}
     more, pool = STEPS[form](x), torch.randn(9, 4, 16, 16)
+    held = [more[n] for n in ("intermediate_states_buffer", "final_state") if n in more]
     written = []
     for _ in range(4):
         states = pool.clone()
-        if "intermediate_states_buffer" in more:
-            more["intermediate_states_buffer"].fill_(float("nan"))
-        o, _ = recurrent_gated_delta_rule(**x, initial_state=states, target="tilelang", **more)
-        written.append((o, states, more.get("intermediate_states_buffer", states).clone()))
+        for y in held:
+            y.fill_(float("nan"))
+        o, final = recurrent_gated_delta_rule(**x, initial_state=states, target="tilelang", **more)
+        assert final is None or final is more.get("final_state", states) or form == "a final state"
+        written.append((o, states, torch.zeros(1) if final is None else final.clone(), *(y.clone() for y in held)))
     assert [by for _, by in started][-4:] == ["python", *["chain"] * 3]
     for again in written[1:]:
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(written[0], again, strict=True))
-    assert (written[0][1] != pool).any() == (form != "rows") and not written[0][2][..., :4, :, :, :].isnan().all()
+    assert (written[0][1] != pool).any() == (form in ("slots", "a tree in slots", "rows in order, and a final state"))
+    _, _, final, *memory = written[0]
+    assert not final.isnan().all(), "a final state is written"
+    if "rows" in form:
+        assert memory[0][:, :4].isfinite().all() and memory[0][:, 4:].isnan().all()
+    if form == "another pool":
+        assert memory[0][[2, 0]].isfinite().all() and memory[0][[1, 3]].isnan().all()
 
 
 def test_an_argument_given_twice_is_two(started):

@@ -164,7 +164,7 @@ def test_fla_recurrent_takes_any_number_of_tokens(lengths):
                                                          (None, 40, 9, True)])
 def test_fla_recurrent_counts_tokens_by_their_layout(layout, heads, tokens, step, monkeypatch):
     told = []
-    monkeypatch.setattr(gdn_codegen.ops, "_call", lambda *a, decode: told.append(decode))
+    monkeypatch.setattr(gdn_codegen.ops, "_call", lambda *a, decode, **more: told.append(decode))
     q = torch.zeros((1, heads, tokens, 32) if layout == "bhtd" else (1, tokens, heads, 32))
     gdn_codegen.fused_recurrent_gated_delta_rule(q, q, q, q[..., 0], beta=q[..., 0], layout=layout)
     assert told == [step]

@@ -32,12 +32,13 @@ def module(target, arch, schedule):
 @pytest.mark.parametrize("target, arch", PLANS)
 def test_what_is_unused_changes_nothing_and_all_else_does(target, arch):
     plan = PLANS[target, arch]
-    before, read = module(target, arch, plan), set()
-    assert before
+    before, read = {x.partition: module(target, arch, x) for x in (plan, replace(plan, partition=None))}, set()
+    assert all(before.values())
     for field, values in VALUES.items():
         if field != "longest_first" or plan.partition:
-            after = [module(target, arch, replace(plan, **{field: v})) for v in values[:3]]
-            read |= {field} if any(x != before for x in after) else set()
+            on = replace(plan, partition=None) if field == "persistent" else plan
+            after = [module(target, arch, replace(on, **{field: v})) for v in values[:3]]
+            read |= {field} if any(x != before[on.partition] for x in after) else set()
     assert set(VALUES) - read == set(find(target).lowered_for(arch).unused)
 
 

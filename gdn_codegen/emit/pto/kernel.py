@@ -15,7 +15,8 @@ rule = Rules("pto", {
     "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "eye": "vectorise",
     "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer", "fence": "mbarriers", "drain": "mbarriers",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
-    "diagonal": "norms_from_products", "column_sum": "single_token", "of_token": "token_groups"})
+    "diagonal": "norms_from_products", "column_sum": "single_token", "of_token": "token_groups",
+    "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})
 
 #: Agent -> the macro that is defined while the text is compiled for its cores.
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}

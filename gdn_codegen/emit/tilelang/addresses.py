@@ -132,13 +132,13 @@ class Addresses:
         if t.index == "token":
             lead = ["B", *(("L", t.heads) if self.layout == "bthd" else (t.heads, "L"))]
             dims = dims[1:]
-        elif t.index == "head":
-            lead = ["HV"]
+        elif t.index in ("head", "counter"):
+            lead = ["HV" if t.index == "head" else "1"]
         else:
             # A tensor that the caller leaves out has size 0 in this dim, and so has a workspace for parts that no kernel writes.
             own = t.optional or t.index in ("checkpoint", "part")
             lead = ["slots" if t.index == "slot" else f"n_{t.name}" if own else "ends - 1", t.heads]
-        return f"({', '.join([*lead, *dims])}{',' if t.index == 'head' else ''})"
+        return f"({', '.join([*lead, *dims])}{',' if len(lead + dims) == 1 else ''})"
 
     def view(self, t: Tensor) -> str:
         """A view of a strided tensor with its strides. Parameters have strides in units of `stride_unit` elements, so that the

@@ -3,18 +3,13 @@ from __future__ import annotations
 
 import math
 
-from ..base import Op
+from ..base import AT_A_TIME, Op
 from .groups import GroupsWriter, rule
 from .rules import fill, grouped, in_place, strict
 from .rules import rule as base
 from .tiles import Value
 
 __all__ = ["rule"]
-
-#: Rows of a ragged tail that the threads of a warp access at a time. All 64 rows at once would be code of a thousand instructions
-#: that runs once, and waits for the instruction cache.
-TAIL = 8
-
 
 @rule("wait", statement=True)
 def wait(w: GroupsWriter, o: Op) -> None:
@@ -51,6 +46,19 @@ def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -
 def claim_part(w: GroupsWriter, o: Op, warm_up: Value) -> None:
     w.line(f"if ({warm_up.at()} * 2 > span) == (instance == 0):")
     w.w.indent += 1  # to the kernel's end
+
+
+@rule("claim_item", statement=True)
+def claim_item(w: GroupsWriter, o: Op) -> None:
+    """One thread claims an item. As many as the blocks have own items come before those that are claimed."""
+    w.line(f"if tx == {w.agent.first}:")
+    counter = w.params[o.attr("tensor")]
+    w.inner(f"{w.stored((), o.buffer).at()} = T.atomic_add({counter}[0], 1, return_prev=True) + {AT_A_TIME}")
+
+
+@rule("next_item", statement=True)
+def next_item(w: GroupsWriter, o: Op, claimed: Value) -> None:
+    w.line(f"instance = {claimed.at()}")
 
 
 @rule("fence", statement=True)
@@ -90,9 +98,10 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     w.inner(f"{copy}{arrives})")
     # Once for each sequence: rows that belong to the next sequence become zero.
     w.line("else:")
-    w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], 0)",
-            f"for i in T.serial(rows // {TAIL}, C // {TAIL}):", f"    for ii, j in T.Parallel({TAIL}, {w.dim(t.dims[1])}):",
-            f"        if i * {TAIL} + ii >= rows:", f"            {w.stored(t.dims, o.buffer).at(f'i * {TAIL} + ii', 'j')} = 0")
+    row, n = w.row_of_several(t)
+    w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], {w.tails})",
+            f"for i in T.serial(rows // {n}, C // {n}):", f"    for ii, j in T.Parallel({n}, {w.dim(t.dims[1])}):",
+            f"        if {row} >= rows:", f"            {w.stored(t.dims, o.buffer).at(row, 'j')} = 0")
 
 
 @rule("store", statement=True)
@@ -111,11 +120,11 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line("else:")
     # If one instance stores all columns, the loop has the number of columns in memory and needs no condition for them.
     blocked = t.dims[1] == w.k.blocked_dim
-    at = f"i * {TAIL} + ii", "j"
-    inside = [f"{at[0]} < rows", *(w.inside(t, at)[1:] if blocked else [])]
-    w.inner(f"for i in T.serial(T.ceildiv(rows, {TAIL})):",
-            f"    for ii, j in T.Parallel({TAIL}, {w.dim(t.dims[1]) if blocked else w.extents(t)[1]}):",
-            f"        if {' and '.join(inside)}:", f"            {w.address(t, at)} = {x.at(*at)}")
+    row, n = w.row_of_several(t)
+    inside = [f"{row} < rows", *(w.inside(t, (row, "j"))[1:] if blocked else [])]
+    w.inner(f"for i in T.serial(T.ceildiv(rows, {n})):",
+            f"    for ii, j in T.Parallel({n}, {w.dim(t.dims[1]) if blocked else w.extents(t)[1]}):",
+            f"        if {' and '.join(inside)}:", f"            {w.address(t, (row, 'j'))} = {x.at(row, 'j')}")
     w.w.indent -= len(when)
 
 

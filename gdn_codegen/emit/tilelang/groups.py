@@ -4,13 +4,23 @@ from __future__ import annotations
 from itertools import groupby
 
 from ...ir.core import NO_LINE, Agent, Buffer
-from ...ir.types import GROUP, Dim, Tensor
+from ...ir.types import BYTES, GROUP, Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
 from .kernel import KernelWriter
 from .rules import rule as base
 from .tiles import Value
 
 rule = Rules("tilelang", base=base)
+#: Rows of a ragged tail that the threads of a warp access at a time. All 64 rows at once would be code of a thousand instructions
+#: that runs once, and waits for the instruction cache.
+TAIL = 8
+#: Ops at the end of an item, by which agents learn the number of the next one.
+HANDED_ON = ("wait", "signal", "fence", "claim_item", "next_item")
+
+
+def is_number(o: Op) -> bool:
+    """Whether `o` computes a number outside of rings."""
+    return o.type is not None and o.type.rank == 0 and o.kind != "claim_item"
 
 
 class GroupsWriter(KernelWriter):
@@ -21,6 +31,11 @@ class GroupsWriter(KernelWriter):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.begun: list[str] = []  # fragments of asynchronous products before their drain
+        items = next((s for s in self.k.body if isinstance(s, Loop) and s.index == "item"), None)
+        self.items = items is not None
+        ops = [s for s in (items.body if items else ()) if isinstance(s, Op)]
+        self.numbers = {o for o in ops if is_number(o)}  # that all agents compute for each item
+        self.of_items = {x for o in ops if o.kind in HANDED_ON for x in (o.buffer, o.attr("channel"))}
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
 
     @property
@@ -30,16 +45,28 @@ class GroupsWriter(KernelWriter):
 
     @property
     def iteration(self) -> str:
-        """The number of iterations before this one, for slots of rings."""
-        return "iteration" if self.k.grid == "parts" else "chunk"
+        """The number of iterations before this one, for slots of rings. It counts those of earlier items, too."""
+        return "iteration" if self.k.grid == "parts" or self.items else "chunk"
+
+    @property
+    def tails(self) -> str:
+        """The parity of the phase for the ragged tail of this walk. An instance has one tail at most."""
+        return "tails_before % 2" if self.items else "0"
 
     def slot(self, x: Buffer) -> str:
         """The slot of ring `x` in this iteration."""
         return f"{self.counted(x)} % {x.slots}" if x.slots > 1 else "0"
 
     def counted(self, x: Buffer) -> str:
-        """The number of the iteration, for slots of ring `x`. A barrier may count only the chunks of the walk's own part."""
-        return "(chunk - first)" if x.own else self.iteration
+        """The number of the iteration, for slots of ring `x`. A barrier may count only the chunks of the walk's own part. Rings
+        of the loop over items count items."""
+        return "(chunk - first)" if x.own else "items_before" if x.name in self.of_items else self.iteration
+
+    def row_of_several(self, t: Tensor) -> tuple[str, int]:
+        """A row of a ragged tail of `t`, and how many rows the threads of the agent access at a time: TAIL, or in a loop over
+        items so many that each thread has 16 bytes, because addresses then take registers in all items."""
+        n = max(1, 16 * self.agent.threads // (BYTES[t.dtype] * self.sizes[str(t.dims[1])])) if self.items else TAIL
+        return f"i * {n} + ii", n
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         """A value in a buffer. In a ring it is in the slot of this iteration."""
@@ -73,15 +100,19 @@ class GroupsWriter(KernelWriter):
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Print the statements that the current agent runs."""
-        super().body(tuple(s for s in body if isinstance(s, Loop) or (s.agent == self.agent.name and not self.known(s))))
+        super().body(tuple(s for s in body if isinstance(s, Loop) or s in self.numbers or (
+            s.agent == self.agent.name and not self.known(s))))
 
     def known(self, o: Op) -> bool:
         """Whether all agents run `o` before their branches: a number that all of them need, or an op that may end the
         instance."""
-        return o in self.k.body and (o.kind == "claim_part" or (o.type is not None and o.type.rank == 0))
+        return o in self.k.body and (o.kind == "claim_part" or is_number(o))
 
     def walk(self, lp: Loop) -> None:
-        """Print a loop over chunks, if the current agent has ops in it."""
+        """Print a loop over items, or a loop over chunks if the current agent has ops in it."""
+        if lp.index == "item":
+            self.over_items(lp)
+            return
         for c in lp.carried:
             self.env[c.name] = self.env[c.result] = self.stored(c.type.dims, c.name)
         self.use("length")
@@ -107,8 +138,47 @@ class GroupsWriter(KernelWriter):
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.w(head)
         self.w.indent += 1
-        for text in (*(["chunk = begin + iteration"] if self.k.grid == "parts" else []), *self.chunk()):
+        count = ["iteration = iterations_before + chunk", "T.assume(iteration >= 0)"] if self.items else []
+        for text in (*count, *(["chunk = begin + iteration"] if self.k.grid == "parts" else []), *self.chunk()):
             self.line(text)
+        self.w.indent -= 1
+        self.w.lines += after
+
+    def zeros(self, t: Tensor, head: int) -> None:
+        """Print loops that write zeros to the first `rows` rows of the current tile. In a loop over items one agent does so."""
+        if not self.items:
+            super().zeros(t, head)
+            return
+        row, n = self.row_of_several(t)
+        inside = self.inside(t, (row, "j"))
+        self.w(f"for i in T.serial(T.ceildiv(T.min(rows, C), {n})):", f"    for ii, j in T.Parallel({n}, {self.dim(t.dims[1])}):",
+               f"        if {' and '.join(inside)}:", f"            {self.address(t, (row, 'j'))} = 0")
+
+    def over_items(self, lp: Loop) -> None:
+        """Print a loop over items for the current agent. Each iteration computes the place of the instance, runs its statements
+        if its sequence is not skipped, and then goes on with the next item."""
+        own = [s for s in lp.body if isinstance(s, Loop) or s.agent == self.agent.name or s in self.numbers]
+        last = max(n for n, s in enumerate(own) if isinstance(s, Loop) or s.kind not in HANDED_ON)
+        first = len(self.w.lines)
+        self.w.indent += 1
+        for t in self.p.clears(self.k):
+            if any(isinstance(o, Op) and o.kind == "store" and o.attr("tensor") == t.name for x in own if isinstance(x, Loop)
+                   for o in x.ops if o.agent == self.agent.name):
+                self.clear_rows(t)
+        self.open_block()
+        self.body(tuple(own[:last + 1]))
+        self.w("iterations_before = iterations_before + T.ceildiv(length, C)")
+        if any(o.attr("tail") for o in self.k.ops if o.agent == self.agent.name):
+            self.w("if length % C != 0:", "    tails_before = tails_before + 1")
+        self.w.indent -= bool(self.p.skips)
+        self.w("T.assume(items_before >= 0)")
+        self.body(tuple(own[last + 1:]))
+        self.w("items_before = items_before + 1")
+        after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
+        self.w.indent -= 1
+        self.w("instance = first_instance", f"while instance < {self.instances}:")
+        self.w.indent += 1
+        self.w(*(f"{name} = {text}" for name, text, _ in self.place()))
         self.w.indent -= 1
         self.w.lines += after
 
@@ -142,7 +212,7 @@ class GroupsWriter(KernelWriter):
     def text(self) -> KernelText:
         """The kernel's text: head, buffers, barriers, and a branch for each agent."""
         conditions = ["first < T.max(stop, 1)"] if self.k.grid == "parts" else []  # has chunks, or is the first
-        self.w.indent = 3 + bool(conditions or self.p.skips)
+        self.w.indent = 3 + bool(conditions or (self.p.skips and not self.items))
         super().body(tuple(o for o in self.k.body if isinstance(o, Op) and self.known(o)))
         self.w("tx = T.get_thread_binding()")
         self.branches()
@@ -150,6 +220,9 @@ class GroupsWriter(KernelWriter):
         clear = self.clear()
         self.w = Writer(self.p, "#", 2)
         self.head()
+        if self.items:
+            self.w("instance = T.alloc_var(T.int32)", *(f"{n} = T.alloc_var(T.int32)" for n, _, kept in self.place() if kept),
+                   *(f"{n}_before = T.alloc_var(T.int32, init=0)" for n in ("iterations", "items", "tails")))
         for x in self.k.buffers:
             self.w(self.allocation(x))
         for x in self.k.buffers:  # only here, since each of these lines adds a fence
@@ -157,7 +230,8 @@ class GroupsWriter(KernelWriter):
                 self.w(f"t.expect_swizzled({self.name(x.name)})")
         self.overlap()
         self.w.lines += clear
-        self.open_block(*conditions)
+        if not self.items:
+            self.open_block(*conditions)
         if conditions and not self.warm_up:
             self.w("begin = first")
         return self.finished(body)

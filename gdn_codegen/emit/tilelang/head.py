@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from ...ir.types import Tensor
 from ..base import (
+    AT_A_TIME,
     CLEAR,
     WIDTH_OF,
     KernelText,
@@ -21,7 +22,9 @@ from .tiles import Tiles
 
 
 class Head(Tiles):
-    """The head of one kernel."""
+    """The head of one kernel. items: whether a block takes several instances, one after the other (a loop over items)."""
+
+    items = False
 
     def head(self) -> None:
         """Print the grid, and the computation of an instance's head, sequence, and chunk or part from its block indices."""
@@ -29,64 +32,81 @@ class Head(Tiles):
             if x.strided:
                 self.line(f"{self.params[x.name]} = {self.view(x)}")
         self.grid()
+        if not self.items:
+            self.w(*(f"{name} = T.alloc_var(T.int32, init={text})" if kept else f"{name} = {text}"
+                     for name, text, kept in self.place()))
+
+    def place(self) -> list[tuple[str, str, bool]]:
+        """The variables with an instance's place in the grid, as (name, text, whether memory of its own keeps the value, so that
+        not every address repeats divisions in 64 bits)."""
+        out = self.indices(self.dims()) if self.k.grid == "sequences" else []
+        if in_pairs(self.k):
+            out = self.indices([("instance", ""), self.dims()[-1]], "pair_index")
         if self.k.batch.way == "key_head":
-            self.w(f"hv = group * {self.k.batch.heads}")
+            out.append(("hv", f"group * {self.k.batch.heads}", False))
         if "h" in self.uses:
-            # a variable, so that not every address repeats the division in 64 bits
-            self.w("h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))")
-        if self.k.grid == "chunks":
-            self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1, C)")
-        if self.k.grid == "parts":
-            self.w("size = C * span", "n = t.find_sequence(cu_seqlens, part, ends - 1, size)")
+            out.append(("h", "T.truncdiv(hv, T.truncdiv(HV, H))", True))
+        found = {"chunks": ("slot", "C"), "parts": ("part", "size")}.get(self.k.grid)
+        out += [("size", "C * span", False)] if self.k.grid == "parts" else []
+        out += [("n", f"t.find_sequence(cu_seqlens, {found[0]}, ends - 1, {found[1]})", False)] if found else []
         for x in own_numbers(self.p, self.k):
             first = "" if x.index == "number" else f", {x.at}_n - 1" if x.at else ", 0"
-            self.w(f"{x.name}_n = T.cast({self.params[x.name]}[n{first}], T.int64)")
+            out.append((f"{x.name}_n", f"T.cast({self.params[x.name]}[n{first}], T.int64)", False))
         if "b" in self.uses:
-            self.w("b = n * batched")
+            out.append(("b", "n * batched", False))
+        start, length = "cu_seqlens[n]", "cu_seqlens[n + 1] - start"
         if self.one_token:  # the ends of equal rows need no load
-            self.w("start = T.if_then_else(batched != 0, n * L, cu_seqlens[n])",
-                   "length = T.if_then_else(batched != 0, L, cu_seqlens[n + 1] - start)")
-        elif "length" in self.uses or self.k.grid != "sequences":
-            self.w("start = cu_seqlens[n]", "length = cu_seqlens[n + 1] - start")
+            start, length = (f"T.if_then_else(batched != 0, {x}, {y})" for x, y in (("n * L", start), ("L", length)))
+        if self.one_token or "length" in self.uses or self.k.grid != "sequences":
+            out += [("start", start, False), ("length", length, False)]
         if self.k.grid == "chunks":
-            self.w("chunk = slot - (start // C + n)")
+            out.append(("chunk", "slot - (start // C + n)", False))
         if self.k.grid == "parts":
-            self.w("first = (part - (T.truncdiv(start, size) + n)) * span", "stop = T.min(first + span, T.ceildiv(length, C))")
+            out += [("first", "(part - (T.truncdiv(start, size) + n)) * span", False),
+                    ("stop", "T.min(first + span, T.ceildiv(length, C))", False)]
+        return out
+
+    def dims(self) -> list[tuple[str, str]]:
+        """The dims of the grid, the slowest first, as (index, extent)."""
+        extent, runs = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
+        out = [(runs, extent), self.across[::-1]]
+        if self.k.blocked_dim:
+            out.append(("block", f"({self.tiled(self.k.blocked_dim)} // {self.dim(self.k.blocked_dim)})"))
+        if self.k.slices > 1:
+            out.append(("slice_index", str(self.k.slices)))
+        return out
+
+    @property
+    def instances(self) -> str:
+        """The number of instances of a kernel over sequences."""
+        return " * ".join(f"({n})" if " - " in n else n for _, n in self.dims())
 
     def grid(self) -> None:
-        """Print the grid, and the computation of the indices of an instance from those of its block."""
-        extent, runs = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
-        dims = [(runs, extent), self.across[::-1]]
-        if self.k.blocked_dim:
-            dims.append(("block", f"({self.tiled(self.k.blocked_dim)} // {self.dim(self.k.blocked_dim)})"))
-        if self.k.slices > 1:
-            dims.append(("slice_index", str(self.k.slices)))
-        last, many = dims[-1]
+        """Print the grid: a block for each instance, or as many as run at a time, whose first instance is their own."""
+        dims = self.dims()
         if self.k.grid == "sequences":
-            kernel, index = " * ".join([f"({extent})", *(n for _, n in dims[1:])]), "instance"
+            kernel, index = self.instances, "instance"
+            if self.items:
+                kernel, index = f"T.min({AT_A_TIME}, {kernel})", "first_instance"
         else:
             if in_pairs(self.k):  # blocks start in order of their last index
-                dims[-1] = "pair_index", f"2 * {many}"
+                dims[-1] = "pair_index", f"2 * {dims[-1][1]}"
             kernel, index = ", ".join(n for _, n in dims), f"({', '.join(x for x, _ in dims)})"
         self.w(f"with t.kernel({kernel}, threads={self.k.threads}) as {index}:")
         self.w.indent += 1
-        if self.k.grid == "sequences":
-            self.indices(dims)
-        elif in_pairs(self.k):
-            self.indices([("instance", ""), (last, many)], "pair_index")
 
-    def indices(self, dims: list[tuple[str, str]], number: str = "instance") -> None:
-        """Print the indices (name, extent), the slowest first, of the block with this number.
+    def indices(self, dims: list[tuple[str, str]], number: str = "instance") -> list[tuple[str, str, bool]]:
+        """The indices (name, extent), the slowest first, of the block with this number, as `place` gives them.
 
         Blocks start in the order of their numbers. So those of the columns and heads of one sequence start side by side: they
-        read neighbouring memory, and rows of a key head that value heads share. Indices are variables, so that not every address
-        repeats the divisions.
+        read neighbouring memory, and rows of a key head that value heads share.
         """
+        out = []
         for at in range(len(dims) - 1, 0, -1):
             (name, many), slower = dims[at], "walk" if at > 1 else dims[0][0]
-            self.w(f"{slower} = T.alloc_var(T.int32, init=T.truncdiv({number}, {many}))",
-                   f"{name} = T.alloc_var(T.int32, init={number} - {slower} * {many})")
+            out += [(slower, f"T.truncdiv({number}, {many})", True), (name, f"{number} - {slower} * {many}", True)]
             number = slower
+        return out
 
     def overlap(self) -> None:
         """Print the wait for earlier kernels, and the start of the next one."""
@@ -95,33 +115,40 @@ class Head(Tiles):
             self.w(*(["t.wait_for_earlier_kernels()"] if not first else []), *(["t.start_next_kernel()"] if not last else []))
 
     def clear(self) -> list[str]:
-        """The lines that write zeros to this instance's share of the rows that no sequence covers.
+        """The lines that clear counters, and write zeros to this instance's share of the rows that no sequence covers. In a loop
+        over items, the agent that stores a tensor clears its rows."""
+        self.w = Writer(self.p, "#", 3)
+        self.w(*(f"{self.params[o.attr('tensor')]}[0] = 0" for o in self.k.ops if o.kind == "clear_counter"))
+        for t in self.p.clears(self.k) if not self.items else ():
+            self.clear_rows(t)
+        return self.w.lines
+
+    def clear_rows(self, t: Tensor) -> None:
+        """Print the statements that write zeros to this instance's share of the rows of `t` that no sequence covers.
 
         An instance is responsible for the tokens of its chunk, part or sequence. Instances of the last sequence are also
         responsible for the tokens past its end.
         """
-        self.w = Writer(self.p, "#", 3)
-        for t in self.p.clears(self.k):
-            for name in ("b", "length"):
-                self.use(name)
-            low, high = {"sequences": ("0", "row_end"), "chunks": ("chunk * C", "T.min(chunk * C + C, row_end)"),
-                         "parts": ("first * C", "T.min((first + span) * C, row_end)")}[self.k.grid]
-            begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
-            if self.p.skips:
-                begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
-            instance = " and instance == 0" if in_pairs(self.k) else ""
-            self.w(f"if {CLEAR}{t.name} != 0{instance}:",
-                   "    row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
-                   f"    clear_begin = T.alloc_var(T.int32, init={begin})",
-                   f"    clear_end = T.alloc_var(T.int32, init={high})",
-                   "    for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):",
-                   "        row = start - b * L + clear_begin + rest * C",
-                   "        rows = clear_end - clear_begin - rest * C")
-            self.w.indent += 2
-            for head in range(self.k.batch.in_body):
-                self.zeros(t, head)
-            self.w.indent -= 2
-        return self.w.lines
+        for name in ("b", "length"):
+            self.use(name)
+        low, high = {"sequences": ("0", "row_end"), "chunks": ("chunk * C", "T.min(chunk * C + C, row_end)"),
+                     "parts": ("first * C", "T.min((first + span) * C, row_end)")}[self.k.grid]
+        begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
+        if self.p.skips:
+            begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
+        instance = " and instance == 0" if in_pairs(self.k) else ""
+        kept = "{}" if self.items else "T.alloc_var(T.int32, init={})"  # a loop would not initialise a variable again
+        self.w(f"if {CLEAR}{t.name} != 0{instance}:",
+               "    row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
+               f"    clear_begin = {kept.format(begin)}",
+               f"    clear_end = {kept.format(high)}",
+               "    for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):",
+               "        row = start - b * L + clear_begin + rest * C",
+               "        rows = clear_end - clear_begin - rest * C")
+        self.w.indent += 2
+        for head in range(self.k.batch.in_body):
+            self.zeros(t, head)
+        self.w.indent -= 2
 
     def zeros(self, t: Tensor, head: int) -> None:
         """Print a loop that writes zeros to the first `rows` rows of the current tile."""

@@ -13,7 +13,8 @@ from .tiles import Value
 
 rule = Rules("tilelang", {"segment": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
                           "signal": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
-                          "transpose": "warp_groups", "claim_part": "partition"})
+                          "transpose": "warp_groups", "claim_part": "partition", "claim_item": "persistent",
+                          "next_item": "persistent"})
 
 
 class KernelWriter(Head):

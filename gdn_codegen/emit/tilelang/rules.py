@@ -246,6 +246,11 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
     w.w.indent -= bool(o.attr("kept"))
 
 
+@rule("clear_counter", statement=True)
+def clear_counter(w: KernelWriter, o: Op) -> None:
+    """Nothing: the kernel's head clears counters, also in blocks that have no chunk."""
+
+
 @rule("return_unless_negative", statement=True)
 def return_unless_negative(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"if {x.at()} < 0:")

@@ -36,7 +36,8 @@ from .head import WIDTH, Head
 rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment": "vectorise", "join": "vectorise",
                         "block": "decompose", "from_quarters": "decompose",
                         "signal": "synchronise", "wait": "synchronise",
-                        "of_token": "token_groups", "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups"})
+                        "of_token": "token_groups", "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups",
+                        "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})
 
 
 class KernelWriter(Head):

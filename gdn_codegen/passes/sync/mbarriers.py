@@ -9,7 +9,8 @@ A reader waits before its first read and arrives after its last one. The produce
 readers of `slots` iterations before. A fence comes before the arrival where a product or a store to tokens reads values that
 threads wrote. This includes loads of tokens, because threads fill up the last chunk of a sequence. Barriers of rings that are
 filled only outside warm-ups count only those iterations. Values that lead to an inverse have separate barriers, because they
-are read ahead of others. An asynchronous product is drained before its result is read.
+are read ahead of others. An asynchronous product is drained before its result is read. In a kernel with a loop over items, the
+rings of that loop have barriers of their own, which count items. Those of the walk count its iterations in all items.
 
 Then the pass removes what is not needed (`needed_barriers`).
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...devices import Groups
-from ...ir.core import Buffer, Kernel, Op, Program, loops, map_loops
+from ...ir.core import Buffer, Kernel, Op, Program, loops, map_ops
 from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, check_ring
@@ -68,8 +69,8 @@ def _derived(p: Program, k: Kernel, device: Groups, proven: Callable[[Kernel], b
 
 def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
     """The kernel with a pair of barriers for each ring. share: rings with the same agents and slots have one pair."""
-    (loop,) = loops(k.body)
-    ops = [o for o in loop.body if isinstance(o, Op)]
+    within = {o: lp.index for lp in loops(k.body) for o in lp.body if isinstance(o, Op)}
+    ops = list(within)
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
     read, count = reads(k), {a.name: a.threads for a in k.agents}
     groups: dict[tuple[object, ...], list[Op]] = {}
@@ -84,7 +85,8 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
         if o.buffer in slots:
             readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
             first = o is given[o.buffer]
-            key = o.agent, readers, last if first else (), slots[o.buffer], o.out in to_inverse, "" if share else o.out
+            key = (within[o], o.agent, readers, last if first else (), slots[o.buffer], o.out in to_inverse,
+                   "" if share else o.out)
             groups.setdefault(key, []).append(o)
         if o.attr("asynchronous"):
             drained[o] = next(r for r in ops if o.out in read(r))
@@ -118,11 +120,10 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
         for c, r in {r.agent: r for r in reversed(users)}.items():
             before.setdefault(r, []).append(_sync("wait", c, channel=ready, **own))
 
-    def body() -> Iterable[Op]:
-        for o in ops:
-            yield from (*before.get(o, []), o.with_attrs(**copied.get(o, {})), *after.get(o, []))
+    def synchronised(o: Op) -> Iterable[Op]:
+        return (*before.get(o, []), o.with_attrs(**copied[o]) if o in copied else o, *after.get(o, []))
 
-    return replace(k, buffers=(*k.buffers, *barriers), body=map_loops(k.body, lambda s: [replace(loop, body=tuple(body()))]))
+    return replace(k, buffers=(*k.buffers, *barriers), body=map_ops(k.body, synchronised))
 
 
 def _own(ops: list[Op]) -> dict[str, bool]:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from ...host.arguments import _check_flag
 from ...host.tensors import _fail
-from .arguments import DERIVED, Options, Tensors
+from .arguments import DERIVED
 from .by_token import ARGUMENTS, absent
 from .normalise import check_cpu_ends, longest_of
 from .request import DEFAULT_CHUNK
@@ -56,11 +55,6 @@ IGNORED = frozenset({
     "use_chunk_flydsl", "use_prepare_flydsl", "use_exp2", "seq_lens_cpu", "prefill_metadata", "prebuilt_meta",
     "philox_rounds", "use_cache", "position_ids", "num_items_in_batch", "output_hidden_states", "output_attentions",
     "output_router_logits", "cu_seq_lens_k", "max_length_q", "max_length_k"})
-#: Types of values that may be kept.
-_PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
-#: Keywords that say nothing of tensors, except that a gate that is not in the kernel takes A_log and dt_bias away.
-_OF_OPTIONS = frozenset({"use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "disable_state_update", "checkpoint_every_n_tokens",
-                         *ONLY, *IGNORED, *(name for name, ours in ALIASES.items() if ours in Options._fields)})
 _UNSET = {"state_v_first": False, "use_qk_l2norm_in_kernel": False}
 
 
@@ -205,28 +199,3 @@ def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict
         elif name not in IGNORED:
             _unknown(name, own)
     return own
-
-
-@lru_cache(maxsize=1024, typed=True)
-def _options(names: tuple[str, ...], chunk: int, *values: Any) -> Options | None:
-    """The options that keywords with such values make of options. values: the options, then those of the keywords. None where
-    something else comes of them: an error, or other tensors."""
-    options, here = len(Options._fields), object()
-    own = {**dict.fromkeys(Tensors._fields, here), **dict(zip(Options._fields, values, strict=False))}
-    try:
-        own = renamed(own, dict(zip(names, values[options:], strict=True)), chunk)
-    except ValueError:
-        return None
-    return Options(*(own[n] for n in Options._fields)) if all(own[n] is here for n in Tensors._fields) else None
-
-
-def spelled(t: tuple[Any, ...], x: tuple[Any, ...], others: dict[str, Any], chunk: int = 0
-            ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The same call, as Tensors and Options, without keywords of other libraries. Most calls have the same plain ones."""
-    values = *x, *others.values()
-    if not torch.compiler.is_dynamo_compiling() and _OF_OPTIONS.issuperset(others) and _PLAIN.issuperset(map(type, values)):
-        options = _options(tuple(others), chunk, *values)
-        if options is not None:
-            return t, options
-    own = renamed({**Tensors(*t)._asdict(), **Options(*x)._asdict()}, others, chunk)
-    return Tensors(*(own[n] for n in Tensors._fields)), Options(*(own[n] for n in Options._fields))

@@ -1,6 +1,7 @@
 // What a settled call does on the host, without Python between its kernels: compare its options and the kinds of its tensors with
 // those it was made for, allocate results and workspaces, launch. Knows no algorithm: runtime/call/native_launcher.py says what
 // the arguments are.
+#include "native_keywords.h"
 #include "native_launcher.h"
 
 namespace {
@@ -106,14 +107,8 @@ struct Launcher {
 
   bool SameOptions(PyObject* x) const {
     if (!PyTuple_Check(x) || PyTuple_GET_SIZE(x) != Count(options)) return false;
-    for (size_t i = 0; i < options.size(); ++i) {
-      PyObject *a = PyTuple_GET_ITEM(x, i), *b = options[i].ptr();
-      if (a == b) continue;
-      if (Py_TYPE(a) != Py_TYPE(b)) return false;  // 1 equals True
-      int equal = PyObject_RichCompareBool(a, b, Py_EQ);
-      if (equal < 0) PyErr_Clear();
-      if (equal <= 0) return false;
-    }
+    for (size_t i = 0; i < options.size(); ++i)
+      if (!SameValue(PyTuple_GET_ITEM(x, i), options[i].ptr())) return false;
     return true;
   }
 
@@ -137,9 +132,7 @@ struct Launcher {
         if (y != Py_None) return false;
         continue;
       }
-      if (Py_TYPE(y) != reinterpret_cast<PyTypeObject*>(THPVariableClass) &&
-          Py_TYPE(y) != reinterpret_cast<PyTypeObject*>(ParameterClass))
-        return false;
+      if (!IsTensor(y)) return false;
       const at::Tensor& z = THPVariable_Unpack(y);
       if (!kinds[i]->Fits(z) || (differentiates && i < inputs && z.requires_grad())) return false;
       m.at[i] = static_cast<char*>(z.data_ptr());
@@ -286,4 +279,7 @@ py::object Make(const py::dict& about) {
 }
 }  // namespace
 
-PYBIND11_MODULE(native_launcher, m) { m.def("make", &Make); }
+PYBIND11_MODULE(native_launcher, m) {
+  m.def("make", &Make);
+  m.def("keywords", &MakeKeywords);
+}

@@ -29,6 +29,7 @@ from .. import cache
 from .arguments import FINAL, INITIAL, RAW_INPUTS
 
 SOURCE = Path(__file__).with_name("native_launcher.cc")
+HEADERS = SOURCE.with_suffix(".h"), SOURCE.with_name("native_keywords.h")
 #: The origin of a kernel's tensor, as in native_launcher.cc: dense memory at an argument's address, a workspace, or a constant.
 ARGUMENT, WORKSPACE, FIXED = range(3)
 #: CUDA's driver, which launches Triton's kernels.
@@ -54,7 +55,7 @@ class Asked(NamedTuple):
 @once
 def file_name() -> str:
     """The library's file name. It changes with the source, the versions of torch and Python, and the machine's architecture."""
-    texts = SOURCE.read_bytes(), SOURCE.with_suffix(".h").read_bytes()
+    texts = [path.read_bytes() for path in (SOURCE, *HEADERS)]
     machines = torch.__version__, str(sysconfig.get_config_var("SOABI")), platform.machine()
     return f"native_launcher_{cache.digest(*texts, *machines)}.so"
 
@@ -116,11 +117,16 @@ def ready(ahead: Path, wait: bool = False) -> bool:
     return not _compiling[path].is_alive()
 
 
+#: Makes functions that translate keywords (known_keywords.py), once a library is loaded.
+keywords: Callable[[dict[str, Any]], Callable[..., Any]] | None = None
+
+
 @lru_cache(maxsize=64)
 def _library(ahead: Path) -> Any:
     """The function that makes launchers, or None.
 
     If kernels were compiled ahead of time, nothing is compiled here: the library is beside them, or is not used."""
+    global keywords
     path = ahead / file_name()
     if not path.exists():
         if ahead.exists():
@@ -130,7 +136,9 @@ def _library(ahead: Path) -> Any:
         except (OSError, RuntimeError) as e:
             warnings.warn(f"calls take the slower way through Python: {e}", RuntimeWarning, stacklevel=2)
             return None
-    return imported(path).make
+    library = imported(path)
+    keywords = library.keywords
+    return library.make
 
 
 @once
@@ -208,13 +216,13 @@ def call_launcher(plan: Plan, ahead: Path, asked: Asked, arguments: Sequence[Ten
     if native is None:
         return None
     made_here = ("result", "workspace") if host.poison else ("result",)
-    made = [x for kind, *_, x in native.sources if kind in made_here]
+    made = [x for kind, x, *_ in native.sources if kind in made_here]
     slots: list[tuple[Any, ...]] = []
     memory: list[int] = []  # of each of the module's tensors, which of ours it is
     for kind, *rest in native.sources:
         if kind == "given" or kind in made_here:
             memory.append(place[rest[0]] if kind == "given" else len(arguments) + sum(n >= len(arguments) for n in memory))
-            slots.append((ARGUMENT, memory[-1], rest[1] if kind == "given" else tuple(rest[0].shape)))
+            slots.append((ARGUMENT, memory[-1], rest[1] if kind != "workspace" else tuple(rest[0].shape)))
         else:
             memory.append(-1)
             slots.append((WORKSPACE if kind == "workspace" else FIXED, rest[0]))
