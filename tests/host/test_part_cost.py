@@ -51,7 +51,6 @@ def test_the_longest_sequence_of_a_pack_decides_where_it_is_known():
     assert even is None and unknown == of_pack(16384, 16384, 8) is not None
     uneven = of_pack(16384, 12288, 8)
     assert uneven is not None and 2 <= uneven < 192 // 4
-    assert of_pack(16384, 12288, 64) is None or of_pack(16384, 12288, 64) > uneven  # 64 heads fill half of the GPU
 
 
 @pytest.mark.parametrize("longest", [1, 40, 63, 64, 1 << 40, -5])

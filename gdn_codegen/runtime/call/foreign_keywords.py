@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ...host.arguments import _check_flag
 from ...host.tensors import _fail
 from .arguments import DERIVED
 from .by_token import ARGUMENTS, absent
-from .normalise import check_cpu_ends, longest_of
+from .normalise import check_cpu_ends
 from .request import DEFAULT_CHUNK
 
 #: Another library's keyword -> ours.
@@ -156,10 +157,18 @@ def _packed(own: dict[str, Any], x: Any, _: int) -> None:
         _fail("seq_idx", _said(x), "cu_seqlens as well, which says where sequences end, or None")
 
 
+def longest_of(ends: Tensor) -> int:
+    """Tokens of the longest sequence, by a cu_seqlens on the CPU, rounded up to four binary digits. So calls of a few lengths
+    share a plan."""
+    longest = max((b - a for a, b in pairwise(ends.tolist())), default=0) if ends.ndim == 1 else 0
+    low = max(longest.bit_length() - 4, 0)
+    return -(-longest >> low) << low if longest > 0 else 0
+
+
 def _ends(own: dict[str, Any], x: Any, _: int) -> None:
     """FLA's copy of cu_seqlens. It says how long the longest sequence is."""
     check_cpu_ends(x, own["cu_seqlens"])
-    if x is not None and not torch.compiler.is_compiling():
+    if type(x) is Tensor and not torch.compiler.is_compiling():  # others, as fake ones, have no values
         own["longest"] = longest_of(x)
 
 

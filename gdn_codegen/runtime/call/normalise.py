@@ -116,14 +116,6 @@ def check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
         _fail("cu_seqlens_cpu", x.tolist(), f"a copy of cu_seqlens: {cu_seqlens.tolist()}")
 
 
-def longest_of(ends: Tensor) -> int:
-    """Tokens of the longest sequence, by a cu_seqlens on the CPU, rounded up to four binary digits. So calls of a few lengths
-    share a plan."""
-    longest = max((b - a for a, b in pairwise(ends.tolist())), default=0) if ends.ndim == 1 else 0
-    low = max(longest.bit_length() - 4, 0)
-    return -(-longest >> low) << low if longest > 0 else 0
-
-
 def check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_size: int | None) -> None:
     """ValueError unless the tables of chunks, where they are given, are those of this call's cu_seqlens."""
     for name, x, rank, form in (("chunk_indices", indices, 2, "[chunks, 2]"), ("chunk_offsets", offsets, 1, "[N + 1]")):
