@@ -52,7 +52,7 @@ class Body:
         if kind == "load":
             of = dict(attrs)
             return self.tensors[of["tensor"]].moved(of.get("heads", 0), bool(of.get("transposed")), bool(of.get("last")),
-                                                    bool(of.get("one_token")), of.get("tokens", 0))
+                                                    bool(of.get("one_token")), of.get("tokens", 0), of.get("piece"))
         missing = [a for a in args if a not in self.types]
         if missing:
             raise TypeRuleError(f"{kind}: operand {missing[0]!r} is not defined before it is read")

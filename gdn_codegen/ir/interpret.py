@@ -386,10 +386,13 @@ class Interpreter:
             return tile
         at = replace(at, part=at.part + o.attr("parts_ahead", 0))
         if (t.index == "part" and at.part >= self.problem.parts(at.seq, sizes["C"])) or (t.index == "sequence" and at.begin):
-            return torch.zeros(t.moved(heads, o.attr("transposed", False)).shape(sizes), dtype=self.memory[t.name].dtype)
+            moved = t.moved(heads, o.attr("transposed", False), piece=o.attr("piece"))
+            return torch.zeros(moved.shape(sizes), dtype=self.memory[t.name].dtype)
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
         tile[tuple(slice(n) for n in x.shape)] = x
+        if o.attr("piece"):
+            tile = tile.narrow(-1, *o.attr("piece"))
         if o.attr("unfilled"):
             tile[self.rows(at, sizes):] = float("nan")
         return tile[-1] if o.attr("last") else tile[0] if o.attr("one_token") else tile.T if o.attr("transposed") else tile
@@ -432,6 +435,7 @@ class Interpreter:
             return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
         x = x.T if o.attr("transposed") else x[None] if o.attr("one_token") else x
+        to = to.narrow(-1, *o.attr("piece")) if o.attr("piece") else to
         to[...] = x[tuple(slice(n) for n in to.shape)]
 
 

@@ -470,13 +470,13 @@ op("load", "a tile from global memory. An asynchronous copy arrives at the barri
    "operand, or zeros. `parts_ahead`: loads the tile of this number of parts later; zeros past the last part. `last`: only "
    "the last entry of a vector. `one_token`: the row of a chunk's only token, without the axis of tokens. `tokens`: the rows of "
    "a group of so many such tokens, in which this one is. `described`: uses a tensor descriptor of the sequence's rows. "
-   "`unfilled`: rows past the sequence's end may hold anything",
+   "`unfilled`: rows past the sequence's end may hold anything. `piece`: (first, size), only these columns of rows in memory",
    _loaded, effect="read",
    attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
-          "tokens", "unfilled"))
+          "tokens", "unfilled", "piece"))
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
-   "`one_token`: as for load", _effect,
-   effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token"))
+   "`one_token`, `piece`: as for load", _effect,
+   effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token", "piece"))
 op("resume", "the state from which a chunk of a tree starts: the tile of `tensor` that this walk stored after the chunk that "
    "`parents` names. The first operand, the state after the chunk before, if that is the parent or if the parent's tile was not "
    "stored. The second operand, the initial state, if the parent is negative. It and the tile in memory may have another dtype",

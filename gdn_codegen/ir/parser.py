@@ -66,7 +66,7 @@ class _Reader:
         if out:
             if kind == "load":
                 tile = self.tensors[kw["tensor"]].moved(kw.get("heads", 0), kw.get("transposed", False), kw.get("last", False),
-                                                        kw.get("one_token", False), kw.get("tokens", 0))
+                                                        kw.get("one_token", False), kw.get("tokens", 0), kw.get("piece"))
             else:
                 missing = [a for a in names if a not in env]
                 if missing:

@@ -1,10 +1,10 @@
-"""places: checks where the tiles of a tensor lie in memory, and which ops use counters, for `verify`."""
+"""places: checks where the tiles of a tensor lie in memory, which columns ops move, and which use counters, for `verify`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .core import Loop, Program
+from .core import Loop, Op, Program
 from .types import Tensor
 
 #: Index of a tensor with `at` -> the indices of the tensors at whose integers its tiles may lie.
@@ -23,6 +23,13 @@ def misplaced(p: Program, t: Tensor) -> Iterator[str]:
             yield f"output {t.name} lies over {t.over!r}, which is not an input like it"
     if t.cleared and (t.role != "output" or t.index != "token"):
         yield f"tensor {t.name} is cleared; only an output of tokens has rows that no sequence covers"
+
+
+def has_columns(p: Program, t: Tensor, o: Op) -> bool:
+    """Whether the rows of `t` have the columns that a load or store moves, and memory has them all."""
+    first, size = o.attr("piece")
+    whole = t.dims and not p.padded(t)[-1] and not o.attr("heads") and not o.attr("last")
+    return bool(whole) and 0 <= first < first + size <= t.tile.shape(p.sizes)[-1]
 
 
 def miscounted(p: Program) -> Iterator[str]:

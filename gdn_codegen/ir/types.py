@@ -2,7 +2,7 @@
 bytes and threads count."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 #: How an instance handles several value heads (`Batch.way`).
@@ -149,14 +149,16 @@ class Tensor:
         return _tile(self.dims, self.dtype)
 
     def moved(self, heads: int = 0, transposed: bool = False, last: bool = False, one_token: bool = False,
-              tokens: int = 0) -> Tile:
+              tokens: int = 0, piece: tuple[int, int] | None = None) -> Tile:
         """The type of what one load or store moves.
 
         By default this is the tile of one head, or its transpose if `transposed`. heads: for a tensor with one value for each
         token, the values of this number of value heads. Then a head is a column if the index is "token", else a row. last: only
         the last entry, a number. one_token: the row of a chunk's only token, without the axis of tokens. tokens: the rows of
-        so many tokens, each a chunk.
+        so many tokens, each a chunk. piece: (first, size) of the columns of each row, if not all.
         """
+        if piece:
+            return replace(self, dims=(*self.dims[:-1], piece[1])).moved(heads, transposed, last, one_token, tokens)
         if one_token:
             return _tile((*([tokens] if tokens else []), *self.dims[1:]), self.dtype)
         if last:

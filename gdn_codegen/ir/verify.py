@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from .core import Kernel, Loop, Op, Program, Stmt, loops, repeats, types, without_tail
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
-from .places import miscounted, misplaced
+from .places import has_columns, miscounted, misplaced
 from .required import missing
 from .stages import illegal
 from .types import LAYOUTS, Tile
@@ -232,8 +232,7 @@ class _Kernel:
 
     def move(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
         """Check a load or a store: that it is legal in this place, and what its tensor holds. args: the types of its operands."""
-        at = dict(o.attrs)
-        name = at.get("tensor")
+        at, name = dict(o.attrs), o.attr("tensor")
         if name not in self.tensors:
             raise self.fail(o, f"tensor {name!r} does not exist")
         t, heads = self.tensors[name], at.get("heads", 0)
@@ -250,7 +249,10 @@ class _Kernel:
             raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
         if at.get("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
-        moved = t.moved(heads, at.get("transposed", False), last, at.get("one_token", False), at.get("tokens", 0))
+        if at.get("piece") and not has_columns(self.p, t, o):
+            raise self.fail(o, f"moves the columns {at['piece']} of {name}; accepted: (first, size) within rows without padding")
+        row = at.get("one_token", False), at.get("tokens", 0), at.get("piece")
+        moved = t.moved(heads, at.get("transposed", False), last, *row)
         if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (
                 o.kind == "store" and inside and self.k.grid != "chunks")):
             raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")

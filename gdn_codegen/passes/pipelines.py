@@ -50,6 +50,7 @@ from .launch.persistent import persistent
 from .launch.side_by_side import side_by_side
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
+from .loops.row_pieces import row_pieces
 from .loops.token_groups import token_groups
 from .loops.transposition import transpose
 from .loops.warm_up_loop import warm_up_loop
@@ -143,6 +144,7 @@ INSTANCES: Passes = (
     *FRONT,
     ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
+    ("row_pieces", lambda p, c: row_pieces(p)),
     ("prefetch_tokens", lambda p, c: prefetch_tokens(p)),
     ("prefetch_vectors", lambda p, c: prefetch_vectors(p)),
     ("assign", lambda p, c: assign(p, c.device)),

@@ -39,13 +39,15 @@ Line = tuple[str, "bool | None"]
 class Lowering:
     """The passes that lower a program, and the device for which they lower it.
 
-    unused: fields of a schedule that the passes do not read. `--set` refuses them. schedule: of builds that name none.
+    unused: fields of a schedule that the passes do not read. `--set` refuses them. schedule: of builds that name none. columns:
+    blocks of V (`v_block`) in which a walk gives the bits that it gives without blocks; 0: none are known to.
     """
 
     passes: Passes
     device: Device
     unused: tuple[str, ...] = ()
     schedule: str = DEFAULT_SCHEDULE
+    columns: int = 0
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,9 @@ def o_S_kernel(
     start = tl.where(batched != 0, n.to(tl.int64) * T, tl.load(cu_seqlens + n, mask=batched == 0, other=0))
     length = tl.where(batched != 0, T, tl.load(cu_seqlens + n + 1, mask=batched == 0, other=0) - start).to(tl.int32)
     i_C = tl.arange(0, C)
-    i_K = tl.arange(0, K)
     i_V = block * BV + tl.arange(0, BV)
+    i_K_0 = tl.arange(0, 64)
+    i_K_64 = 64 + tl.arange(0, 64)
     if clear_o != 0:
         row_end = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
         clear_begin = tl.where(state_indices_n < 0, 0, length)
@@ -100,30 +101,38 @@ def o_S_kernel(
     if state_indices_n < 0:
         return
     row_next = start
-    q_in = tl.load(q_ptr + (row_next * H + h) * K + i_K, mask=(i_C < length), other=0.0)
-    k_in = tl.load(k_ptr + (row_next * H + h) * K + i_K, mask=(i_C < length), other=0.0)
+    q_in_0 = tl.load(q_ptr + (row_next * H + h) * K + i_K_0, mask=(i_C < length), other=0.0)
+    q_in_1 = tl.load(q_ptr + (row_next * H + h) * K + i_K_64, mask=(i_C < length), other=0.0)
+    k_in_0 = tl.load(k_ptr + (row_next * H + h) * K + i_K_0, mask=(i_C < length), other=0.0)
+    k_in_1 = tl.load(k_ptr + (row_next * H + h) * K + i_K_64, mask=(i_C < length), other=0.0)
     v = tl.load(v_ptr + (row_next * HV + hv) * V + i_V, mask=(i_C < length), other=0.0)
     g_in = tl.load(g_ptr + (row_next * HV + hv), mask=(0 < length), other=0.0)
     beta_in = tl.load(beta_ptr + (row_next * HV + hv), mask=(0 < length), other=0.0)
-    S_0_bf16 = tl.load(
-        initial_state_ptr + state_indices_n * initial_state_stride + hv * (V * K) + i_V[:, None] * K + i_K[None, :],
+    S_0_bf16_0 = tl.load(
+        initial_state_ptr + state_indices_n * initial_state_stride + hv * (V * K) + i_V[:, None] * K + i_K_0[None, :],
     ).to(OPERAND)
-    S = S_0_bf16.to(tl.float32)
+    S_0_bf16_1 = tl.load(
+        initial_state_ptr + state_indices_n * initial_state_stride + hv * (V * K) + i_V[:, None] * K + i_K_64[None, :],
+    ).to(OPERAND)
+    S_0_2 = S_0_bf16_0.to(tl.float32)
+    S_1 = S_0_bf16_1.to(tl.float32)
     for t in range(0, length, C):
         row = start + t
         row_next = start + tl.minimum(t + C, length - 1)
-        q_f32 = q_in.to(tl.float32)
+        q_f32_0 = q_in_0.to(tl.float32)
+        q_f32_1 = q_in_1.to(tl.float32)
         # row_sums_q_q = row_sum(q_in * q_in)
-        row_sums_q_q = tl.sum(q_f32 * q_f32, axis=0)
+        row_sums_q_q = tl.sum(q_f32_0 * q_f32_0 + q_f32_1 * q_f32_1, axis=0)
         # rq = rsqrt(row_sums_q_q + 1e-06) * minimum(row_sums_q_q * 1.152921504606847e+18, 1.0)
         rq = tl.rsqrt(row_sums_q_q + 1e-06) * tl.minimum(
             row_sums_q_q * 1.152921504606847e+18,
             1.0,
             propagate_nan=tl.PropagateNan.ALL,
         )
-        k_f32 = k_in.to(tl.float32)
+        k_f32_0 = k_in_0.to(tl.float32)
+        k_f32_1 = k_in_1.to(tl.float32)
         # k_kT_2 = row_sum(k_in * k_in)
-        k_kT_2 = tl.sum(k_f32 * k_f32, axis=0)
+        k_kT_2 = tl.sum(k_f32_0 * k_f32_0 + k_f32_1 * k_f32_1, axis=0)
         # rk = rsqrt(k_kT_2 + 1e-06) * minimum(k_kT_2 * 1.152921504606847e+18, 1.0)
         rk = tl.rsqrt(k_kT_2 + 1e-06) * tl.minimum(
             k_kT_2 * 1.152921504606847e+18,
@@ -152,15 +161,18 @@ def o_S_kernel(
             ),
         )
         # beta_rk_scaled = sigmoid_beta * rk * (v - rk * exp_G * column_sum(k_in[:, None] * S))
-        k_S_2 = tl.sum(k_f32[None, :] * S, axis=1)
+        k_S_2 = tl.sum(k_f32_0[None, :] * S_0_2 + k_f32_1[None, :] * S_1, axis=1)
         beta_rk_scaled = tl.sigmoid(beta_in.to(tl.float32)) * rk * (v.to(tl.float32) - rk * exp_G * k_S_2)
         # o = scale * (rq * exp_G * column_sum(q_in[:, None] * S) + rq * row_sum(q_in * k_in) * beta_rk_scaled)
-        q_S_2 = tl.sum(q_f32[None, :] * S, axis=1)
-        q_kT_2 = tl.sum(q_f32 * k_f32, axis=0)
+        q_S_2 = tl.sum(q_f32_0[None, :] * S_0_2 + q_f32_1[None, :] * S_1, axis=1)
+        q_kT_2 = tl.sum(q_f32_0 * k_f32_0 + q_f32_1 * k_f32_1, axis=0)
         # S = exp_G * S + k_in[:, None] * beta_rk_scaled[None, :]
-        S = exp_G * S + k_f32[None, :] * beta_rk_scaled[:, None]
-        q_in = tl.load(q_ptr + (row_next * H + h) * K + i_K)
-        k_in = tl.load(k_ptr + (row_next * H + h) * K + i_K)
+        S_0_2 = exp_G * S_0_2 + k_f32_0[None, :] * beta_rk_scaled[:, None]
+        S_1 = exp_G * S_1 + k_f32_1[None, :] * beta_rk_scaled[:, None]
+        q_in_0 = tl.load(q_ptr + (row_next * H + h) * K + i_K_0)
+        q_in_1 = tl.load(q_ptr + (row_next * H + h) * K + i_K_64)
+        k_in_0 = tl.load(k_ptr + (row_next * H + h) * K + i_K_0)
+        k_in_1 = tl.load(k_ptr + (row_next * H + h) * K + i_K_64)
         v = tl.load(v_ptr + (row_next * HV + hv) * V + i_V)
         g_in = tl.load(g_ptr + (row_next * HV + hv))
         beta_in = tl.load(beta_ptr + (row_next * HV + hv))
@@ -169,8 +181,12 @@ def o_S_kernel(
             rounded(scale * (rq * exp_G * q_S_2 + rq * q_kT_2 * beta_rk_scaled), OPERAND),
         )
     tl.store(
-        initial_state_ptr + state_indices_n * initial_state_stride + hv * (V * K) + i_V[:, None] * K + i_K[None, :],
-        rounded(S, OPERAND),
+        initial_state_ptr + state_indices_n * initial_state_stride + hv * (V * K) + i_V[:, None] * K + i_K_0[None, :],
+        rounded(S_0_2, OPERAND),
+    )
+    tl.store(
+        initial_state_ptr + state_indices_n * initial_state_stride + hv * (V * K) + i_V[:, None] * K + i_K_64[None, :],
+        rounded(S_1, OPERAND),
     )
 
 

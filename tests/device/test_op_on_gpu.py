@@ -134,6 +134,41 @@ def test_a_settled_call_is_one_compiled_function(target, packed, poison, tokens,
             assert all(torch.equal(x, y) for x, y in zip(got, w, strict=True)) and w[0].isfinite().all()
 
 
+@pytest.mark.parametrize("target", HERE)
+def test_a_sequence_alone_has_the_bits_that_it_has_among_many(target):
+    """With batch_invariant=True. On Hopper a call with few walks has blocks of columns (`Lowering.columns`)."""
+    _, a, S, ends = given((300, 64, 1, 517) * 12)
+    said = dict(output_final_state=True, batch_invariant=True, target=target)
+    want = chunk_gated_delta_rule(*a, initial_state=S, cu_seqlens=ends, **said)
+    for n in (0, 1, 2, 3, 47):
+        first, end = ends[n:n + 2].tolist()
+        o, final = chunk_gated_delta_rule(*(t[:, first:end] for t in a), initial_state=S[n:n + 1], **said)
+        assert torch.equal(o, want[0][:, first:end]) and torch.equal(final[0], want[1][n])
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_states_at_ends_of_chunks(target):
+    """Kernels write them to slots as they pass (`aligned_positions`); without the promise a second call does. Both are near
+    float64, and final states are the same bits, for the same chunk."""
+    lengths, own = (300, 64, 1, 517), torch.tensor([3, 0, 1, 2], dtype=torch.int32, device="cuda")
+    x, a, S, ends = given(lengths)
+    at, to = [[64, 256], [64, 0], [0, 0], [512, 128]], [[5, 6], [7, -1], [-1, -1], [8, 9]]
+    positions, slots = (torch.tensor(y, device="cuda") for y in (at, to))
+    pools = [torch.full((11, *S.shape[1:]), float("nan"), device="cuda") for _ in range(2)]
+    for pool, aligned in zip(pools, (True, False), strict=True):
+        pool[own] = S
+        chunk_gated_delta_rule(*a, initial_state=pool, state_indices=own, cu_seqlens=ends, checkpoint_positions=positions,
+                               checkpoint_slots=slots, aligned_positions=aligned, chunk_size=64, target=target)
+        for n, first in enumerate(ends[:-1].tolist()):
+            for p, slot in zip(at[n], to[n], strict=True):
+                if slot >= 0:
+                    part = {i: x[i][first:first + p] for i in NAMES}
+                    want = expected({**x, **part, "lengths": [p], "S": x["S"][n:n + 1]})[1]
+                    assert rms_error(pool[slot].cpu(), want[0]) < 5e-3, (aligned, n, p)
+        assert pool[[4, 10]].isnan().all()
+    assert torch.equal(pools[0][own], pools[1][own])
+
+
 def step(sequences, packed=False, seed=0):
     """A decoding step on the GPU: a token for each sequence, raw gates, and a pool of states."""
     g = torch.Generator("cuda").manual_seed(seed)

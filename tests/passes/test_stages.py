@@ -77,7 +77,7 @@ BUILDS = [
     ("pto", "", GDN, varied("replay"), SMALL, FULL),
     ("pto", "", every_op, varied("fused", channel_slots=2), SMALL, ""),
     ("pto", "", running_sums, Schedule("sums", (("W",), ("o", "S"))), SMALL, ""),
-    ("triton", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, ""),
+    ("triton", "", GDN, varied("fused", v_block=32, state_layout="vk"), {**LARGE, "C": 1}, "state=vk"),
     ("tilelang", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, "state=pool/in_place/slots/accepted/parents"),
 ]
 NAMES = [f"{target}{arch}-{page.name}-{s.name}" for target, arch, page, s, *_ in BUILDS]

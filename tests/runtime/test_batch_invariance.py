@@ -1,4 +1,6 @@
 """batch_invariant=True: the bits of a sequence's result depend on that sequence alone, and not on where its prompt is cut."""
+from dataclasses import replace
+
 import pytest
 import torch
 from choices import a_call
@@ -149,13 +151,30 @@ def called(extent, **asked):
 def test_one_build_serves_prompts_of_all_sizes(gpu, target):
     free = {choose.choice(a_call(x, device="meta", target=target)).build for x in EXTENTS}
     assert len(free) > 1  # else this test would hold for any model
-    found = {choose.choice(called(x, target=target)) for x in EXTENTS}
+    many = [x for x in EXTENTS if 2 * x.walks > 132]  # for fewer, the test below
+    found = {choose.choice(called(x, target=target)) for x in many}
     assert len(found) == 1
     (one,) = found
     assert one.build.plan.partition is None and one.build.chunk == 64 and ("chunk", "fixed, so that prompts may be cut at its "
                                                                            "multiples") in one.why
     assert {choose.choice(called(x, target=target, chunk_size=16)).build.chunk for x in EXTENTS} == {16}
-    assert len({choose.choice(called(x, target=target, checkpoint_chunks=1)).build.plan for x in EXTENTS} | {one.build.plan}) == 1
+    assert len({choose.choice(called(x, target=target, checkpoint_chunks=1)).build.plan for x in many} | {one.build.plan}) == 1
+
+
+@pytest.mark.parametrize("target, columns", [("tilelang", 64), ("triton", 0)])
+def test_few_walks_have_blocks_of_columns_where_a_target_says_that_bits_stay(gpu, target, columns):
+    """An H200 has 132 multiprocessors."""
+    many, few = ([choose.choice(called(Extent(4, 33, n, 40000), target=target)).build for n in m] for m in ((3, 4), (1, 2)))
+    assert len({*many}) == len({*few}) == 1 and few[0] == replace(many[0], schedule=replace(many[0].plan, v_block=columns))
+    narrow = called(EXTENTS[0], target=target, schedule="fused")
+    assert choose.choice(narrow).build.plan.v_block == 0, "a schedule is taken as it is"
+
+
+def test_a_build_with_blocks_of_columns_that_was_refused_is_left(gpu, monkeypatch):
+    x = called(EXTENTS[0], target="tilelang")
+    narrow = choose.choice(x).build
+    monkeypatch.setattr(choose, "_refused", {(narrow, x.device): "wrong"})
+    assert choose.choice(x).build == replace(narrow, schedule=replace(narrow.plan, v_block=0))
 
 
 @pytest.mark.parametrize("target", ["auto", "triton", "tilelang"])

@@ -382,6 +382,14 @@ def test_what_is_written_is_apart_from_what_is_read():
     assert not run(whole[:16], whole[12:28]) and not run(whole[16:32], whole[16:32]) and not run(whole[28:44], whole[16:32])
 
 
+def test_for_tests_numbers_start_as_nan_and_integers_as_minus_one():
+    """An integer, such as a counter, cannot be NaN."""
+    like = [torch.empty(2), torch.empty(1, dtype=torch.int32)]
+    run = launcher(NONE, ASKED, [torch.zeros(4)], [(ARGUMENT, 0, (4,))], [], (1, 2), like, True)
+    x, n = run((torch.zeros(4),), ASKED.options, None, False)
+    assert x.isnan().all() and n.tolist() == [-1]
+
+
 def test_results_are_new_or_given_and_rows_are_made_once():
     seen, made = [], []
     kernel = lent()(lambda *args: [seen.append(torch.from_dlpack(x).data_ptr()) for x in args])

@@ -11,7 +11,7 @@ from gdn_codegen.schedule.schedule import CHOICES
 from gdn_codegen.targets import find
 
 #: Fields with the values to try. What concerns the page's values alone, every target reads.
-VALUES = {**{n: v for n, v in CHOICES.items() if n not in ("form", "inverse", "launch", "partition", "state_layout")},
+VALUES = {**{n: v for n, v in CHOICES.items() if n not in ("form", "inverse", "launch", "partition")},
           "agents": ("", *ASSIGNMENTS)}
 #: For each target a schedule in which each field that it reads makes a difference. Only PTO has no parts.
 PLANS = {("triton", ""): varied("walk", partition="decay", descriptors=False), ("pto", ""): named("staged"),

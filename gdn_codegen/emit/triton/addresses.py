@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import keyword
+from typing import Any
 
 from ...ir.core import Loop
 from ...ir.types import Dim, Tensor, Tile
@@ -24,6 +25,8 @@ class Addresses:
         self.uses: dict[str, None] = {}
         self.part = "part"  # the variable with the part slot of current loads
         self.before_loops = False  # whether current ops work on the first chunk, before the loop over chunks
+        self.piece: tuple[Any, ...] = ()  # a dim of which current loads and stores move a piece, its first index, its size
+        self.pieces: dict[str, tuple[Any, ...]] = {}  # of each variable with indices of one
         self.which = ""  # suffix of variables: "_next" for the next chunk, "_rest" for rows that no sequence covers
         self.described: dict[str, Tensor] = {}  # tensors that loops load by a descriptor
         self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
@@ -59,7 +62,10 @@ class Addresses:
 
     def index(self, d: Dim, axis: int, rank: int) -> str:
         """The indices along a dim in the whole tensor, broadcast as axis `axis` of a tile of rank `rank`."""
-        if isinstance(d, int):
+        if self.piece and d == self.piece[0]:
+            self_index = self.use(f"i_{d}_{self.piece[1]}")
+            self.pieces[self_index] = self.piece
+        elif isinstance(d, int):
             self_index = f"tl.arange(0, {d})"
         else:
             self_index = self.use(f"i_{d}")

@@ -72,6 +72,7 @@ class Head(Addresses):
             if f"i_{d}" in self.uses:
                 out.append(f"i_{d} = block * B{d} + tl.arange(0, B{d})" if d == self.k.blocked_dim
                            else f"i_{d} = tl.arange(0, {self.dim(d)})")
+        out += [f"{i} = {f'{first} + ' if first else ''}tl.arange(0, {size})" for i, (_, first, size) in self.pieces.items()]
         return [*out, *clear, *ends] if clear else out
 
     def instance_of_grid(self) -> list[str]:

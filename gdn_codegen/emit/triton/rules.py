@@ -154,6 +154,7 @@ def valid(w: KernelWriter, o: Op, x: Text) -> Text:
 def load(w: KernelWriter, o: Op) -> None:
     """A load by a descriptor, or by pointers with a mask for rows past the sequence's end and for padding."""
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
+    w.piece = (t.dims[-1], *o.attr("piece")) if o.attr("piece") else ()
     transposed, one_token = o.attr("transposed", False), o.attr("one_token", False)
     if o.attr("described"):
         text = f"{name} = {w.rows(t)}.load([t, 0])"
@@ -161,6 +162,7 @@ def load(w: KernelWriter, o: Op) -> None:
         mask = w.mask(t, transposed, one_token)
         at = w.pointers(t, transposed, o.attr("parts_ahead", 0), o.attr("last", False), one_token)
         text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
+    w.piece = ()
     dtype = f"tl.{t.dtype}"
     if t.dtype == "bfloat16" and len(t.dims) > 1 + one_token:  # ops convert a vector to float32 where they read it
         dtype = w.use("OPERAND")
@@ -169,7 +171,8 @@ def load(w: KernelWriter, o: Op) -> None:
     if o.args[1:]:
         w.line(f"{name} = {w.env[o.args[1]]}")
     elif when:
-        w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=transposed, one_token=one_token))}, dtype={dtype})")
+        shape = w.shape(t.moved(transposed=transposed, one_token=one_token, piece=o.attr("piece")))
+        w.line(f"{name} = tl.zeros({shape}, dtype={dtype})")
     w.env[o.out] = Text(name)
     _nested(w, when, text)
 
@@ -177,8 +180,10 @@ def load(w: KernelWriter, o: Op) -> None:
 @rule("store")
 def store(w: KernelWriter, o: Op) -> None:
     t, transposed, one_token = w.p.tensor(o.attr("tensor")), o.attr("transposed", False), o.attr("one_token", False)
+    w.piece = (t.dims[-1], *o.attr("piece")) if o.attr("piece") else ()
     mask = w.mask(t, transposed, one_token)
     at = w.pointers(t, transposed, o.attr("parts_ahead", 0), one_token=one_token)
+    w.piece = ()
     _nested(w, w.when(t, o), f"tl.store({at}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
 
 

@@ -194,8 +194,9 @@ class Size:
     """What of a call's extent the choice of a build depends on. Calls of many lengths share it.
 
     few: whether sequences are split; None without a GPU. short: whether the call has too few tokens for that. shared: value heads
-    of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in. uneven: whether the host
-    knows that lengths differ much. No row of a table then serves the call, as rows were measured at equal lengths.
+    of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in. idle: whether a
+    batch-invariant call has so few walks that half of the GPU is idle. uneven: whether the host knows that lengths differ much.
+    No row of a table then serves the call, as rows were measured at equal lengths.
     """
 
     shape_class: tuple[int, int, int]
@@ -203,6 +204,7 @@ class Size:
     short: bool = False
     shared: int = 1
     heads: tuple[int, int] | None = None
+    idle: bool = False
     uneven: bool = False
 
 
@@ -211,7 +213,19 @@ def size_of(x: Extent, target: str, on: Facts) -> Size:
     t = targets.find(target)
     return Size(x.shape_class, splits(x, on.units, target) if on.units else None,
                 t.splits is not None and x.tokens < t.splits.least_tokens, x.shared,
-                (x.H, x.HV) if t.head_counts else None, x.uneven)
+                (x.H, x.HV) if t.head_counts else None, uneven=x.uneven)
+
+
+def in_columns(c: Choice, device: torch.device) -> Choice:
+    """The choice with V in blocks, so that more instances share the work, where that gives the same bits."""
+    b = c.build
+    columns = b.of.lowered_for(b.arch).columns
+    if not columns or b.plan.v_block or b.head_dim_v <= columns:
+        return c
+    narrow = replace(b, schedule=replace(b.plan, v_block=columns))
+    if unfit(narrow) or refused(_served(narrow), device):
+        return c
+    return Choice(narrow, (*c.why, (f"blocks of {columns} columns", "few walks, and the bits are the same")))
 
 
 @lru_cache(maxsize=1024)
@@ -228,6 +242,7 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
         found, why = first(call.device, ("table", rows),
                            ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared)))
         chosen = found or Choice(b, why)
+        chosen = in_columns(chosen, call.device) if size.idle else chosen
     fixed = "fixed, so that prompts may be cut at its multiples" if x.batch_invariant and not x.chunk_size else "asked for"
     why = (*chosen.why, ("chunk", fixed if chunk else "left open"))
     chosen = said(Choice(_served(chosen.build), why))
@@ -243,4 +258,6 @@ def choice(call: Call, on: Facts | None = None) -> Choice:
     """
     on = on or facts(call.device)
     target = choose(call.device.type, call.request.target)
-    return kept_choice(call, target, size_of(call.extent, target, on), on)
+    size = size_of(call.extent, target, on)
+    idle = call.request.batch_invariant and 0 < 2 * call.walks <= on.units
+    return kept_choice(call, target, replace(size, idle=True) if idle else size, on)

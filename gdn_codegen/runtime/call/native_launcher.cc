@@ -165,7 +165,8 @@ struct Launcher {
   void Allocate(Memory& m) const {
     for (const Kind& like : made) {
       m.made.push_back(at::empty(like.shape, at::TensorOptions(like.dtype).device(like.device)));
-      if (poison) m.made.back().fill_(std::numeric_limits<double>::quiet_NaN());
+      at::Tensor& x = m.made.back();
+      if (poison) x.fill_(x.is_floating_point() ? std::numeric_limits<double>::quiet_NaN() : -1.0);
       m.at.push_back(static_cast<char*>(m.made.back().data_ptr()));
     }
     m.at.push_back(m.rows.defined() ? static_cast<char*>(m.rows.data_ptr()) : nullptr);

@@ -89,7 +89,8 @@ class Call:
     """A call as all decisions about it see it. Calls that differ in size alone are equal.
 
     dtype, device: of the inputs. head_dims: K and V. packed: whether cu_seqlens is given. starts: whether initial states are.
-    wanted: whether final states are computed.
+    wanted: whether final states are computed. walks: sequences x value heads, also where the extent says nothing of the batch; 0
+    where nobody counted them.
     """
 
     request: Request
@@ -101,6 +102,7 @@ class Call:
     packed: bool = False
     starts: bool = False
     wanted: bool = False
+    walks: int = field(default=0, compare=False)
 
 
 @lru_cache(maxsize=1024)
@@ -124,8 +126,8 @@ def _strided(t: Tensors) -> bool:
 
 
 def call_of(t: Tensors, x: Request) -> Call:
-    """The call of a Request on these tensors. If it is batch invariant, it says nothing of the batch: neither its size, nor the
-    strides of views, which kernels would get. The host then copies views."""
+    """The call of a Request on these tensors. If it is batch invariant, extent and contract say nothing of the batch: neither its
+    size, nor the strides of views, which kernels would get. The host then copies views."""
     numbers: tuple[tuple[str, Tensor | None], ...] = (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
     given = tuple((n, y.dtype) for n, y in numbers if y is not None)
     contract = _contract(x, given, t.state_indices is not None, t.checkpoint_positions is not None,
@@ -136,4 +138,5 @@ def call_of(t: Tensors, x: Request) -> Call:
     packed = t.cu_seqlens is not None
     longest = 0 if x.batch_invariant else x.longest
     return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], *extent, packed, longest), contract, packed,
-                t.initial_state is not None, x.in_place or x.output_final_state or t.final_state is not None)
+                t.initial_state is not None, x.in_place or x.output_final_state or t.final_state is not None,
+                sequences * v[heads])

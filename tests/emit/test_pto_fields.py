@@ -1,0 +1,41 @@
+"""Fields of a schedule on PTO: each changes the source, or is listed as one that does not, or is refused."""
+from dataclasses import fields, replace
+
+import pytest
+from pto_fields import SWITCHED, switched
+from reference import module
+from up_to_names import tokens
+
+from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.schedule import Schedule, ScheduleError, named, varied
+from gdn_codegen.targets import find
+
+
+def statements(b):
+    """The tokens of the emitted source; its comments say which build it is of."""
+    return tokens(module(render(b)).SOURCE, python=False)
+
+
+@pytest.mark.parametrize("field", SWITCHED)
+def test_a_field_changes_the_source(field):
+    b = switched(field)
+    assert statements(b) != statements(replace(b, schedule=SWITCHED[field][0]))
+
+
+@pytest.mark.parametrize("schedule", ["staged", "fused"])
+def test_both_inverses_are_one_source(schedule):
+    """Both start from blocks of one row, because cores solve no larger ones."""
+    b = Build("pto", 32, schedule=schedule, head_dim_k=32, head_dim_v=32)
+    assert statements(b) == statements(replace(b, schedule=replace(named(schedule), inverse="doubling")))
+
+
+@pytest.mark.parametrize("said", [{"partition": "exact"}, {"partition": "exact", "part_chunks": 2}])
+def test_parts_are_refused(said):
+    with pytest.raises(ScheduleError, match=r"accepted for pto is None"):
+        render(Build("pto", 32, schedule=varied("fused", **said)))
+
+
+def test_no_field_is_left_out():
+    """tests/runtime/test_unused_fields.py has those that PTO's passes do not read. Other tests have launch, kernels and names."""
+    here = {*SWITCHED, "inverse", "partition", "part_chunks"}
+    assert {*here, *find("pto").lowering.unused, "name", "kernels", "launch"} == {f.name for f in fields(Schedule)}
