@@ -143,7 +143,8 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             with torch.cuda.device(device):
                 return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
         if lies is not None and _aligned(given, outs) != lies:
-            return host.run(given, numbers, states, outs, cu_seqlens, buffers, p.wanted, indices, p.every)  # type: ignore[no-any-return]
+            return host.run(given, numbers, states, outs, cu_seqlens, buffers, p.wanted, indices,  # type: ignore[no-any-return]
+                            p.every, p.longest)
         if special:
             given = _looked_at(p, given, cu_seqlens, buffers, indices)
         memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)

@@ -13,7 +13,7 @@ import torch
 
 from .arguments import _check_chunks, _check_detached, _check_flag, _check_number
 from .call import caller
-from .parts import _cheapest_span, _needs_summaries
+from .parts import _cheapest_span, _lengths, _needs_summaries
 from .plan import Plan
 from .tables import Tables
 from .tensors import _FLOATS, _fail, _picker
@@ -84,20 +84,20 @@ class Host:
         return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-            buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> list[Any]:
+            buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> list[Any]:
         """Launch every kernel; the call's tensors, as Tables.tensors names them."""
-        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
         return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
 
     def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> Plan:
+                wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> Plan:
         """The plan of arguments of this kind. It is made once, and checks them then."""
-        kind = self.kind
+        kind, longest = self.kind, longest if self.tables.part_cost is not None else 0
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
-               *map(kind, indices), every)
+               *map(kind, indices), every, longest)
         plan = self.plans.get(key)
         if plan is None:
-            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
             plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
@@ -127,11 +127,11 @@ class Host:
         """Whether kernels that go by strides read and write `x` where it lies."""
         return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.accepts_view(name, x)
 
-    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device, packed: bool = True) -> int:
+    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device, packed: bool = True,
+             longest: int = 0) -> int:
         """Chunks of a part: those that the build's costs make cheapest, or all that there are.
 
-        packed: whether sequences may differ in length. Lengths are on the device. So parts are as short as if one sequence had
-        all tokens: a long one is then split whatever the others are, and short ones stay whole.
+        packed, longest: whether sequences may differ in length, and tokens of the longest, 0 if it is known to the device alone.
         """
         t, every = self.tables, tokens // self.tables.chunk + 1
         if not self.partition or t.part_cost is None:
@@ -141,9 +141,8 @@ class Host:
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
         others = (*t.bounds, *t.summaries)
         instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
-        sequences = 1 if packed else sequences
-        chunks = max(1, -(-tokens // (t.chunk * sequences)))
-        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
+        known = _lengths(tokens, sequences, packed, longest, t.chunk)
+        return _cheapest_span(known, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make

@@ -4,10 +4,42 @@ Below the line the file is copied into generated modules word for word. Nothing 
 """
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from ..devices.part_cost import PartCost
 
 
 # --- copied from here on ---
+@dataclass(frozen=True)
+class _Lengths:
+    """What a host knows of the sequences of a call, in chunks.
+
+    longest: the longest sequence. others, rest: how many others there are, and how long each of them is. possible: the longest
+    that there may be, where the values of cu_seqlens change after the choice.
+    """
+
+    longest: int
+    others: int
+    rest: float
+    possible: int
+
+
+def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int) -> _Lengths:
+    """What is known of `sequences` sequences with so many tokens in all.
+
+    packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
+    one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length.
+    """
+    possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
+    if not packed:
+        return _Lengths(possible, sequences - 1, possible, possible)
+    if not longest or sequences == 1:
+        return _Lengths(possible, 0, 0, possible)
+    longest = min(tokens, max(longest, -(-tokens // sequences)))
+    return _Lengths(-(-longest // chunk), sequences - 1, (tokens - longest) / (chunk * (sequences - 1)), possible)
+
+
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
     """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
 
@@ -16,32 +48,44 @@ def _needs_summaries(chunks: int, span: int, most: int) -> bool:
     return chunks > (most + 1) * span
 
 
-def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost: PartCost, summaries: int, most: int,
-                   warms_up: bool) -> int | None:
+def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
+                   ) -> int | None:
     """The number of chunks of a part with the least `cost`; None for no parts. It tries parts that fill the GPU up to four times.
 
-    chunks: of each of `sequences` sequences of equal length.
     instances: kernel instances of a part. units: instances that the GPU runs at a time.
     most: the longest warm-up, in parts. summaries: the number of kernels that a call launches for summaries.
     warms_up: True if the walk of a part may start with a warm-up. Otherwise each part needs a summary of the parts before it.
     """
-    best, least = None, -(-sequences * instances // units) * chunks * cost.chunk_us
-    for n in range(2, min(chunks, 1 + 4 * units // (sequences * instances)) + 1):
-        span = -(-chunks // n)
-        parts = -(-chunks // span)
-        waves = -(-sequences * parts * instances // units)
+    sequences, chunks, even = 1 + x.others, x.longest + x.others * x.rest, x.others == 0 or x.rest == x.longest
+
+    def makespan(walk: float, walks: int, total: float) -> float:
+        """Chunks until all walks have ended. The longest one has `walk` chunks, all have `total` times `instances`.
+
+        Equal walks run in waves. Of others, the last one to start ends half a walk after the rest, on average.
+        """
+        waves, share = -(-walks * instances // units), total * instances / units
+        return waves * walk if even else max(walk, share if waves == 1 else share + walk / 2)
+
+    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
+    for n in range(2, x.longest + 1):
+        span = -(-x.longest // n)
+        of_longest = -(-x.longest // span)
+        parts = of_longest * sequences if even else of_longest + x.others * max(1, math.ceil(x.rest / span))
+        if ((n - 1) * sequences if even else parts - sequences) * instances > 4 * units:
+            break
         if warms_up:
-            before = (parts - 1) * span
+            before = (of_longest - 1) * span
             warm_up = min(cost.warm_up_chunks, before)
-            us = cost.split_us
-            us += (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
-            if _needs_summaries(chunks, span, most):
+            done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up)
+            us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            if _needs_summaries(x.possible, span, most):
                 us += summaries * cost.launch_us
                 if span < cost.least_part_chunks:
                     us += 3 * span * cost.summary_us
         else:
-            summed = -(-sequences * (parts - 1) * instances // units)
-            us = (waves + 2 * summed) * span * cost.chunk_us + parts * cost.fold_us + summaries * cost.launch_us
+            summed = -(-(parts - sequences) * instances // units)
+            us = (makespan(span, parts, chunks) + 2 * summed * span) * cost.chunk_us
+            us += of_longest * cost.fold_us + summaries * cost.launch_us
         if us < least:
             best, least = span, us
     return best

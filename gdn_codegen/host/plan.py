@@ -50,16 +50,18 @@ class Plan:
 
     given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
     for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
-    are wanted. every: chunks from one checkpoint to the next. call: runs the plan (host/call.py).
+    are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not known; the
+    length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> None:
+                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0,
+                 longest: int = 0) -> None:
         """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
-        self.host, self.tables, self.wanted, self.every = host, t, wanted, every
+        self.host, self.tables, self.wanted, self.every, self.longest = host, t, wanted, every, longest
         self.state = _FLOATS[t.state_dtype]
         self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
             given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_per_instance)
@@ -192,7 +194,8 @@ class Plan:
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
         if t.part_cost is not None:
-            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed)
+            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
+                                       self.longest)
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
             self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]

@@ -49,6 +49,9 @@ def prefills(H: int, HV: int, most: Most) -> Iterator[Extent]:
         while n * least(exponent) <= most.tokens:
             for mean in (least(exponent), least(exponent + 1) - 1):
                 yield Extent(H, HV, n, min(n * mean, most.tokens), packed=True)
+            if n > 1:  # the host may know that lengths are equal, or that one sequence has nearly all tokens
+                tokens = n * least(exponent)
+                yield from (Extent(H, HV, n, tokens, packed=True, longest=x) for x in (least(exponent), tokens))
             exponent += 1
 
 

@@ -780,6 +780,35 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
     return [x is None or _is_plain(x, dtype) for x in buffers]
 
 
+@dataclass(frozen=True)
+class _Lengths:
+    """What a host knows of the sequences of a call, in chunks.
+
+    longest: the longest sequence. others, rest: how many others there are, and how long each of them is. possible: the longest
+    that there may be, where the values of cu_seqlens change after the choice.
+    """
+
+    longest: int
+    others: int
+    rest: float
+    possible: int
+
+
+def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int) -> _Lengths:
+    """What is known of `sequences` sequences with so many tokens in all.
+
+    packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
+    one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length.
+    """
+    possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
+    if not packed:
+        return _Lengths(possible, sequences - 1, possible, possible)
+    if not longest or sequences == 1:
+        return _Lengths(possible, 0, 0, possible)
+    longest = min(tokens, max(longest, -(-tokens // sequences)))
+    return _Lengths(-(-longest // chunk), sequences - 1, (tokens - longest) / (chunk * (sequences - 1)), possible)
+
+
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
     """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
 
@@ -788,32 +817,44 @@ def _needs_summaries(chunks: int, span: int, most: int) -> bool:
     return chunks > (most + 1) * span
 
 
-def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost: PartCost, summaries: int, most: int,
-                   warms_up: bool) -> int | None:
+def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
+                   ) -> int | None:
     """The number of chunks of a part with the least `cost`; None for no parts. It tries parts that fill the GPU up to four times.
 
-    chunks: of each of `sequences` sequences of equal length.
     instances: kernel instances of a part. units: instances that the GPU runs at a time.
     most: the longest warm-up, in parts. summaries: the number of kernels that a call launches for summaries.
     warms_up: True if the walk of a part may start with a warm-up. Otherwise each part needs a summary of the parts before it.
     """
-    best, least = None, -(-sequences * instances // units) * chunks * cost.chunk_us
-    for n in range(2, min(chunks, 1 + 4 * units // (sequences * instances)) + 1):
-        span = -(-chunks // n)
-        parts = -(-chunks // span)
-        waves = -(-sequences * parts * instances // units)
+    sequences, chunks, even = 1 + x.others, x.longest + x.others * x.rest, x.others == 0 or x.rest == x.longest
+
+    def makespan(walk: float, walks: int, total: float) -> float:
+        """Chunks until all walks have ended. The longest one has `walk` chunks, all have `total` times `instances`.
+
+        Equal walks run in waves. Of others, the last one to start ends half a walk after the rest, on average.
+        """
+        waves, share = -(-walks * instances // units), total * instances / units
+        return waves * walk if even else max(walk, share if waves == 1 else share + walk / 2)
+
+    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
+    for n in range(2, x.longest + 1):
+        span = -(-x.longest // n)
+        of_longest = -(-x.longest // span)
+        parts = of_longest * sequences if even else of_longest + x.others * max(1, math.ceil(x.rest / span))
+        if ((n - 1) * sequences if even else parts - sequences) * instances > 4 * units:
+            break
         if warms_up:
-            before = (parts - 1) * span
+            before = (of_longest - 1) * span
             warm_up = min(cost.warm_up_chunks, before)
-            us = cost.split_us
-            us += (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
-            if _needs_summaries(chunks, span, most):
+            done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up)
+            us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            if _needs_summaries(x.possible, span, most):
                 us += summaries * cost.launch_us
                 if span < cost.least_part_chunks:
                     us += 3 * span * cost.summary_us
         else:
-            summed = -(-sequences * (parts - 1) * instances // units)
-            us = (waves + 2 * summed) * span * cost.chunk_us + parts * cost.fold_us + summaries * cost.launch_us
+            summed = -(-(parts - sequences) * instances // units)
+            us = (makespan(span, parts, chunks) + 2 * summed * span) * cost.chunk_us
+            us += of_longest * cost.fold_us + summaries * cost.launch_us
         if us < least:
             best, least = span, us
     return best
@@ -840,16 +881,18 @@ class Plan:
 
     given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
     for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
-    are wanted. every: chunks from one checkpoint to the next. call: runs the plan (host/call.py).
+    are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not known; the
+    length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> None:
+                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0,
+                 longest: int = 0) -> None:
         """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
-        self.host, self.tables, self.wanted, self.every = host, t, wanted, every
+        self.host, self.tables, self.wanted, self.every, self.longest = host, t, wanted, every, longest
         self.state = _FLOATS[t.state_dtype]
         self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
             given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_per_instance)
@@ -982,7 +1025,8 @@ class Plan:
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
         if t.part_cost is not None:
-            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed)
+            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
+                                       self.longest)
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
             self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
@@ -1195,7 +1239,8 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             with torch.cuda.device(device):
                 return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
         if lies is not None and _aligned(given, outs) != lies:
-            return host.run(given, numbers, states, outs, cu_seqlens, buffers, p.wanted, indices, p.every)  # type: ignore[no-any-return]
+            return host.run(given, numbers, states, outs, cu_seqlens, buffers, p.wanted, indices,  # type: ignore[no-any-return]
+                            p.every, p.longest)
         if special:
             given = _looked_at(p, given, cu_seqlens, buffers, indices)
         memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
@@ -1295,20 +1340,20 @@ class Host:
         return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-            buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> list[Any]:
+            buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> list[Any]:
         """Launch every kernel; the call's tensors, as Tables.tensors names them."""
-        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
         return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
 
     def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Sequence[Any] = (), every: int = 0) -> Plan:
+                wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> Plan:
         """The plan of arguments of this kind. It is made once, and checks them then."""
-        kind = self.kind
+        kind, longest = self.kind, longest if self.tables.part_cost is not None else 0
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
-               *map(kind, indices), every)
+               *map(kind, indices), every, longest)
         plan = self.plans.get(key)
         if plan is None:
-            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
             plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
@@ -1338,11 +1383,11 @@ class Host:
         """Whether kernels that go by strides read and write `x` where it lies."""
         return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.accepts_view(name, x)
 
-    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device, packed: bool = True) -> int:
+    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device, packed: bool = True,
+             longest: int = 0) -> int:
         """Chunks of a part: those that the build's costs make cheapest, or all that there are.
 
-        packed: whether sequences may differ in length. Lengths are on the device. So parts are as short as if one sequence had
-        all tokens: a long one is then split whatever the others are, and short ones stay whole.
+        packed, longest: whether sequences may differ in length, and tokens of the longest, 0 if it is known to the device alone.
         """
         t, every = self.tables, tokens // self.tables.chunk + 1
         if not self.partition or t.part_cost is None:
@@ -1352,9 +1397,8 @@ class Host:
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
         others = (*t.bounds, *t.summaries)
         instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
-        sequences = 1 if packed else sequences
-        chunks = max(1, -(-tokens // (t.chunk * sequences)))
-        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
+        known = _lengths(tokens, sequences, packed, longest, t.chunk)
+        return _cheapest_span(known, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make

@@ -163,6 +163,7 @@ def test_number_of_parts(monkeypatch):
         assert span(32768, 1, 16, gpu) * 16 == 512  # two walks share a multiprocessor
         assert span(32768, 16, 16, gpu, packed=False) == span(32768, 16, 16, torch.device("cpu")) == 513
         assert span(32768, 16, 16, gpu) == span(32768, 1, 16, gpu)  # one of a pack may have nearly all tokens
+        assert span(32768, 16, 16, gpu, longest=2048) == 513 > span(32768, 16, 16, gpu, longest=30720)  # but for a known one
         assert span(2048, 1, 16, gpu) <= 33 and span(0, 1, 16, gpu) == 1 and span(64, 3, 1, gpu, packed=False) == 2
         assert span(0, 0, 16, gpu) == 1  # no rows
         parts = 32768 // (64 * span(32768, 1, 16, gpu)) + 1

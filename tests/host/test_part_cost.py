@@ -6,13 +6,19 @@ import pytest
 from gdn_codegen.devices import HOPPER, TRITON
 from gdn_codegen.devices.part_cost import of_chunks
 from gdn_codegen.devices.sm_90a import SM_90A
-from gdn_codegen.host.parts import _cheapest_span, _needs_summaries
+from gdn_codegen.host.parts import _cheapest_span, _lengths, _needs_summaries
 
 COST = SM_90A.part_cost
 
 
 def span(chunks, sequences=1, instances=16, cost=COST, warms_up=True):
-    return _cheapest_span(chunks, sequences, instances, 132 * cost.resident, cost, 3, 8, warms_up)
+    known = _lengths(sequences * chunks * 64, sequences, False, 0, 64)
+    return _cheapest_span(known, instances, 132 * cost.resident, cost, 3, 8, warms_up)
+
+
+def of_pack(tokens, longest, value_heads):
+    """Chunks of a part of a pack of 16 sequences, whose longest has so many tokens (0: not known)."""
+    return _cheapest_span(_lengths(tokens, 16, True, longest, 64), value_heads, 132, COST, 3, 8, True)
 
 
 @pytest.mark.parametrize("device", [HOPPER, SM_90A, TRITON])
@@ -37,3 +43,18 @@ def test_cost_in_chunks_of_other_lengths():
     half = of_chunks(COST, 32)
     assert half.chunk_us == COST.chunk_us / 2 and half.warm_up_chunks == 2 * COST.warm_up_chunks
     assert half.launch_us == COST.launch_us and of_chunks(COST, 64) == COST
+
+
+def test_the_longest_sequence_of_a_pack_decides_where_it_is_known():
+    """Equal sequences stay whole, one long among short ones is split. Without that a pack is taken for one sequence."""
+    even, unknown = of_pack(16384, 1024, 8), of_pack(16384, 0, 8)
+    assert even is None and unknown == of_pack(16384, 16384, 8) is not None
+    uneven = of_pack(16384, 12288, 8)
+    assert uneven is not None and 2 <= uneven < 192 // 4
+
+
+@pytest.mark.parametrize("longest", [1, 40, 63, 64, 1 << 40, -5])
+def test_a_longest_sequence_that_cannot_be_is_put_right(longest):
+    known = _lengths(16 * 64 * 5, 16, True, longest, 64)
+    assert 5 <= known.longest <= 80 and known.possible == 80 and 0 <= known.rest <= 5
+    assert known.longest + known.others * known.rest == 80

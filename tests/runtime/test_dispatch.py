@@ -268,6 +268,21 @@ def test_many_short_sequences_take_persistent_walks(gpu, x, want):
     assert not ask(replace(x, sequences=ANY_BATCH, tokens=ANY_BATCH)).build.plan.persistent  # a call that says no size
 
 
+@pytest.mark.parametrize("x, want", [
+    (Extent(8, 8, 16, 16384, True), True), (Extent(8, 8, 16, 16384, True, 1024), False),
+    (Extent(8, 8, 16, 16384, True, 12288), True),
+    (Extent(16, 32, 40, 40960, True), False), (Extent(16, 32, 40, 40960, True, 32768), True)])
+def test_the_longest_sequence_decides_where_the_host_knows_it(gpu, x, want):
+    """Equal sequences stay whole. With a long one among short ones there may be more walks than multiprocessors."""
+    assert (ask(x).build.plan.partition is not None) == want
+
+
+def test_rows_do_not_serve_a_pack_that_is_known_to_be_uneven(gpu):
+    gpu.append(row(STAGES, Extent(8, 8, 16, 16384)))
+    for longest, want in ((0, True), (1024, True), (2048, True), (12288, False)):
+        assert (ask(Extent(8, 8, 16, 16384, True, longest)).build == STAGES) == want
+
+
 def test_debug_prints_one_line_a_kind_of_call(gpu, monkeypatch, capsys):
     gpu.append(row())
     monkeypatch.setenv("GDN_DEBUG", "1")

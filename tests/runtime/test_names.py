@@ -134,7 +134,8 @@ MEANT = {
     "checkpoint_every_n_tokens": [({"checkpoint_chunks": 2}, {}, 128), ({}, {}, 0),
                                   ({"checkpoint_chunks": 3, "chunk_size": 32}, {"chunk_size": 32}, 96)],
     "cache_steps": [({}, {}, None), ({}, {}, 0), (STEPS, STEPS, 5)],
-    "cu_seqlens_cpu": [({"cu_seqlens": torch.tensor([0, 20])}, {"cu_seqlens": torch.tensor([0, 20])}, torch.tensor([0, 20])),
+    "cu_seqlens_cpu": [({"cu_seqlens": torch.tensor([0, 20]), "longest": 20}, {"cu_seqlens": torch.tensor([0, 20])},
+                        torch.tensor([0, 20])),
                        ({}, {}, None)],
     "seq_idx": [({"cu_seqlens": Q}, {"cu_seqlens": Q}, Q), ({}, {}, None)],
 }
@@ -145,6 +146,29 @@ def test_what_is_more_than_a_name(name):
     for want, said, x in MEANT[name]:
         got, want = names.renamed({**own(), **said}, {name: x}), {**own(), **want}
         assert all(torch.equal(got[n], y) if isinstance(y, torch.Tensor) else got[n] is y or got[n] == y for n, y in want.items())
+
+
+def test_a_copy_of_cu_seqlens_says_how_long_the_longest_sequence_is():
+    """In each call, also in those whose keywords were seen before, and nowhere else. Results have the same bits on a CPU."""
+    x = {n: y.repeat(1, 3, *[1] * (y.ndim - 2))[:, :40] for n, y in GIVEN.items()}
+    seen = []
+    for ends in ([0, 30, 40], [0, 30, 40], [0, 20, 40], [0, 2, 40], [0, 40, 40]):
+        cu = torch.tensor(ends)
+        t, options = Tensors(*map(x.get, Tensors._fields))._replace(cu_seqlens=cu), Options(*[None] * len(Options._fields))
+        said, found = spelled(tuple(t), tuple(options._replace(longest=0)), {"cu_seqlens_cpu": cu.clone()})
+        seen.append(Options(*found).longest)
+        assert len(said) == len(Tensors._fields) and said[0] is x["q"]
+        got = chunk_gated_delta_rule(**x, cu_seqlens=cu, cu_seqlens_cpu=cu.clone())
+        assert torch.equal(got[0], chunk_gated_delta_rule(**x, cu_seqlens=cu)[0])
+    assert seen == [30, 30, 20, 40, 40]
+    rounded = {n: names.longest_of(torch.tensor([0, n])) for n in (0, 1, 15, 17, 4097)}
+    assert rounded == {0: 0, 1: 1, 15: 15, 17: 18, 4097: 4608}  # four binary digits
+
+
+@pytest.mark.parametrize("op", [chunk_gated_delta_rule, fused_recurrent_gated_delta_rule])
+def test_what_follows_from_another_argument_is_no_keyword(op):
+    with pytest.raises(ValueError, match=rf"^longest: got a {UNKNOWN}"):
+        op(**{n: x[:, :9] for n, x in GIVEN.items()}, longest=9)
 
 
 def test_each_that_means_something_is_tried():

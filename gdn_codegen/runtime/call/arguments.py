@@ -44,7 +44,7 @@ POSITIONS = Tensors._fields.index("checkpoint_positions")
 
 
 class Options(NamedTuple):
-    """The options of a call: all arguments other than tensors and the scale."""
+    """The options of a call: all arguments other than tensors and the scale. longest: as in Request."""
 
     output_final_state: bool
     use_qk_l2norm_in_kernel: bool
@@ -63,7 +63,10 @@ class Options(NamedTuple):
     unit_keys: bool = False
     batch_invariant: bool | None = None
     aligned_positions: bool = False
+    longest: int = 0
 
 
+#: Options that follow from another argument.
+DERIVED = ("longest",)
 #: Options that are True or False, and nothing else.
 FLAGS = tuple(n for n, kind in get_type_hints(Options).items() if kind is bool)

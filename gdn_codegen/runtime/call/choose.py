@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ... import targets
-from ...host.parts import _cheapest_span
+from ...host.parts import _cheapest_span, _lengths
 from ...schedule import ScheduleError, varied
 from ...targets import DEFAULT_SCHEDULE
 from ...targets.candidates import Asked, Candidate, several
@@ -100,14 +100,14 @@ def partitions() -> bool:
 def splits(x: Extent, units: int, target: str) -> bool:
     """Whether dispatch splits the sequences of a call of this size, on a GPU of so many multiprocessors, if no table has a row.
 
-    Lengths of a pack are on the GPU. So it counts as one sequence of all tokens, as in `Host.span`."""
-    s, rows = targets.find(target).splits, 1 if x.packed else x.sequences
+    Where the host knows how long the longest sequence is, there may be any number of walks: then most of them are short."""
+    s = targets.find(target).splits
     if s is None:
         return 2 * x.walks <= units
-    if x.tokens < s.least_tokens or x.walks > s.walks * units:
+    if x.tokens < s.least_tokens or (x.walks > s.walks * units and not x.longest):
         return False
-    chunks = -(-x.tokens // (DEFAULT_CHUNK * rows))
-    return _cheapest_span(chunks, rows, x.HV, units * s.cost.resident, s.cost, s.summaries, s.most, True) is not None
+    known = _lengths(x.tokens, x.sequences, x.packed, x.longest, DEFAULT_CHUNK)
+    return _cheapest_span(known, x.HV, units * s.cost.resident, s.cost, s.summaries, s.most, True) is not None
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
@@ -195,7 +195,8 @@ class Size:
 
     few: whether sequences are split; None without a GPU. short: whether the call has too few tokens for that. shared: value heads
     of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in. idle: whether a
-    batch-invariant call has so few walks that half of the GPU is idle.
+    batch-invariant call has so few walks that half of the GPU is idle. uneven: whether the host knows that lengths differ much.
+    No row of a table then serves the call, as rows were measured at equal lengths.
     """
 
     shape_class: tuple[int, int, int]
@@ -204,6 +205,7 @@ class Size:
     shared: int = 1
     heads: tuple[int, int] | None = None
     idle: bool = False
+    uneven: bool = False
 
 
 def size_of(x: Extent, target: str, on: Facts) -> Size:
@@ -211,7 +213,7 @@ def size_of(x: Extent, target: str, on: Facts) -> Size:
     t = targets.find(target)
     return Size(x.shape_class, splits(x, on.units, target) if on.units else None,
                 t.splits is not None and x.tokens < t.splits.least_tokens, x.shared,
-                (x.H, x.HV) if t.head_counts else None)
+                (x.H, x.HV) if t.head_counts else None, uneven=x.uneven)
 
 
 def in_columns(c: Choice, device: torch.device) -> Choice:
@@ -235,7 +237,7 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
     if x.schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        rows = () if x.batch_invariant else measured(b, arch, on.names, size.shape_class, chunk, size.shared,
+        rows = () if x.batch_invariant or size.uneven else measured(b, arch, on.names, size.shape_class, chunk, size.shared,
                                                   not size.short)
         found, why = first(call.device, ("table", rows),
                            ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared)))

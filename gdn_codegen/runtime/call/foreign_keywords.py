@@ -3,12 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...host.arguments import _check_flag
 from ...host.tensors import _fail
+from .arguments import DERIVED
 from .by_token import ARGUMENTS, absent
 from .normalise import check_cpu_ends
 from .request import DEFAULT_CHUNK
@@ -154,12 +157,27 @@ def _packed(own: dict[str, Any], x: Any, _: int) -> None:
         _fail("seq_idx", _said(x), "cu_seqlens as well, which says where sequences end, or None")
 
 
+def longest_of(ends: Tensor) -> int:
+    """Tokens of the longest sequence, by a cu_seqlens on the CPU, rounded up to four binary digits. So calls of a few lengths
+    share a plan."""
+    longest = max((b - a for a, b in pairwise(ends.tolist())), default=0) if ends.ndim == 1 else 0
+    low = max(longest.bit_length() - 4, 0)
+    return -(-longest >> low) << low if longest > 0 else 0
+
+
+def _ends(own: dict[str, Any], x: Any, _: int) -> None:
+    """FLA's copy of cu_seqlens. It says how long the longest sequence is."""
+    check_cpu_ends(x, own["cu_seqlens"])
+    if type(x) is Tensor and not torch.compiler.is_compiling():  # others, as fake ones, have no values
+        own["longest"] = longest_of(x)
+
+
 #: Keywords whose translation needs a function: it changes the op's own arguments.
 MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
     "use_gate_in_kernel": _gate, "use_beta_sigmoid_in_kernel": _beta, "state": _state, "disable_state_update": _no_update,
     "cache_steps": _steps, "core_attn_out": _first_rows, "output_state_indices": _same_slots,
     "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
-    "cu_seqlens_cpu": lambda own, x, _: check_cpu_ends(x, own["cu_seqlens"])}
+    "cu_seqlens_cpu": _ends}
 
 
 def _unknown(name: str, own: dict[str, Any]) -> None:
@@ -185,7 +203,7 @@ def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict
                 _fail(name, _said(x), f"{' or '.join(map(str, accepted))}: {why}")
         elif name in ARGUMENTS:
             absent(name, x)
-        elif name in own:
+        elif name in own and name not in DERIVED:
             _fail(name, _said(x), _NOT_HERE)
         elif name not in IGNORED:
             _unknown(name, own)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import native_launcher
-from .arguments import Options, Tensors
+from .arguments import DERIVED, Options, Tensors
 from .foreign_keywords import IGNORED, MEANT, renamed
 
 #: Keywords of which each call looks at tensors: their values, or which they are.
@@ -49,7 +49,7 @@ def spelled(t: tuple[Any, ...], x: tuple[Any, ...], others: dict[str, Any], chun
     for known, looked_at in recent:
         call = known(t, x, others, about)
         if call is not None:
-            return (_look(call[0], others, chunk, looked_at), call[1]) if looked_at else call
+            return _look(call, others, chunk, looked_at) if looked_at else call
     done = _translated(t, x, others, chunk, ours)
     if native_launcher.keywords is not None:
         kept = _kept(native_launcher.keywords, t, x, others, chunk, ours)
@@ -59,7 +59,7 @@ def spelled(t: tuple[Any, ...], x: tuple[Any, ...], others: dict[str, Any], chun
 
 def _own(own: dict[str, Any], others: dict[str, Any], chunk: int, ours: bool) -> dict[str, Any]:
     """`own`, our arguments by name, with what keywords say of them."""
-    mine = {n: y for n, y in others.items() if ours and n in own}
+    mine = {n: y for n, y in others.items() if ours and n in own and n not in DERIVED}
     return renamed(own | mine, {n: y for n, y in others.items() if n not in mine}, chunk)
 
 
@@ -68,12 +68,14 @@ def _translated(t: tuple[Any, ...], x: tuple[Any, ...], others: dict[str, Any], 
     return Tensors(*(own[n] for n in Tensors._fields)), Options(*(own[n] for n in Options._fields))
 
 
-def _look(t: tuple[Any, ...], others: dict[str, Any], chunk: int, looked_at: tuple[str, ...]) -> tuple[Any, ...]:
-    """The tensors, after what depends on more than which are given."""
-    own = dict(zip(Tensors._fields, t, strict=True))
+def _look(call: Call, others: dict[str, Any], chunk: int, looked_at: tuple[str, ...]) -> Call:
+    """The call, after what depends on more than which tensors are given."""
+    t, x = call
+    own = dict(zip((*Tensors._fields, *Options._fields), (*t, *x), strict=True))
     for name in looked_at:
         MEANT[name](own, others[name], chunk)
-    return tuple(own.values())
+    found = tuple(own.values())
+    return found[:len(t)], found[len(t):]
 
 
 def _kept(make: Callable[[dict[str, Any]], Callable[..., Any]], t: tuple[Any, ...], x: tuple[Any, ...], others: dict[str, Any],

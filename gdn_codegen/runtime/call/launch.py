@@ -131,7 +131,7 @@ def serves(t: Tensors, call: Call, checkpoints: Tensor | None = None,
 
     def prepare(m: Any) -> object:
         integers = *integers_of(t, x), *more(m.HOST.tables.chunk)
-        return m.HOST.prepare(*given_to(t, x, checkpoints), call.wanted, integers, x.checkpoint_chunks)
+        return m.HOST.prepare(*given_to(t, x, checkpoints), call.wanted, integers, x.checkpoint_chunks, x.longest)
     m = None
     while m is None:
         m = _admitted(call, prepare)
@@ -188,7 +188,8 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
         inputs, states, outs, ends, buffers = given_to(t, asked, None)
         with compiling(m, t.q.device.type):
             integers = integers_of(t, asked)
-            plan = host.prepare(inputs, states, outs, ends, buffers, call.wanted, integers, asked.checkpoint_chunks)
+            plan = host.prepare(inputs, states, outs, ends, buffers, call.wanted, integers, asked.checkpoint_chunks,
+                                asked.longest)
             kept = Settled(asked, m, plan, host.numbers_of((None,)), sorts, given, reaches, buffers_of(asked),
                            places_of_integers(t, asked))
             memory = plan.call(inputs, numbers_for(host, scale), states, outs, ends, buffers, integers)

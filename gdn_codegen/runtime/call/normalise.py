@@ -275,7 +275,7 @@ def _request(t: Tensors, x: Options, decode: bool) -> Request:
         state_v_first=x.state_v_first, state_dtype=state_dtype, in_place=in_place, by_token=by_token,
         checkpoint_chunks=x.checkpoint_chunks, aligned_positions=x.aligned_positions, target=x.target, chunk_size=x.chunk_size,
         layout=_layout(x.layout, x.head_first), schedule=x.schedule, decode=decode,
-        batch_invariant=is_batch_invariant(x.batch_invariant))
+        batch_invariant=is_batch_invariant(x.batch_invariant), longest=x.longest)
     if asked.batch_invariant:
         _check_invariant(asked)
     return asked

@@ -38,7 +38,8 @@ class Request:
     initial one. by_token: the contract's words for states by token, joined by /. checkpoint_chunks: chunks from one checkpoint to
     the next, 0 for none. target: "auto" leaves it open. chunk_size, schedule: None leaves it open. decode: whether the call is a
     decoding step. batch_invariant: whether the bits of a sequence's result may depend on that sequence alone. aligned_positions:
-    whether states at positions are states after chunks.
+    whether states at positions are states after chunks. longest: about how many tokens the longest sequence has, 0 where the
+    host does not know; only the choice of a build and of the length of parts depends on it.
     """
 
     output_final_state: bool = False
@@ -59,6 +60,7 @@ class Request:
     algorithm: str = "gated_delta_rule"
     batch_invariant: bool = False
     aligned_positions: bool = False
+    longest: int = field(default=0, compare=False)
 
     @property
     def chunk(self) -> int | None:
@@ -134,6 +136,7 @@ def call_of(t: Tensors, x: Request) -> Call:
     sequences = q[0] if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape
     extent = (ANY_BATCH, ANY_BATCH) if x.batch_invariant else (sequences, q[0] * q[tokens])
     packed = t.cu_seqlens is not None
-    return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], *extent, packed), contract, packed,
+    longest = 0 if x.batch_invariant else x.longest
+    return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], *extent, packed, longest), contract, packed,
                 t.initial_state is not None, x.in_place or x.output_final_state or t.final_state is not None,
                 sequences * v[heads])

@@ -24,7 +24,8 @@ def run(t: Tensors, x: Request, scale: float | None, checkpoints: Tensor | None 
     call = call_of(t, x)
     host = serves(t, call, checkpoints).HOST
     given, *others = given_to(t, x, checkpoints)
-    memory = host.run(given, numbers_for(host, scale), *others, call.wanted, integers_of(t, x), x.checkpoint_chunks)
+    memory = host.run(given, numbers_for(host, scale), *others, call.wanted, integers_of(t, x), x.checkpoint_chunks,
+                      x.longest)
     o, final, *states = host.results(memory, call.wanted)
     return o, final, states[0] if states else None
 
@@ -40,7 +41,8 @@ def _run_aligned(t: Tensors, x: Request, scale: float | None) -> Results:
     call, pool, slots = call_of(t, x), pool_of(t, x), cache(lambda chunk: slots_by_chunk(t, x, chunk))
     host = serves(t, call, pool, lambda chunk: (slots(chunk),)).HOST
     given, *others = given_to(t, x, pool)
-    memory = host.run(given, numbers_for(host, scale), *others, call.wanted, (*integers_of(t, x), slots(host.tables.chunk)))
+    memory = host.run(given, numbers_for(host, scale), *others, call.wanted, (*integers_of(t, x), slots(host.tables.chunk)),
+                      longest=x.longest)
     o, final = host.results(memory, call.wanted)[:2]
     return o, final, None
 
@@ -53,7 +55,7 @@ def _run_with_pieces(t: Tensors, x: Request, scale: float | None) -> Results:
     host = serves(t, call, rows, lambda chunk: (pieces(chunk).rows,)).HOST
     those, numbers = pieces(host.tables.chunk), numbers_for(host, scale)
     given, *others = given_to(t, x, rows)
-    memory = host.run(given, numbers, *others, call.wanted, (*integers_of(t, x), those.rows))
+    memory = host.run(given, numbers, *others, call.wanted, (*integers_of(t, x), those.rows), longest=x.longest)
     store(t, x, numbers, chosen(call), those, states)
     o, final = host.results(memory, call.wanted)
     return o, final, None

@@ -32,19 +32,25 @@ UNIT = Contract((("k", "unit"),))
 
 @dataclass(frozen=True)
 class Extent:
-    """A call's size: query and key heads, value heads, sequences, tokens of all. packed: whether sequences may differ in
-    length."""
+    """A call's size: query and key heads, value heads, sequences, tokens of all. packed: whether sequences may differ in length.
+    longest: tokens of the longest, about, 0 if the host does not know."""
 
     H: int
     HV: int
     sequences: int
     tokens: int
     packed: bool = False
+    longest: int = 0
 
     @property
     def walks(self) -> int:
         """Instances that walk over chunks: one for each sequence and value head."""
         return self.sequences * self.HV
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the host knows that one sequence has much more than its share of the tokens."""
+        return self.longest * self.sequences > 2 * self.tokens
 
     @property
     def shared(self) -> int:
