@@ -117,7 +117,8 @@ ENDS_SLOTS = [[3, 9, -1, -1], [-1] * 4, [-1] * 4, [21, 22, -1, -1], [26, -1, -1,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target, v_first, state_dtype, schedule, here", [
-    (t, *x) for t in HERE for x in ((False, torch.float32, None, t != "pto"), (True, torch.bfloat16, "walk", t == "triton"))])
+    *((t, *x) for t in HERE for x in ((False, torch.float32, None, t != "pto"), (True, torch.bfloat16, "walk", t == "triton"))),
+    *(("triton", False, torch.float32, varied("walk", partition="decay", part_chunks=1), True) for t in HERE if t == "triton")])
 def test_states_at_ends_of_chunks(target, v_first, state_dtype, schedule, here, monkeypatch):
     """As packed sequences and as rows, in place and in another pool, whose slots lie apart. here: written as on a GPU, by the
     call itself."""
