@@ -8,7 +8,7 @@ body, and both loops use them alike. It runs before the proofs, so that they are
 The chunks before a part have all their rows. So copies of the first loop need no barrier for a ragged tail.
 
 An agent may have the same ops in both loops, as one that inverts a tile has. It runs them as one loop (`Kernel.one_loop`).
-Multiprocessors share a cache of instructions; smaller code leaves more of it for the other agents (docs/performance.md).
+Smaller code made such kernels faster, likely because multiprocessors share an instruction cache (docs/performance.md).
 """
 from __future__ import annotations
 
