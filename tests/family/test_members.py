@@ -1,0 +1,55 @@
+"""Every member of the family on every target, beside its token recurrence in float64."""
+import pytest
+from members import MEMBERS, Case, computed, drawn, expected
+from reference import TOLERANCE, rms_error
+
+from gdn_codegen.algorithms import names
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.targets import OWN
+
+HERE = [t for t in OWN if runs(t, "cpu")]
+#: The ladder of lengths in one pack, gates that forget at once among such that keep, a narrower K than V.
+LADDER = Case((1, 15, 16, 17, 0, 63, 64, 65, 130))
+#: Rows of one length, two value heads of each key head, one key again and again, beta up to 2, no initial state.
+REPEAT = Case((70, 70), heads=2, value_heads=4, batched=True, initial=False, gates="slow", repeat=True, strength=2.0, seed=1)
+#: A tail in float32, the other layout.
+NARROW = Case((65, 17), value_heads=1, seed=2)
+BUILDS = {
+    "ladder": (LADDER, dict(head_dim_k=64, head_dim_v=128)),
+    "repeat": (REPEAT, dict(head_dim_k=128, head_dim_v=64, dtype="bfloat16")),
+    "float32": (NARROW, dict(head_dim_k=64, head_dim_v=64, dtype="float32", layout="bhtd"))}
+
+
+def test_every_page_is_a_member():
+    assert set(names()) <= set(MEMBERS)
+
+
+def bound(b, want, got, strength):
+    """What the dtype keeps. Where beta reaches 2 a token may turn the state about, so errors of all tokens stay."""
+    return max(TOLERANCE[b.dtype] * (2 if strength > 1 else 1), 2 * rms_error(want.to(got.dtype), want))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BUILDS)
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("name", [n for n in MEMBERS if n in names()])
+def test_a_member_agrees_with_its_recurrence(name, target, case):
+    c, options = BUILDS[case]
+    b = Build(target, algorithm=name, **options)
+    x = drawn(name, b, c)
+    for what, got, want in zip(("o", "state"), computed(b, c, x), expected(name, b, c, x), strict=True):
+        error, most = rms_error(got, want), bound(b, want, got, c.strength)
+        assert error <= most, f"{what} is off by {error:.1e}; accepted: {most:.1e}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in MEMBERS if n in names()])
+def test_the_inputs_tell_members_apart(name):
+    """Each input of a member changes its result by far more than the bounds, so that a kernel which forgets one is caught."""
+    b = Build(HERE[0], algorithm=name, head_dim_k=64, head_dim_v=64)
+    x = drawn(name, b, Case((40,), gates="slow", strength=2.0))
+    want = expected(name, b, Case((40,)), x)
+    for n in MEMBERS[name].inputs:
+        other = expected(name, b, Case((40,)), {**x, n: x[n] * 0.9 + 0.05})
+        assert rms_error(other[0], want[0]) > 0.02, n
