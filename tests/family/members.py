@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from gdn_codegen.algorithms import find
+from gdn_codegen.ir.core import Program
 from gdn_codegen.ir.interpret import TORCH
-from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
 
 #: Log decays of entries of a chunk, and how often each occurs: most entries keep, a few forget at once.
@@ -100,36 +102,38 @@ MEMBERS = {
 }
 
 
-def drawn(name: str, b: Build, c: Case) -> dict[str, Tensor]:
-    """The page's inputs, packed [tokens, heads, dims], or [heads] for a number a head, in the dtypes that the module reads; and
-    S, the initial state [N, HV, K, V]."""
-    member, draws = MEMBERS[name], Draws(c)
-    tensors = {t.name: t for t in lowered(b).role("input")}
-    for n, how in member.inputs.items():
+def drawn(name: str, c: Case, p: Program, sizes: dict[str, int]) -> dict[str, Tensor]:
+    """The inputs of a program: packed [tokens, heads, dims], or [heads] for a number a head, in the dtypes that the program
+    reads; and S, the initial state [N, HV, K, V]."""
+    draws, tensors = Draws(c), {t.name: t for t in p.role("input")}
+    for n, how in MEMBERS[name].inputs.items():
         t = tensors[n]
         heads = c.heads if t.heads == "H" else c.value_heads
-        shape = (sum(c.lengths), heads, *t.tile.shape(b.sizes)[1:]) if t.index == "token" else (heads,)
+        shape = (sum(c.lengths), heads, *t.tile.shape(sizes)[1:]) if t.index == "token" else (heads,)
         method, *of = how.split()
         draw = draws.minus(*of) if of else getattr(draws, method)
         draws.drawn[n] = draw(shape).to(TORCH[t.dtype])
-    state = (len(c.lengths), c.value_heads, b.head_dim_k, b.head_dim_v)
+    state = (len(c.lengths), c.value_heads, sizes["K"], sizes["V"])
     return {**draws.drawn, "S": draws.normal(state) / 4 if c.initial else torch.zeros(state)}
 
 
-def expected(name: str, b: Build, c: Case, x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def of_head(x: Tensor, head: int, heads: int) -> Tensor:
+    """What a value head reads of an input, of `heads` value heads."""
+    at = 1 if x.ndim > 1 else 0
+    return x.select(at, head * x.shape[at] // heads)
+
+
+def expected(name: str, c: Case, x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """o [tokens, HV, V] and the final states, by the recurrence."""
-    tensors = {t.name: t for t in lowered(b).role("input")}
-    numbers = b.page.scalar_defaults(b.sizes)
-    step, start = MEMBERS[name].recurrence, 0
-    o = torch.zeros(sum(c.lengths), c.value_heads, b.head_dim_v, dtype=torch.float64)
-    final = x["S"].double().clone()
+    K, V = x["S"].shape[2:]
+    numbers = find(name).scalar_defaults({"K": K, "V": V})
+    o, final, start = torch.zeros(sum(c.lengths), c.value_heads, V, dtype=torch.float64), x["S"].double().clone(), 0
     for n, length in enumerate(c.lengths):
         for head in range(c.value_heads):
-            mine = {i: x[i].double()[..., head * x[i].shape[-1] // c.value_heads] if tensors[i].index == "head"
-                    else x[i].double()[:, head * x[i].shape[1] // c.value_heads] for i in MEMBERS[name].inputs}
+            mine = {i: of_head(y.double(), head, c.value_heads) for i, y in x.items() if i != "S"}
             for t in range(start, start + length):
-                token = {i: y if tensors[i].index == "head" else y[t] for i, y in mine.items()}
-                o[t, head], final[n, head] = step(final[n, head], **token, **numbers)
+                token = {i: y[t] if x[i].ndim > 1 else y for i, y in mine.items()}
+                o[t, head], final[n, head] = MEMBERS[name].recurrence(final[n, head], **token, **numbers)
         start += length
     return o, final
 
@@ -137,13 +141,12 @@ def expected(name: str, b: Build, c: Case, x: dict[str, Tensor]) -> tuple[Tensor
 def computed(b: Build, c: Case, x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """What the module of the build gives, packed like `expected`'s. A pack has rows of NaN past its end, of which o must have
     zeros."""
-    tensors = {t.name: t for t in lowered(b).role("input")}
     rows, rest = (len(c.lengths), 0) if c.batched else (1, 3)
     def shaped(y: Tensor) -> Tensor:
         y = torch.cat([y, y.new_full((rest, *y.shape[1:]), float("nan"))])
         y = y.reshape(rows, len(y) // rows, *y.shape[1:])
         return y if b.layout == "bthd" else y.transpose(1, 2).contiguous()
-    given: dict[str, Any] = {n: y if tensors[n].index == "head" else shaped(y) for n, y in x.items() if n != "S"}
+    given: dict[str, Any] = {n: shaped(y) if y.ndim > 1 else y for n, y in x.items() if n != "S"}
     ends = torch.tensor([0, *c.lengths]).cumsum(0).to(torch.int32)
     o, final = function(b)(**given, initial_state=x["S"] if c.initial else None, output_final_state=True,
                            cu_seqlens=None if c.batched else ends)
