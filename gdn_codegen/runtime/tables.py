@@ -15,6 +15,7 @@ from ..ir.types import Tensor
 from ..schedule.contract import Contract
 
 if TYPE_CHECKING:
+    from ..ir.builder import Algorithm
     from .build import Build
 
 WIDTH = 120
@@ -97,17 +98,24 @@ def _text(x: Any) -> str:
 
 
 # --- the generated function ------------------------------------------------------------------------------------------
-def signature(t: Tables) -> str:
-    """The generated function's parameters, in order."""
+def signature(t: Tables, page: Algorithm) -> str:
+    """The generated function's parameters, in order. Numbers for each head that the page has follow its other inputs."""
     def absent(rows: Iterable[Any]) -> list[str]:
         return [f"{n}=None" for n in rows]
     def first(rows: Sequence[tuple[Any, ...]]) -> list[str]:
         return absent(row[0] for row in rows)
-    return ", ".join((*(row[0] for row in t.inputs), *absent(t.scalars), *first(t.initial),
+    own = [row for row in t.head_inputs if row[0] in page.inputs]
+    return ", ".join((*(row[0] for row in t.inputs), *(row[0] for row in own if row[1] is None),
+                      *first([row for row in own if row[1] is not None]), *absent(t.scalars), *first(t.initial),
                       *absent(t.numbers), "output_final_state=False", "cu_seqlens=None", *first(t.final),
                       *(["checkpoint_chunks=1"] if _every(t) else []), *first(t.checkpoints),
-                      *first(t.head_inputs),
+                      *first([row for row in t.head_inputs if row not in own]),
                       *absent(t.outs)))
+
+
+def _default(x: float | None) -> str:
+    """What a generated function says of the default of a number for each head."""
+    return "" if x is None else f"; {x or 'zero'} where None"
 
 
 def _every(t: Tables) -> bool:
@@ -133,7 +141,7 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
     shapes = ", ".join(f"{n} {shape.format(h=heads, d=''.join(f', {d}' for d in dims))} {dtype}"
                        for n, heads, dims, dtype in t.inputs)
     lines = [f"Shapes, layout {b.layout}: {shapes}.", *(INPUT_FORMS[form].doc.format(n) for n, form in b.contract.inputs)]
-    lines += [f"{n}: [HV] {dtype}, one number for each value head{'' if default is None else '; zero where None'}."
+    lines += [f"{n}: [HV] {dtype}, one number for each value head{_default(default)}."
               for n, default, dtype in t.head_inputs]
     lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))
               for x in named(p, role, index) for line in _state_doc(b, x)]
