@@ -66,7 +66,7 @@ def chosen(call: Call, on: Facts | None = None) -> Build:
     return (step or choice(call, on)).build
 
 
-def _admitted(call: Call, prepare: Callable[[Any], object]) -> Any:
+def admitted(call: Call, prepare: Callable[[Any], object]) -> Any:
     """The generated module for a call, after admission. prepare: plans the call of a module. None if its build is refused:
     dispatch then chooses another build. For a named schedule there is no other, and the error is raised."""
     b = chosen(call)
@@ -134,7 +134,7 @@ def serves(t: Tensors, call: Call, checkpoints: Tensor | None = None,
         return m.HOST.prepare(*given_to(t, x, checkpoints), call.wanted, integers, x.checkpoint_chunks, x.longest)
     m = None
     while m is None:
-        m = _admitted(call, prepare)
+        m = admitted(call, prepare)
     return m
 
 

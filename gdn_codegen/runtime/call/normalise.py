@@ -248,7 +248,7 @@ def _dtype_of_rows(dtype: Any, held: str) -> str:
     return found
 
 
-def _request(t: Tensors, x: Options, decode: bool) -> Request:
+def request_of(t: Tensors, x: Options, decode: bool = False) -> Request:
     """The options in one spelling. ValueError names the option at fault."""
     for name in FLAGS:
         _check_flag(name, getattr(x, name))
@@ -287,7 +287,7 @@ def settled(t: Tensors, x: Options, decode: bool = False) -> Request:
         if n < INPUTS or y is not None:
             check_plain(name, y)
     _check_dtypes(t)
-    asked = _request(t, x, decode)
+    asked = request_of(t, x, decode)
     for name, y in (("q", t.q), ("v", t.v)):
         if y.ndim != 4:  # then K or V is not known
             _check_rank(name, y, 4, asked.layout)

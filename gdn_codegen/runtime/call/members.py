@@ -1,0 +1,144 @@
+"""Calls of pages other than Gated DeltaNet's.
+
+The options are those of Gated DeltaNet's ops, and so are their checks, dispatch and admission. What a page takes follows from the
+page: its inputs, and from their dims K, V, the heads and which of them are numbers. Nothing is kept between calls but what a
+module keeps, and torch.compile does not trace these calls.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import algorithms
+from ...host.arguments import _check_detached, _check_rank
+from ...host.tensors import _fail
+from ...ir.builder import Algorithm
+from ...ir.decays import log_decays
+from .aliasing import shared
+from .arguments import INPUTS, Options, Tensors
+from .dtypes import with_states
+from .given import buffers_of, integers_of
+from .known_keywords import spelled
+from .launch import admitted
+from .normalise import check_chunks, check_plain, reads, request_of
+from .request import DTYPES, Inputs, Request, call_for
+
+#: How options are where a call does not say otherwise.
+OPEN = Options(False, False, False, None, "log", "given", False, False, None, None, "auto", None)
+#: Options that ask for what kernels do to an input, and the inputs.
+FORMS = {"gate": ("g",), "beta_form": ("beta",), "use_qk_l2norm_in_kernel": ("q", "k"), "unit_keys": ("k",)}
+#: Arguments that Gated DeltaNet's ops alone have.
+ABSENT = ("checkpoint_positions", "checkpoint_slots", "aligned_positions")
+
+
+def _options(page: Algorithm, named: dict[str, Any], others: dict[str, Any]) -> tuple[Tensors, Options]:
+    """Tensors and options of a call, without its inputs. ValueError for a keyword that the op does not take."""
+    given = tuple(named.pop(n, None) for n in Tensors._fields)
+    t, x = spelled(given, tuple(OPEN._replace(**named)), others, ours=True)
+    tensors, options = Tensors(*t), Options(*x)
+    for name in (*Tensors._fields[:INPUTS], *ABSENT):
+        if getattr(tensors, name, None) is not None or getattr(options, name, False):
+            _fail(name, "a value", f"no value: {page.name} has the inputs {', '.join(page.inputs)}" if name not in ABSENT else
+                  "no value, because only chunk_gated_delta_rule has this argument")
+    for option, read in FORMS.items():
+        said, lacks = getattr(options, option), [n for n in read if n not in page.inputs]
+        if said != getattr(OPEN, option) and lacks:
+            _fail(option, repr(said), f"{getattr(OPEN, option)!r}: {page.name} has no input {lacks[0]}")
+    return tensors, options
+
+
+def _checked(page: Algorithm, inputs: dict[str, Any], t: Tensors, layout: str) -> dict[str, Tensor]:
+    """The page's inputs, in dtypes that kernels take. ValueError for what is no tensor of the right rank and dtype."""
+    ranks = {p.name: 2 + len(p.dims) if p.index == "token" else 1 for p in page.trace().role("input") if not p.optional}
+    for name, y in (*inputs.items(), *((n, y) for n, y in zip(t._fields, t, strict=True) if y is not None)):
+        check_plain(name, y)
+    for name, y in inputs.items():
+        _check_rank(name, y, ranks[name], layout)
+        if y.dtype not in DTYPES:
+            _fail(name, y.dtype, ", ".join(map(str, DTYPES)))
+    if torch.is_grad_enabled():
+        _check_detached((*inputs.items(), ("initial_state", t.initial_state), ("A_log", t.A_log), ("dt_bias", t.dt_bias)))
+    gates = log_decays(page.trace())
+    matrices = [n for n, rank in ranks.items() if rank == 4 and n not in gates]
+    last = matrices[-1] if "v" not in matrices else "v"
+    dtype = inputs[last].dtype
+    for name in matrices:
+        if inputs[name].dtype not in (dtype, torch.float32):
+            _fail(name, inputs[name].dtype, f"{dtype}, that of {last}"
+                  + (", or torch.float32, which is rounded to it" if dtype != torch.float32 else ""))
+    return {n: y.to(dtype) if n in matrices else y for n, y in inputs.items()}
+
+
+def _about(page: Algorithm, inputs: dict[str, Tensor], t: Tensors, x: Request) -> Inputs:
+    """What the choice of a build depends on. ValueError if no input says how large K or V is."""
+    sizes: dict[str, int] = {}
+    heads: dict[str, int] = {}
+    numbers = [("A_log", t.A_log), ("dt_bias", t.dt_bias)]
+    dtype, shape = torch.float32, torch.Size()
+    gates = log_decays(page.trace())
+    for p in (p for p in page.trace().role("input") if not p.optional):
+        y = inputs[p.name]
+        if p.index != "token" or len(p.dims) == 1:
+            numbers.append((p.name, y))
+            continue
+        sizes[str(p.dims[1])] = y.shape[3]
+        heads.setdefault(p.heads, y.shape[x.axes[1]])
+        shape, dtype = y.shape, dtype if p.name in gates else y.dtype
+    value_heads = heads.get("HV") or heads["H"]
+    return Inputs(tuple(inputs.values()), tuple((n, y.dtype) for n, y in numbers if y is not None), dtype,
+                 (sizes["K"], sizes["V"]), (heads.get("H", value_heads), value_heads), (shape[0], shape[x.axes[0]]))
+
+
+def _check_written(inputs: dict[str, Tensor], t: Tensors, x: Request) -> None:
+    """ValueError where a tensor that the call writes shares memory with another that it reads or writes."""
+    state = "initial_state" if x.in_place else "final_state"
+    others = {**inputs, **{n: y for n, y in t._asdict().items() if y is not None}}
+    for name in ("out", state):
+        for other, y in others.items():
+            same = {name, other} == {"initial_state", "final_state"} and y is others.get(name)
+            if name in others and other != name and not same and shared(others[name], y):
+                _fail(name, f"memory of {other}", "memory of its own")
+
+
+def _check_values(inputs: dict[str, Tensor], t: Tensors, x: Request) -> None:
+    """Checks what shapes and dtypes do not show: factors below 0, tables of chunks, memory that the call writes."""
+    if x.gate == "linear" and reads(inputs["g"]) and bool((inputs["g"] < 0).any()):
+        _fail("g", f"{inputs['g'].min().item():g} with gate='linear'", "factors of 0 or more")
+    check_chunks(t.chunk_indices, t.chunk_offsets, t.cu_seqlens, x.chunk_size)
+    _check_written(inputs, t, x)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any]
+         ) -> tuple[Any, ...]:
+    """o, the final state or None, and the checkpoints if the call has some.
+
+    algorithm: the page. inputs: its inputs by name. numbers: those of the caller; None means the page's default. named: arguments
+    of the op that are Tensors or Options, by name. others: all other keywords of the call.
+    """
+    page = algorithms.find(algorithm)
+    t, x = _options(page, dict(named), others)
+    inputs = {n: inputs[n] for n in page.inputs}
+    return with_states(t, x, lambda t, x: _run(page, inputs, numbers, t, replace(request_of(t, x), algorithm=algorithm)))
+
+
+def _run(page: Algorithm, inputs: dict[str, Any], numbers: dict[str, Any], t: Tensors, asked: Request) -> tuple[Any, ...]:
+    """`call`, with options in one spelling."""
+    inputs = _checked(page, inputs, t, asked.layout)
+    _check_values(inputs, t, asked)
+    about = call_for(_about(page, inputs, t, asked), t, asked)
+    raw = (t.A_log, t.dt_bias) if asked.gate == "raw" else ()
+    buffers = tuple(t[n] for n in buffers_of(asked))
+    given = ((*inputs.values(), *raw), (t.initial_state,), (t.out,), t.cu_seqlens,
+             (*buffers, None) if asked.checkpoint_chunks else buffers)
+    after = about.wanted, integers_of(t, asked), asked.checkpoint_chunks, asked.longest
+    m = None
+    while m is None:
+        m = admitted(about, lambda m: m.HOST.prepare(*given, *after))
+    host = m.HOST
+    memory = host.run(given[0], host.numbers_of([numbers[n] for n in host.tables.scalars]), *given[1:], *after)
+    results: tuple[Any, ...] = host.results(memory, about.wanted)
+    return results

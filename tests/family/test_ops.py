@@ -1,0 +1,122 @@
+"""Ops of the family's members, with FLA's names and argument orders, beside token recurrences in float64."""
+import inspect
+
+import pytest
+import torch
+from members import Case, drawn, expected
+from reference import rms_error
+
+import gdn_codegen
+from gdn_codegen.algorithms import find
+from gdn_codegen.family import chunk_delta_rule, chunk_simple_gla
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.targets import OWN
+
+HERE = [t for t in OWN if runs(t, "cpu")]
+OPS = {"delta_rule": chunk_delta_rule, "simple_gla": chunk_simple_gla}
+SIZES = {"C": 64, "K": 32, "V": 64}
+#: The positional arguments of FLA 0.6.0's functions after the inputs.
+ORDER = {"delta_rule": ["scale", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens",
+                        "cu_seqlens_cpu"],
+         "simple_gla": ["g_gamma", "scale", "initial_state", "output_final_state", "state_v_first", "cu_seqlens",
+                        "cu_seqlens_cpu"]}
+
+
+def made(name, c, dtype=torch.bfloat16):
+    """Packed inputs of a call and what the recurrence makes of them."""
+    x = drawn(name, c, find(name).trace(), SIZES)
+    x = {n: y.to(dtype) if y.ndim == 3 else y for n, y in x.items()}
+    want = expected(name, c, x)
+    S = x.pop("S")
+    return {n: y[None] for n, y in x.items()}, S, want
+
+
+def ends(c):
+    return torch.tensor([0, *c.lengths]).cumsum(0)
+
+
+def near(results, want):
+    for got, y in zip(results, want, strict=False):
+        assert rms_error(got.reshape(y.shape), y) < 5e-3
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_arguments_are_flas(name):
+    names = [p.name for p in inspect.signature(OPS[name]).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert names == [*find(name).inputs, *ORDER[name]]
+    assert getattr(gdn_codegen, OPS[name].__name__) is OPS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("name", OPS)
+def test_a_pack(name, target):
+    c = Case((17, 0, 65))
+    x, S, want = made(name, c)
+    near(OPS[name](**x, initial_state=S, output_final_state=True, cu_seqlens=ends(c), cu_seqlens_cpu=ends(c), target=target),
+         want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPS)
+def test_what_gated_delta_rule_takes(name):
+    """A pool of bfloat16 states [V, K], written in place; heads first, views; checkpoints; a buffer for o; raw forms."""
+    c = Case((40, 24), heads=1, value_heads=2, gates="slow")
+    x, S, want = made(name, c)
+    pool = torch.full((4, 2, 64, 32), 7.0)
+    pool[[3, 1]] = S.transpose(2, 3)
+    views = {n: y.transpose(1, 2) for n, y in x.items()}
+    out = torch.full((1, 64, 2, 64), 7.0).bfloat16().transpose(1, 2)
+    o, _, marks = OPS[name](**views, initial_state=pool, state_indices=torch.tensor([3, 1]), state_v_first=True, head_first=True,
+                            cu_seqlens=ends(c), checkpoint_chunks=1, chunk_size=16, out=out)
+    assert o is out and (pool[[0, 2]] == 7).all() and marks.shape == (4, 2, 64, 32)
+    near((o.transpose(1, 2), pool[[3, 1]].transpose(2, 3)), want)
+    half = expected(name, Case((32,)), {"S": S[:1], **{n: y[0, :32] for n, y in x.items()}})[1]
+    near((marks[1:2].transpose(2, 3),), (half,))
+
+
+@pytest.mark.slow
+def test_forms():
+    c = Case((33,), strength=1.0)
+    x, S, want = made("delta_rule", c, torch.float32)
+    raw = dict(x, q=3 * x["q"], k=5 * x["k"], beta=torch.log(x["beta"] / (1 - x["beta"])))
+    near(chunk_delta_rule(**raw, initial_state=S, output_final_state=True, use_qk_l2norm_in_kernel=True,
+                          use_beta_sigmoid_in_kernel=True), want)
+    x, S, want = made("simple_gla", c, torch.float32)
+    near(chunk_simple_gla(**dict(x, g=torch.exp(x["g"])), gate="linear", initial_state=S, output_final_state=True), want)
+    x["g"][:] = 0
+    near(chunk_simple_gla(x["q"], x["k"], x["v"], initial_state=S)[:1], chunk_simple_gla(**x, initial_state=S)[:1])
+
+
+@pytest.mark.parametrize("name, said, message", [
+    ("delta_rule", dict(g=torch.zeros(1, 9, 2)), "g: got a value; accepted: no value: delta_rule has the inputs q, k, v, beta"),
+    ("delta_rule", dict(gate="raw", A_log=torch.zeros(2)), "gate: got 'raw'; accepted: 'log': delta_rule has no input g"),
+    ("delta_rule", dict(use_gate_in_kernel=True), "gate: got 'raw'"),
+    ("delta_rule", dict(gk=torch.zeros(1)), "gk: got Tensor; accepted: None"),
+    ("delta_rule", dict(allow_neg_eigval=True), "allow_neg_eigval: got True with beta as given"),
+    ("delta_rule", dict(aligned_positions=True), "aligned_positions: got a value; accepted: no value, because only"),
+    ("delta_rule", dict(checkpoint_slots=torch.zeros(1, 1).int()), "checkpoint_slots: got a value; accepted: no value"),
+    ("delta_rule", dict(num_accepted_tokens=torch.zeros(1)), "num_accepted_tokens: got a tensor; accepted: None"),
+    ("delta_rule", dict(chunk_sizes=16), "chunk_sizes: got a keyword that this op does not know.*did you mean chunk_size"),
+    ("delta_rule", dict(beta=None), "beta: got NoneType; accepted: a torch.Tensor"),
+    ("delta_rule", dict(beta=torch.zeros(1, 9, 2, 1)), "beta: got rank 4; accepted: rank 3, layout bthd"),
+    ("delta_rule", dict(beta=torch.zeros(1, 9, 2).int()), "beta: got torch.int32; accepted: torch.float16"),
+    ("delta_rule", dict(q=torch.zeros(1, 9, 1, 32).half()), "q: got torch.float16; accepted: torch.bfloat16, that of v"),
+    ("delta_rule", dict(v=torch.zeros(1, 9, 2, 64, requires_grad=True)), "v: got a tensor that requires grad"),
+    ("delta_rule", dict(scale="1"), "scale: got str; accepted: a number"),
+    ("simple_gla", dict(g_gamma=torch.zeros(2)), "g_gamma: got a value; accepted: None"),
+    ("simple_gla", dict(g=None, gate="raw"), "g: got None; accepted: a tensor"),
+    ("simple_gla", dict(g=-torch.ones(1, 9, 2), gate="linear"), "g: got -1 with gate='linear'"),
+    ("simple_gla", dict(beta_form="sigmoid"), "beta_form: got 'sigmoid'; accepted: 'given': simple_gla has no input beta")])
+def test_what_is_refused(name, said, message):
+    x, *_ = made(name, Case((9,)))
+    with pytest.raises(ValueError, match=message):
+        OPS[name](**{**x, **said})
+
+
+def test_memory_that_is_written_is_no_input():
+    x, S, _ = made("delta_rule", Case((9,)))
+    for said, message in ((dict(out=x["v"]), "out: got memory of v"),
+                          (dict(initial_state=S, final_state=S[:]), "final_state: got memory of initial_state")):
+        with pytest.raises(ValueError, match=message):
+            chunk_delta_rule(**x, output_final_state=True, **said)
