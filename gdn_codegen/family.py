@@ -36,17 +36,42 @@ def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float
 def chunk_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: State = None, g_gamma: State = None, scale: float | None = None,
                      initial_state: State = None, output_final_state: bool = False, state_v_first: bool = False,
                      cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
-    """Gated linear attention with a decay for each token and head. Returns (o, final state or None). Forward only.
+    """Gated linear attention with a decay for each token and head, or for each head. Returns (o, final state or None). Forward
+    only.
 
-    q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H; g: [B, T, HV], logs of decays; None means no decay. g_gamma
-    must be None. scale: None means K ** -0.5. cu_seqlens_cpu: as in `chunk_delta_rule`.
+    q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H; g: [B, T, HV], logs of decays; None means no decay.
+    g_gamma: [HV], logs of decays of all tokens; then g must be None. scale: None means K ** -0.5. cu_seqlens_cpu: as in
+    `chunk_delta_rule`.
     """
-    if g_gamma is not None:
-        _fail("g_gamma", "a value", "None: a decay of each head is a part of g")
-    if g is None:
+    if g is not None and g_gamma is not None:
+        _fail("g_gamma", "a value beside g", "one of g and g_gamma")
+    if g is None and g_gamma is None:
         if kwargs.get("gate", "log") != "log" or kwargs.get("use_gate_in_kernel"):
             _fail("g", None, "a tensor, from which this form computes the gate")
         g = v.new_zeros(shape_of("v", v)[:3], dtype=torch.float32)
-    return _call("simple_gla", {"q": q, "k": k, "v": v, "g": g}, {"scale": scale},
+    page, decay = ("simple_gla", g) if g_gamma is None else ("lightning_attention", g_gamma)
+    return _call(page, {"q": q, "k": k, "v": v, "g": decay}, {"scale": scale},
                  dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
-                      state_v_first=state_v_first), {"cu_seqlens_cpu": cu_seqlens_cpu, **kwargs})
+                      state_v_first=state_v_first), {"cu_seqlens_cpu": cu_seqlens_cpu, **kwargs},
+                 called={} if g_gamma is None else {"g": "g_gamma"})
+
+
+def chunk_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: float | None = None,
+                         initial_state: State = None, output_final_state: bool = False, cu_seqlens: Tensor | None = None,
+                         **kwargs: Any) -> tuple[Any, ...]:
+    """Lightning attention (arXiv:2405.17381). Returns (o, final state or None). Forward only.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H. The log decay of head h is
+    -8 h / HV * (1 - layer_idx / num_layers), as in FLA. `chunk_simple_gla` takes other decays of heads, as g_gamma. scale: None
+    means K ** -0.5.
+    """
+    for name, x in (("layer_idx", layer_idx), ("num_layers", num_layers)):
+        if isinstance(x, bool) or not isinstance(x, int):
+            _fail(name, type(x).__name__, "an int")
+    if not 0 <= layer_idx <= num_layers or num_layers < 1:
+        _fail("layer_idx", f"{layer_idx} of {num_layers} layers", "0 to num_layers, which is at least 1")
+    swapped = kwargs.get("head_first") is True or kwargs.get("layout") in ("bhtd", "bnsd")
+    shape = shape_of("v", v)
+    heads = shape[1 if swapped else 2] if len(shape) == 4 else 1  # the call refuses another rank
+    g = torch.arange(heads, dtype=torch.float32, device=v.device) * -(8 / max(heads, 1) * (1 - layer_idx / num_layers))
+    return chunk_simple_gla(q, k, v, None, g, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens, **kwargs)

@@ -104,7 +104,11 @@ def test_forms():
     ("delta_rule", dict(q=torch.zeros(1, 9, 1, 32).half()), "q: got torch.float16; accepted: torch.bfloat16, that of v"),
     ("delta_rule", dict(v=torch.zeros(1, 9, 2, 64, requires_grad=True)), "v: got a tensor that requires grad"),
     ("delta_rule", dict(scale="1"), "scale: got str; accepted: a number"),
-    ("simple_gla", dict(g_gamma=torch.zeros(2)), "g_gamma: got a value; accepted: None"),
+    ("simple_gla", dict(g_gamma=torch.zeros(2)), "g_gamma: got a value beside g; accepted: one of g and g_gamma"),
+    ("simple_gla", dict(g=None, g_gamma=torch.zeros(2), gate="linear"),
+     "gate: got 'linear'; accepted: 'log': lightning_attention has no input g of tokens"),
+    ("simple_gla", dict(g=None, g_gamma=[0.0, 0.0]), "g_gamma: got list; accepted: a torch.Tensor"),
+    ("simple_gla", dict(g=None, g_gamma=torch.zeros(3)), r"g_gamma: got shape \(3,\); accepted: shape \(2,\)"),
     ("simple_gla", dict(g=None, gate="raw"), "g: got None; accepted: a tensor"),
     ("simple_gla", dict(g=-torch.ones(1, 9, 2), gate="linear"), "g: got -1 with gate='linear'"),
     ("simple_gla", dict(beta_form="sigmoid"), "beta_form: got 'sigmoid'; accepted: 'given': simple_gla has no input beta")])

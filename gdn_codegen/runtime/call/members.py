@@ -6,7 +6,10 @@ module keeps, and torch.compile does not trace these calls.
 """
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,19 +47,21 @@ def _options(page: Algorithm, named: dict[str, Any], others: dict[str, Any]) -> 
             _fail(name, "a value", f"no value: {page.name} has the inputs {', '.join(page.inputs)}" if name not in ABSENT else
                   "no value, because only chunk_gated_delta_rule has this argument")
     for option, read in FORMS.items():
-        said, lacks = getattr(options, option), [n for n in read if n not in page.inputs]
+        said, lacks = getattr(options, option), [n for n in read if not page.inputs.get(n, ("", ()))[1]]
         if said != getattr(OPEN, option) and lacks:
-            _fail(option, repr(said), f"{getattr(OPEN, option)!r}: {page.name} has no input {lacks[0]}")
+            _fail(option, repr(said), f"{getattr(OPEN, option)!r}: {page.name} has no input {lacks[0]}"
+                  + (" of tokens" if lacks[0] in page.inputs else ""))
     return tensors, options
 
 
 def _checked(page: Algorithm, inputs: dict[str, Any], t: Tensors, layout: str) -> dict[str, Tensor]:
-    """The page's inputs, in dtypes that kernels take. ValueError for what is no tensor of the right rank and dtype."""
-    ranks = {p.name: 2 + len(p.dims) if p.index == "token" else 1 for p in page.trace().role("input") if not p.optional}
+    """The inputs, in dtypes that kernels take. ValueError for what is no tensor of the right rank and dtype."""
+    ranks = {n: 2 + len(page.inputs[n][1]) if page.inputs.get(n, ("", ()))[1] else 1 for n in inputs}
     for name, y in (*inputs.items(), *((n, y) for n, y in zip(t._fields, t, strict=True) if y is not None)):
         check_plain(name, y)
     for name, y in inputs.items():
-        _check_rank(name, y, ranks[name], layout)
+        if ranks[name] > 1:  # the module checks the shape of a number for each head
+            _check_rank(name, y, ranks[name], layout)
         if y.dtype not in DTYPES:
             _fail(name, y.dtype, ", ".join(map(str, DTYPES)))
     if torch.is_grad_enabled():
@@ -72,30 +77,29 @@ def _checked(page: Algorithm, inputs: dict[str, Any], t: Tensors, layout: str) -
     return {n: y.to(dtype) if n in matrices else y for n, y in inputs.items()}
 
 
-def _about(page: Algorithm, inputs: dict[str, Tensor], t: Tensors, x: Request) -> Inputs:
+def _about(page: Algorithm, inputs: dict[str, Any], t: Tensors, x: Request) -> Inputs:
     """What the choice of a build depends on. ValueError if no input says how large K or V is."""
     sizes: dict[str, int] = {}
     heads: dict[str, int] = {}
     numbers = [("A_log", t.A_log), ("dt_bias", t.dt_bias)]
     dtype, shape = torch.float32, torch.Size()
     gates = log_decays(page.trace())
-    for p in (p for p in page.trace().role("input") if not p.optional):
+    tokens = {p.name: p for p in page.trace().role("input") if p.index == "token"}
+    numbers += [(n, y) for n, y in inputs.items() if n not in tokens or len(tokens[n].dims) == 1]
+    for p in (p for p in tokens.values() if len(p.dims) > 1):
         y = inputs[p.name]
-        if p.index != "token" or len(p.dims) == 1:
-            numbers.append((p.name, y))
-            continue
         sizes[str(p.dims[1])] = y.shape[3]
         heads.setdefault(p.heads, y.shape[x.axes[1]])
         shape, dtype = y.shape, dtype if p.name in gates else y.dtype
     value_heads = heads.get("HV") or heads["H"]
-    return Inputs(tuple(inputs.values()), tuple((n, y.dtype) for n, y in numbers if y is not None), dtype,
+    return Inputs(tuple(inputs[n] for n in tokens), tuple((n, y.dtype) for n, y in numbers if y is not None), dtype,
                  (sizes["K"], sizes["V"]), (heads.get("H", value_heads), value_heads), (shape[0], shape[x.axes[0]]))
 
 
-def _check_written(inputs: dict[str, Tensor], t: Tensors, x: Request) -> None:
+def _check_written(inputs: dict[str, Tensor | None], t: Tensors, x: Request) -> None:
     """ValueError where a tensor that the call writes shares memory with another that it reads or writes."""
     state = "initial_state" if x.in_place else "final_state"
-    others = {**inputs, **{n: y for n, y in t._asdict().items() if y is not None}}
+    others = {n: y for n, y in (*inputs.items(), *t._asdict().items()) if y is not None}
     for name in ("out", state):
         for other, y in others.items():
             same = {name, other} == {"initial_state", "final_state"} and y is others.get(name)
@@ -103,7 +107,7 @@ def _check_written(inputs: dict[str, Tensor], t: Tensors, x: Request) -> None:
                 _fail(name, f"memory of {other}", "memory of its own")
 
 
-def _check_values(inputs: dict[str, Tensor], t: Tensors, x: Request) -> None:
+def _check_values(inputs: dict[str, Any], t: Tensors, x: Request) -> None:
     """Checks what shapes and dtypes do not show: factors below 0, tables of chunks, memory that the call writes."""
     if x.gate == "linear" and reads(inputs["g"]) and bool((inputs["g"] < 0).any()):
         _fail("g", f"{inputs['g'].min().item():g} with gate='linear'", "factors of 0 or more")
@@ -112,22 +116,39 @@ def _check_values(inputs: dict[str, Tensor], t: Tensors, x: Request) -> None:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any]
-         ) -> tuple[Any, ...]:
+def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],
+         forms: str = "", called: Mapping[str, str] = MappingProxyType({})) -> tuple[Any, ...]:
     """o, the final state or None, and the checkpoints if the call has some.
 
-    algorithm: the page. inputs: its inputs by name. numbers: those of the caller; None means the page's default. named: arguments
-    of the op that are Tensors or Options, by name. others: all other keywords of the call.
+    algorithm: the page. inputs: its inputs by name, then the tensors of `forms`. None leaves out what may be absent. forms: input
+    forms, as a contract has them. numbers: those of the caller; None means the page's default. named: arguments of the op that
+    are Tensors or Options, by name. others: all other keywords of the call. called: what callers call inputs and states.
     """
     page = algorithms.find(algorithm)
-    t, x = _options(page, dict(named), others)
-    inputs = {n: inputs[n] for n in page.inputs}
-    return with_states(t, x, lambda t, x: _run(page, inputs, numbers, t, replace(request_of(t, x), algorithm=algorithm)))
+    try:
+        return _called(page, inputs, numbers, _options(page, dict(named), others), forms)
+    except ValueError as e:
+        said = re.sub(r"^\w+(?=: got)|(?<=that of )\w+", lambda m: called.get(m[0], m[0]), str(e)) if called else str(e)
+        if said == str(e):
+            raise
+        raise ValueError(said) from e
+
+
+def _called(page: Algorithm, inputs: dict[str, Any], numbers: dict[str, Any], given: tuple[Tensors, Options], forms: str
+            ) -> tuple[Any, ...]:
+    """`call`, with tensors and options apart."""
+    t, x = given
+    order = sorted(page.inputs, key=lambda n: not page.inputs[n][1])  # modules take numbers for each head last
+    inputs = {n: inputs[n] for n in (*order, *(n for n in inputs if n not in order))}
+    return with_states(t, x, lambda t, x: _run(page, inputs, numbers, t, replace(request_of(t, x), algorithm=page.name,
+                                                                                 forms=forms)))
 
 
 def _run(page: Algorithm, inputs: dict[str, Any], numbers: dict[str, Any], t: Tensors, asked: Request) -> tuple[Any, ...]:
     """`call`, with options in one spelling."""
-    inputs = _checked(page, inputs, t, asked.layout)
+    absent = {n for n, y in inputs.items() if y is None and (n in page.defaults or n not in page.inputs)}
+    checked = _checked(page, {n: y for n, y in inputs.items() if n not in absent}, t, asked.layout)
+    inputs = {n: checked.get(n) for n in inputs}
     _check_values(inputs, t, asked)
     about = call_for(_about(page, inputs, t, asked), t, asked)
     raw = (t.A_log, t.dt_bias) if asked.gate == "raw" else ()

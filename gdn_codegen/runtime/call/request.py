@@ -39,7 +39,8 @@ class Request:
     the next, 0 for none. target: "auto" leaves it open. chunk_size, schedule: None leaves it open. decode: whether the call is a
     decoding step. batch_invariant: whether the bits of a sequence's result may depend on that sequence alone. aligned_positions:
     whether states at positions are states after chunks. longest: about how many tokens the longest sequence has, 0 where the
-    host does not know; only the choice of a build and of the length of parts depends on it.
+    host does not know; only the choice of a build and of the length of parts depends on it. forms: input forms of other inputs
+    than g, beta, q and k, as a contract has them.
     """
 
     output_final_state: bool = False
@@ -61,6 +62,7 @@ class Request:
     batch_invariant: bool = False
     aligned_positions: bool = False
     longest: int = field(default=0, compare=False)
+    forms: str = ""
 
     @property
     def chunk(self) -> int | None:
@@ -108,7 +110,8 @@ class Call:
 @lru_cache(maxsize=1024)
 def _contract(x: Request, given: tuple[tuple[str, torch.dtype], ...], pool: bool, positions: bool, strided: bool) -> Contract:
     q = "l2norm" if x.l2norm else ""
-    inputs = {"g": x.gate, "beta": x.beta_form, "q": q, "k": q or ("unit" if x.unit_keys else "")}
+    inputs = {"g": x.gate, "beta": x.beta_form, "q": q, "k": q or ("unit" if x.unit_keys else ""),
+              **dict(Contract.parse(x.forms).inputs)}
     dtypes = {n: DTYPES[d] for n, d in given if d in DTYPES and d != torch.float32}
     return Contract(tuple(sorted((n, form) for n, form in inputs.items() if form)), tuple(sorted(dtypes.items())),
                     "vk" if x.state_v_first else "kv", x.state_dtype, pool, x.in_place, x.checkpoint_chunks > 0,
