@@ -2,7 +2,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .family import chunk_delta_rule, chunk_simple_gla
+    from .family import chunk_delta_rule, chunk_gated_delta_product, chunk_simple_gla
     from .ops import (
         chunk_gated_delta_rule,
         chunk_gated_delta_rule_npu,
@@ -14,9 +14,9 @@ __version__ = "0.1.0"
 #: The ops of each module.
 _OPS = {"ops": ("chunk_gated_delta_rule", "chunk_gated_delta_rule_npu", "fused_recurrent_gated_delta_rule",
                 "recurrent_gated_delta_rule"),
-        "family": ("chunk_delta_rule", "chunk_simple_gla")}
-__all__ = ["chunk_delta_rule", "chunk_gated_delta_rule", "chunk_gated_delta_rule_npu", "chunk_simple_gla",
-           "fused_recurrent_gated_delta_rule", "recurrent_gated_delta_rule"]
+        "family": ("chunk_delta_rule", "chunk_gated_delta_product", "chunk_simple_gla")}
+__all__ = ["chunk_delta_rule", "chunk_gated_delta_product", "chunk_gated_delta_rule", "chunk_gated_delta_rule_npu",
+           "chunk_simple_gla", "fused_recurrent_gated_delta_rule", "recurrent_gated_delta_rule"]
 
 
 def __getattr__(name: str) -> Any:
