@@ -52,6 +52,10 @@ class Draws:
         """Numbers from 0 to 1."""
         return torch.rand(*shape, generator=self.gen)
 
+    def skip(self, shape: Iterable[int]) -> Tensor:
+        """Small numbers, beside which a product with a state is not lost."""
+        return self.share(shape) / 8
+
     def beta(self, shape: Iterable[int]) -> Tensor:
         return self.case.strength * self.share(shape)
 
@@ -71,8 +75,8 @@ class Draws:
         return torch.tensor(DECAYS)[at].reshape(shape)
 
     def rate(self, shape: Iterable[int]) -> Tensor:
-        """Numbers a head below 0: the first forgets slowly."""
-        return -torch.linspace(0.02, 2, torch.Size(shape).numel()).reshape(tuple(shape))
+        """Numbers a head below 0: the first forgets slowly, the last most."""
+        return -torch.linspace(0.02, 0.1 if self.case.gates == "slow" else 50, torch.Size(shape).numel()).reshape(tuple(shape))
 
     def minus(self, name: str) -> Callable[[Iterable[int]], Tensor]:
         """Minus another input, times numbers from 0 to 1 for each token and head."""
@@ -97,7 +101,7 @@ MEMBERS = {
     "kimi_delta_attention": Member(recurrences.kimi_delta_attention, {**_QKV, "g": "log_decay", "beta": "beta"}),
     "gated_delta_rule_2": Member(recurrences.gated_delta_rule_2, {**_QKV, "g": "log_decay", "b": "share", "w": "share"}),
     "rwkv7": Member(recurrences.rwkv7, {"r": "unit", "w": "log_decay", "k": "unit", "v": "normal", "a": "unit", "b": "minus a"}),
-    "mamba2": Member(recurrences.mamba2, {"x": "normal", "dt": "share", "A": "rate", "B": "unit", "C": "unit", "D": "normal"}),
+    "mamba2": Member(recurrences.mamba2, {**_QKV, "dt": "share", "A": "rate", "D": "skip"}),
     "lightning_attention": Member(recurrences.lightning_attention, {**_QKV, "g": "rate"}),
 }
 

@@ -54,10 +54,10 @@ def rwkv7(S: Tensor, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: T
     return scale * (S.T @ r), S
 
 
-def mamba2(S: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
-    """S <- exp(dt A) S + B (dt x)^T; y = S^T C + D x, with numbers A and D for each head (arXiv:2405.21060)."""
-    S = exp(dt * A) * S + outer(B, dt * x)
-    return S.T @ C + D * x, S
+def mamba2(S: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
+    """S <- exp(dt A) S + k (dt v)^T; o = S^T q + D v, with numbers A and D for each head (arXiv:2405.21060)."""
+    S = exp(dt * A) * S + outer(k, dt * v)
+    return S.T @ q + D * v, S
 
 
 def lightning_attention(S: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float) -> tuple[Tensor, Tensor]:
