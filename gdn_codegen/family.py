@@ -1,4 +1,4 @@
-"""Ops of the family's other members, with the names and argument orders of FLA's functions. Each is one call of its page.
+"""Ops of the family's other members, with the names and argument orders of FLA's functions.
 
 All take the keywords of `chunk_gated_delta_rule` that suit their inputs: layout, out, state_v_first, state_dtype, final_state,
 state_indices, inplace_final_state, checkpoint_chunks, target, chunk_size, schedule, batch_invariant, and so on. A keyword that no
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .host.tensors import _fail
+from .ops import chunk_gated_delta_rule
 from .runtime.call import members
 from .runtime.call.normalise import shape_of
 
@@ -75,3 +76,64 @@ def chunk_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_la
     heads = shape[1 if swapped else 2] if len(shape) == 4 else 1  # the call refuses another rank
     g = torch.arange(heads, dtype=torch.float32, device=v.device) * -(8 / max(heads, 1) * (1 - layer_idx / num_layers))
     return chunk_simple_gla(q, k, v, None, g, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens, **kwargs)
+
+
+#: Arguments of `chunk_gated_delta_rule` that count tokens or rows of o, or mean a gate whose zero is not "no decay".
+_NOT_BY_STEPS = {"out", "core_attn_out", "output", "o", "checkpoint_chunks", "checkpoint_every_n_tokens", "checkpoint_positions",
+                 "checkpoint_slots", "aligned_positions", "chunk_indices", "chunk_offsets", "gate", "use_gate_in_kernel", "A_log",
+                 "dt_bias"}
+
+
+def chunk_gated_delta_product(
+        q: Tensor, k: Tensor, v: Tensor, g: State, beta: Tensor, num_householder: int, scale: float | None = None,
+        initial_state: State = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+        cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, cp_context: None = None, **kwargs: Any
+        ) -> tuple[Any, ...]:
+    """Gated DeltaProduct (arXiv:2502.10297): n = num_householder delta rules for each token. Returns (o, final state or None).
+    Forward only.
+
+    q: [B, T, H, K]; k: [B, n T, H, K]; v: [B, n T, HV, V], where HV is a multiple of H; g: [B, T, HV], logs of decays, or None
+    for no decay; beta: [B, n T, HV]. Rows n t to n t + n - 1 of k, v and beta are the steps of token t, in order. The token's
+    decay comes before its first step, and it reads the state after its last. cu_seqlens counts tokens, not steps.
+
+    This is `chunk_gated_delta_rule` on n T tokens: q is zero and the decay is 1 between. So it takes n times the time of T
+    tokens, and copies q and o. The keywords are those of `chunk_gated_delta_rule`, without other gates, `out`, tables of chunks
+    and states at chunks or positions.
+    """
+    n = num_householder
+    if type(n) is not int or n < 1:
+        _fail("num_householder", repr(n), "an int of at least 1")
+    for name in kwargs.keys() & _NOT_BY_STEPS:
+        x = kwargs.pop(name)
+        if x is not None and (isinstance(x, Tensor) or x not in (False, 0, "log")):
+            _fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x),
+                  "no value, because only chunk_gated_delta_rule has this argument")
+    tokens = 2 if kwargs.get("head_first") is True or kwargs.get("layout") in ("bhtd", "bnsd") else 1
+    steps = _steps(q, k, v, g, beta, n, tokens)
+    if n > 1:
+        q = _between(q, tokens, n, n - 1)
+        g = None if g is None else _between(g, tokens, n, 0)
+    if g is None:
+        g = v.new_zeros(v.shape[:3], dtype=torch.float32)
+    ends, ends_cpu = (x * n if isinstance(x, Tensor) else x for x in (cu_seqlens, cu_seqlens_cpu))
+    o, *states = chunk_gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                                        ends, cu_seqlens_cpu=ends_cpu, cp_context=cp_context, **kwargs)
+    return o.unflatten(tokens, (steps // n, n)).select(tokens + 1, n - 1).contiguous(), *states
+
+
+def _steps(q: Any, k: Any, v: Any, g: Any, beta: Any, n: int, tokens: int) -> int:
+    """The steps of a batch row. ValueError for an input without n steps for each token. tokens: the axis."""
+    T = shape_of("q", q)[tokens:tokens + 1].numel()
+    for name, x, count in (("k", k, n * T), ("v", v, n * T), ("beta", beta, n * T), *([] if g is None else [("g", g, T)])):
+        shape = shape_of(name, x)
+        if len(shape) <= tokens or shape[tokens] != count:
+            _fail(name, f"shape {tuple(shape)}", f"{count} in place {tokens}: num_householder = {n}, and q has {T} tokens"
+                  if name != "g" else f"{T} in place {tokens}, as q has")
+    return n * T
+
+
+def _between(x: Tensor, tokens: int, n: int, at: int) -> Tensor:
+    """Rows of x with n - 1 rows of zeros to each. at: the place of its row among them."""
+    out = x.new_zeros((*x.shape[:tokens + 1], n, *x.shape[tokens + 1:]))
+    out.select(tokens + 1, at).copy_(x)
+    return out.flatten(tokens, tokens + 1)

@@ -92,11 +92,19 @@ class Member:
     inputs: dict[str, str]
 
 
+def _two_steps(S: Tensor, q: Tensor, g: Tensor, scale: float, **x: Tensor) -> tuple[Tensor, Tensor]:
+    """Gated DeltaProduct of two steps, as the page has them."""
+    k, v, beta = ([x[n + "1"], x[n + "2"]] for n in ("k", "v", "beta"))
+    return recurrences.gated_delta_product(S, q, k, v, g, beta, scale)
+
+
 _QKV = {"q": "unit", "k": "unit", "v": "normal"}
 MEMBERS = {
     "gated_delta_rule": Member(recurrences.gated_delta_rule, {**_QKV, "g": "log_decay", "beta": "beta"}),
     "delta_rule": Member(recurrences.delta_rule, {**_QKV, "beta": "beta"}),
     "simple_gla": Member(recurrences.simple_gla, {**_QKV, "g": "log_decay"}),
+    "gated_delta_product": Member(_two_steps, {"q": "unit", "k1": "unit", "k2": "unit", "v1": "normal", "v2": "normal",
+                                               "g": "log_decay", "beta1": "beta", "beta2": "beta"}),
     "gla": Member(recurrences.gla, {**_QKV, "g": "log_decay"}),
     "kimi_delta_attention": Member(recurrences.kimi_delta_attention, {**_QKV, "g": "log_decay", "beta": "beta"}),
     "gated_delta_rule_2": Member(recurrences.gated_delta_rule_2, {**_QKV, "g": "log_decay", "b": "share", "w": "share"}),

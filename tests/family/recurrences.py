@@ -5,6 +5,8 @@ A function takes the state S [K, V] before the token, the token's inputs by name
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor, exp, outer
 
 
@@ -66,7 +68,7 @@ def lightning_attention(S: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, s
     return scale * (S.T @ q), S
 
 
-def gated_delta_product(S: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor,
+def gated_delta_product(S: Tensor, q: Tensor, k: Iterable[Tensor], v: Iterable[Tensor], g: Tensor, beta: Iterable[Tensor],
                         scale: float) -> tuple[Tensor, Tensor]:
     """S <- exp(g) S, then the delta rule for each of n keys k [n, K], v [n, V], beta [n] in order (arXiv:2502.10297)."""
     S = exp(g) * S
