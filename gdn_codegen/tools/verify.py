@@ -75,7 +75,7 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         samples = _functions(draws(INPUT_FORMS[form])) if (form := b.contract.input_form(t.name)) else {}
         x = samples.pop("x")(page, normal, rate) if samples else page
         if t.index == "token":
-            x = x.to(TORCH[b.dtype if len(t.dims) > 1 else b.contract.dtype(t.name)])
+            x = x.to(TORCH[b.dtype if len(t.dims) > 1 and not t.wide else b.contract.dtype(t.name)])
         out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
         for n, sample in samples.items():
             out[n] = sample(None, torch.randn(heads, generator=gen), rate).to(TORCH[b.contract.dtype(n)])
