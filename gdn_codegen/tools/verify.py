@@ -74,7 +74,7 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         rate = torch.tensor(max(-case.gate, 1e-3)).expand(heads)
         samples = _functions(draws(INPUT_FORMS[form])) if (form := b.contract.input_form(t.name)) else {}
         x = samples.pop("x")(page, normal, rate) if samples else page
-        if t.index == "token":
+        if t.index in ("token", "head"):
             x = x.to(TORCH[b.dtype if len(t.dims) > 1 else b.contract.dtype(t.name)])
         out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
         for n, sample in samples.items():
