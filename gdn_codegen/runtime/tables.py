@@ -48,7 +48,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         outputs=tuple((t.name, tuple(p.shape(t)[1:]), t.dtype) for t in outputs),
         kernels=tuple((k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), tuple(k.scalars)) for k in kernels),
         ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
-        head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, t.dtype)),
+        head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, tuple(p.shape(t)), t.dtype)),
         initial=rows("input", "sequence", whole), final=rows("output", "sequence", whole),
         checkpoints=rows("output", "checkpoint", whole),
         workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "slot"),
@@ -141,8 +141,8 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
     shapes = ", ".join(f"{n} {shape.format(h=heads, d=''.join(f', {d}' for d in dims))} {dtype}"
                        for n, heads, dims, dtype in t.inputs)
     lines = [f"Shapes, layout {b.layout}: {shapes}.", *(INPUT_FORMS[form].doc.format(n) for n, form in b.contract.inputs)]
-    lines += [f"{n}: [HV] {dtype}, one number for each value head{_default(default)}."
-              for n, default, dtype in t.head_inputs]
+    lines += [f"{n}: [HV{''.join(f', {d}' for d in dims)}] {dtype}, one {'vector' if dims else 'number'} for each value head"
+              f"{_default(default)}." for n, default, dims, dtype in t.head_inputs]
     lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))
               for x in named(p, role, index) for line in _state_doc(b, x)]
     if b.contract.by_token or b.contract.positions:

@@ -47,7 +47,7 @@ def _options(page: Algorithm, named: dict[str, Any], others: dict[str, Any]) -> 
             _fail(name, "a value", f"no value: {page.name} has the inputs {', '.join(page.inputs)}" if name not in ABSENT else
                   "no value, because only chunk_gated_delta_rule has this argument")
     for option, read in FORMS.items():
-        said, lacks = getattr(options, option), [n for n in read if not page.inputs.get(n, ("", ()))[1]]
+        said, lacks = getattr(options, option), [n for n in read if "C" not in page.inputs.get(n, ("", ()))[1]]
         if said != getattr(OPEN, option) and lacks:
             _fail(option, repr(said), f"{getattr(OPEN, option)!r}: {page.name} has no input {lacks[0]}"
                   + (" of tokens" if lacks[0] in page.inputs else ""))
@@ -56,7 +56,7 @@ def _options(page: Algorithm, named: dict[str, Any], others: dict[str, Any]) -> 
 
 def _checked(page: Algorithm, inputs: dict[str, Any], t: Tensors, layout: str) -> dict[str, Tensor]:
     """The inputs, in dtypes that kernels take. ValueError for what is no tensor of the right rank and dtype."""
-    ranks = {n: 2 + len(page.inputs[n][1]) if page.inputs.get(n, ("", ()))[1] else 1 for n in inputs}
+    ranks = {n: 2 + len(page.inputs[n][1]) if "C" in page.inputs.get(n, ("", ()))[1] else 1 for n in inputs}
     for name, y in (*inputs.items(), *((n, y) for n, y in zip(t._fields, t, strict=True) if y is not None)):
         check_plain(name, y)
     for name, y in inputs.items():
@@ -138,7 +138,7 @@ def _called(page: Algorithm, inputs: dict[str, Any], numbers: dict[str, Any], gi
             ) -> tuple[Any, ...]:
     """`call`, with tensors and options apart."""
     t, x = given
-    order = sorted(page.inputs, key=lambda n: not page.inputs[n][1])  # modules take numbers for each head last
+    order = sorted(page.inputs, key=lambda n: "C" not in page.inputs[n][1])  # modules take what heads have last
     inputs = {n: inputs[n] for n in (*order, *(n for n in inputs if n not in order))}
     return with_states(t, x, lambda t, x: _run(page, inputs, numbers, t, replace(request_of(t, x), algorithm=page.name,
                                                                                  forms=forms)))
