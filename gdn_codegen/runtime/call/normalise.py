@@ -22,7 +22,7 @@ from ..build import CHUNKS, LAYOUTS
 from .aliasing import shared
 from .arguments import BUFFER, FINAL, FLAGS, IN_KERNELS, INITIAL, INPUTS, INTEGERS, OUT, Options, Tensors
 from .by_token import words
-from .request import DTYPES, Request
+from .request import DECODE_CHUNK, DTYPES, Request
 
 #: The words for forms of g and beta, with the contract's names of them. The first word is for what the page reads.
 GATES = {"log": "", **{form: form for form in algorithms.FORMS["g"]}}
@@ -69,6 +69,19 @@ def shape_of(name: str, x: Any) -> torch.Size:
         check_plain(name, x)
     shape: torch.Size = x.shape
     return shape
+
+
+def token_axis(others: dict[str, Any]) -> int:
+    """The axis of tokens of a call with these keywords. What else they say of a layout is checked later."""
+    return 2 if others.get("head_first") is True or others.get("layout") in ("bhtd", "bnsd") else 1
+
+
+def is_step(shape: torch.Size, cu_seqlens: Any, others: dict[str, Any]) -> bool:
+    """Whether a call is a decoding step if its op takes any number of tokens: sequences have few on average, or the bits of
+    results may not depend on how many others have. shape: of a tensor of tokens. others: keywords of the call."""
+    sequences = shape[:1].numel() if cu_seqlens is None else shape_of("cu_seqlens", cu_seqlens).numel() - 1
+    few = len(shape) == 4 and shape[0] * shape[token_axis(others)] <= DECODE_CHUNK * sequences
+    return few or is_batch_invariant(others.get("batch_invariant"))
 
 
 def _kernels_dtype(name: str, dtype: Any) -> str:
