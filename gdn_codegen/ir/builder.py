@@ -308,7 +308,7 @@ class Algorithm:
                 raise TypeRuleError(f"@algorithm of {self.name}: got the name {n!r}; accepted: ASCII letters, digits and _")
         self.inputs = {n: _of_input(self.name, n, d.dims if isinstance(d := dims[n], PerHead) else str(d)) for n in positional
                        if not isinstance(dims[n], Carried)}
-        self.defaults = {n: _default(self.name, n, d.default) for n, d in dims.items() if isinstance(d, PerHead)}
+        self.defaults = {n: _default(self.name, n, d) for n, d in dims.items() if isinstance(d, PerHead)}
         self.states = {n: _dims(self.name, n, d.dims)[1] for n in positional if isinstance(d := dims[n], Carried)}
         self.forgets = next((d.forgets for d in dims.values() if isinstance(d, Carried) and d.forgets), "")
 
@@ -504,15 +504,18 @@ def _dims(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
 
 
 def _of_input(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
-    """The heads and dims of an input. TypeRuleError unless tokens come first, or it has a number or vector for each value head."""
+    """The heads and dims of an input. TypeRuleError unless C comes first, or it is a number or vector for each value head."""
     heads, dims = _dims(algorithm, name, text)
     if dims[:1] != ("C",) and not (heads == "HV" and len(dims) < 2):
         raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; an input has C first, or it is HV, HV K or HV V")
     return heads, dims
 
 
-def _default(algorithm: str, name: str, x: Any) -> float:
-    """The default of a number for each head. TypeRuleError if it is no finite number."""
+def _default(algorithm: str, name: str, given: PerHead) -> float:
+    """The default of a number or vector for each head. TypeRuleError if it is no finite number, or for other dims."""
+    if "C" in given.dims.split():
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={given.dims!r}; accepted with a default: HV, HV K and HV V")
+    x = given.default
     if isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x):
         raise TypeRuleError(f"@algorithm of {algorithm}: {name}=per_head({x!r}); accepted: a finite number")
     return float(x)

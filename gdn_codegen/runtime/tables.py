@@ -1,7 +1,7 @@
 """Makes what a module's host code reads of its build: `Tables` as Python text, and the function's signature and docstring."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from ..ir.types import Tensor
 from ..schedule.contract import Contract
 
 if TYPE_CHECKING:
-    from ..ir.builder import Algorithm
     from .build import Build
 
 WIDTH = 120
@@ -98,13 +97,13 @@ def _text(x: Any) -> str:
 
 
 # --- the generated function ------------------------------------------------------------------------------------------
-def signature(t: Tables, page: Algorithm) -> str:
-    """The generated function's parameters, in order. Numbers for each head that the page has follow its other inputs."""
+def signature(t: Tables, of_page: Container[str] = ()) -> str:
+    """The generated function's parameters, in order. of_page: inputs of the page, so that those of heads follow the others."""
     def absent(rows: Iterable[Any]) -> list[str]:
         return [f"{n}=None" for n in rows]
     def first(rows: Sequence[tuple[Any, ...]]) -> list[str]:
         return absent(row[0] for row in rows)
-    own = [row for row in t.head_inputs if row[0] in page.inputs]
+    own = [row for row in t.head_inputs if row[0] in of_page]
     return ", ".join((*(row[0] for row in t.inputs), *(row[0] for row in own if row[1] is None),
                       *first([row for row in own if row[1] is not None]), *absent(t.scalars), *first(t.initial),
                       *absent(t.numbers), "output_final_state=False", "cu_seqlens=None", *first(t.final),
