@@ -29,7 +29,7 @@ def transpose(p: Program, s: Schedule) -> Program:
     transposed form."""
     if s.state_layout == "kv":
         return p
-    passes = {k.name: _Transposition(p, k, s) for k in p.kernels if walks(p, k)}
+    passes = {k.name: _Transposition(p, k, s) for k in p.kernels if walks(k)}
     over = {o.attr("tensor") for t in passes.values() for o in walk(t.k.body) if o.kind == "store" and t.transposes(o.args[0])}
     over = {n for n in over if p.tensor(n).index == "slot"}
     kernels = tuple(passes[k.name].run() if k.name in passes else k for k in p.kernels)
@@ -43,6 +43,14 @@ def _only_for_products(k: Kernel) -> set[str]:
     carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next)}
     others = {a for o in k.ops for n, a in enumerate(o.args) if not (o.kind == "matmul" and n < 2)}
     return {o.out for o in k.ops if o.kind == "load"} - others - carried
+
+
+def _from_state(k: Kernel) -> set[str]:
+    """The carried values, their initial values, and all that is computed from them."""
+    found = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.result)}
+    for o in k.ops:
+        found |= {o.out} if found & set(o.args) else set()
+    return found
 
 
 def _lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
@@ -70,11 +78,15 @@ class _Transposition:
         self.type = types(k.body)
         self.defs = {o.out: o for o in k.ops if o.out}
         self.lies = _only_for_products(k)
+        self.carried = _from_state(k)
+        # the factor of a part has as many columns as rows
+        self.columns = {("V",), *(c.type.dims[1:] for lp in loops(k.body) for c in lp.carried if k.grid == "parts")}
         self.flat: dict[str, str] = {}  # a column or row -> its transpose
 
     def transposes(self, name: str) -> bool:
         """Whether the value is held transposed."""
-        return self.type[name].dims[1:] == ("V",) and name not in self.lies
+        dims = self.type[name].dims[1:]
+        return dims in self.columns and (dims == ("V",) or name in self.carried) and name not in self.lies
 
     def run(self) -> Kernel:
         """The kernel with transposed tiles."""
@@ -124,6 +136,8 @@ class _Transposition:
             put(*o.args, **{**dict(o.attrs), "transposed": not o.attr("transposed")})
         elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "expand"):
             put(*(self.transposed(a, b, o) for a in o.args), **dict(o.attrs))
+        elif o.kind == "eye":
+            b.copy(o)
         elif o.kind in ("full", "expand"):
             put(*(self.transposed(a, b, o) for a in o.args), **{**dict(o.attrs), "dims": o.attr("dims")[::-1]})
         else:
