@@ -2,6 +2,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .family import (
+        chunk_delta_rule,
+        chunk_gated_delta_product,
+        chunk_lightning_attn,
+        chunk_simple_gla,
+        fused_recurrent_delta_rule,
+        fused_recurrent_lightning_attn,
+        fused_recurrent_simple_gla,
+    )
+    from .mamba import mamba_chunk_scan_combined
     from .ops import (
         chunk_gated_delta_rule,
         chunk_gated_delta_rule_npu,
@@ -10,19 +20,28 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-__all__ = ["chunk_gated_delta_rule", "chunk_gated_delta_rule_npu", "fused_recurrent_gated_delta_rule",
-           "recurrent_gated_delta_rule"]
+#: The ops of each module.
+_OPS = {"ops": ("chunk_gated_delta_rule", "chunk_gated_delta_rule_npu", "fused_recurrent_gated_delta_rule",
+                "recurrent_gated_delta_rule"),
+        "family": ("chunk_delta_rule", "chunk_gated_delta_product", "chunk_lightning_attn", "chunk_simple_gla",
+                   "fused_recurrent_delta_rule", "fused_recurrent_lightning_attn", "fused_recurrent_simple_gla"),
+        "mamba": ("mamba_chunk_scan_combined",)}
+__all__ = ["chunk_delta_rule", "chunk_gated_delta_product", "chunk_gated_delta_rule", "chunk_gated_delta_rule_npu",
+           "chunk_lightning_attn", "chunk_simple_gla", "fused_recurrent_delta_rule",
+           "fused_recurrent_gated_delta_rule", "fused_recurrent_lightning_attn", "fused_recurrent_simple_gla",
+           "mamba_chunk_scan_combined", "recurrent_gated_delta_rule"]
 
 
 def __getattr__(name: str) -> Any:
     """The ops, imported when one is first asked for: they need torch, and the command line's help does not."""
-    if name not in (*__all__, "ops"):
+    if name not in (*__all__, *_OPS):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
-    ops = import_module(".ops", __name__)
-    globals().update({n: getattr(ops, n) for n in __all__}, ops=ops)
+    for module, ops in _OPS.items():
+        found = import_module(f".{module}", __name__)
+        globals().update({n: getattr(found, n) for n in ops}, **{module: found})
     return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "ops"})
+    return sorted({*globals(), *__all__, *_OPS})

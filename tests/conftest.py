@@ -69,9 +69,11 @@ def _drawn(tokens, parts, width, inputs):
         heads = 1 if t.heads == "H" else 2
         lead = {"sequence": (pool if t.at else 2, heads), "head": (heads,)}.get(t.index, (tokens, heads))
         x[t.name] = torch.randn(*lead, *shape[t.index == "token":], generator=gen, dtype=torch.float64) / 8
-        if t.name.startswith("g"):
+        if t.name.startswith("g") or t.name == "A":  # log decays, and rates of them
             x[t.name] = -x[t.name].abs()
-            x[t.name][:, 0] *= 500 if parts else 1
+            x[t.name][0 if t.index == "head" else (slice(None), 0)] *= 500 if parts else 1
+        if t.name == "dt":
+            x[t.name] = x[t.name].abs()
     return x
 
 

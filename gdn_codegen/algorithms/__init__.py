@@ -5,20 +5,23 @@ import importlib
 import importlib.util
 import pkgutil
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..ir.builder import Algorithm
 
 #: The input forms that inputs of the package's pages may have. An input of another page may have any form that suits its dims.
-FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid")}
+FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid"),
+         "dt": ("softplus", "rectified")}
 #: File names of modules use a page's short name where there is one.
 SHORT = {"gated_delta_rule": "gdn"}
 
 
-def names() -> list[str]:
+@cache
+def names() -> tuple[str, ...]:
     """The algorithms of the package."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
 
 
 def find(spec: str | Algorithm) -> Algorithm:

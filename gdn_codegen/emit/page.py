@@ -1,7 +1,8 @@
 """Prints a traced page, and formulas of input forms, as torch code. Generated modules check their kernels against it.
 
 The text has the ops of the traced page, before any pass. It works in the dtype of its inputs, with any leading dims (such as
-heads) and any number of tokens in a chunk. There is no padding in it.
+heads) and any number of tokens in a chunk. There is no padding in it. Inputs are those of tokens, and then
+those of heads.
 """
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ def page_text(p: Program) -> str:
     outputs = [stores[t.name] for t in p.role("output") if t.index == "token"]
     results = [*outputs, *(c.next for c in loop.carried)]
     ranks, wanted = {n: t.rank for n, t in types(kernel.body).items()}, _wanted(ops, results)
-    loads = {o.attr("tensor"): o.out for o in ops.values() if o.kind == "load"}
-    inputs = [loads[t.name] for t in p.role("input") if t.index == "token"]
+    reads = {o.attr("tensor"): o.out for o in ops.values() if o.attr("tensor")}
+    inputs = [reads[t.name] for index in ("token", "head") for t in p.role("input") if t.index == index]
     groups = (("_inputs", inputs), ("_states", [c.name for c in loop.carried]), ("_numbers", list(p.scalars)))
     lines = [f"    {', '.join(names)}{',' if len(names) == 1 else ''} = {of}" for of, names in groups if names]
+    if any(o.kind == "expand" for n, o in ops.items() if n in wanted):
+        lines.append(f"    _tokens = {inputs[0]}.shape[{-ranks[inputs[0]]}]")
     source = dict(p.source)
     line = 0
     for o in ops.values():

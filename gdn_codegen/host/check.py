@@ -146,8 +146,10 @@ class Check:
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
-        for name, _, dtype in tables.head_inputs:
-            x = self.draws[name](None, torch.randn(heads[1], generator=gen, **on_cpu), forgets)
+        for name, _, dims, dtype in tables.head_inputs:
+            normal = torch.randn(heads[1], *dims, generator=gen, **on_cpu)
+            page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
+            x = self.draws[name](None, normal, forgets) if name in self.draws else page
             out[name] = x.to(self.DTYPES[dtype])
         for name, dims in tables.initial:
             x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
@@ -169,6 +171,7 @@ class Check:
         tables = self.tables
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
+        of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws]
         numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
         initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start = len(tables.outputs), 0
@@ -183,7 +186,7 @@ class Check:
                     parent = self.parent(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
-                results = self.page([y[:, rows] for y in inputs], states, numbers)
+                results = self.page([*(y[:, rows] for y in inputs), *of_heads], states, numbers)
                 states = results[count:]
                 for kept, y in zip(outs, results[:count], strict=True):
                     kept.append(y.transpose(0, 1))

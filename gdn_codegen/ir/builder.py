@@ -221,6 +221,11 @@ def cumsum(x: Value) -> Value:
     return apply("cumsum", x)
 
 
+def per_token(x: Value) -> Value:
+    """A number as a vector with one entry for each token, zero past the sequence's end: a number -> [C]."""
+    return apply("valid", apply("expand", x, dims=("C",)))
+
+
 def last(x: Value) -> Value:
     """The entry of the chunk's last token: [C] -> a number."""
     return apply("last", x)
@@ -251,6 +256,19 @@ def valid(x: Value) -> Value:
     return apply("valid", x)
 
 
+class PerHead:
+    """Marks a parameter of `algorithm` as a number or vector for each value head that callers may leave out."""
+
+    def __init__(self, default: float, dims: str) -> None:
+        self.default, self.dims = default, dims
+
+
+def per_head(default: float, dims: str = "HV") -> PerHead:
+    """A number for each value head, or a vector with the dims "HV K" or "HV V". A caller that gives no tensor gets `default` for
+    all entries."""
+    return PerHead(default, dims)
+
+
 class Carried:
     """Marks a parameter of `algorithm` as a state, which each chunk passes to the next."""
 
@@ -275,9 +293,9 @@ RESERVED = ("HOST", "checkpoint_chunks", "cu_seqlens", "out", "output_final_stat
 class Algorithm:
     """A page: its function, the dims of its inputs and states, and the numbers that it takes."""
 
-    def __init__(self, fn: Callable[..., Any], dims: dict[str, str | Carried]) -> None:
+    def __init__(self, fn: Callable[..., Any], dims: dict[str, str | Carried | PerHead]) -> None:
         """Reads the signature of `fn`. dims: the dims of each positional parameter. TypeRuleError for a name that is not
-        ASCII, for wrong dims, and for parameters and dims that differ."""
+        ASCII, for wrong dims or defaults, and for parameters and dims that differ."""
         self.fn, self.name, self.doc = fn, fn.__name__, inspect.getdoc(fn) or ""
         sig = inspect.signature(fn).parameters
         self.scalars = {p.name: p.default for p in sig.values() if p.kind is p.KEYWORD_ONLY}
@@ -288,7 +306,9 @@ class Algorithm:
         for n in (self.name, *sig):
             if not (n.isascii() and n.isidentifier()):
                 raise TypeRuleError(f"@algorithm of {self.name}: got the name {n!r}; accepted: ASCII letters, digits and _")
-        self.inputs = {n: _dims(self.name, n, str(dims[n])) for n in positional if not isinstance(dims[n], Carried)}
+        self.inputs = {n: _of_input(self.name, n, d.dims if isinstance(d := dims[n], PerHead) else str(d)) for n in positional
+                       if not isinstance(dims[n], Carried)}
+        self.defaults = {n: _default(self.name, n, d) for n, d in dims.items() if isinstance(d, PerHead)}
         self.states = {n: _dims(self.name, n, d.dims)[1] for n in positional if isinstance(d := dims[n], Carried)}
         self.forgets = next((d.forgets for d in dims.values() if isinstance(d, Carried) and d.forgets), "")
 
@@ -371,8 +391,9 @@ class Algorithm:
         """The values that the page's function gets: loads of inputs, states, and numbers of the caller."""
         values: dict[str, Value] = {}
         for n, (heads, dims) in self.inputs.items():
-            tr.body.tensors[n] = Tensor(n, "input", "token", heads, dims)
-            values[n] = Value(tr, tr.body.op("load", name=n, tensor=n))
+            fill = str(self.defaults[n]) if n in self.defaults else ""
+            tr.body.tensors[n] = Tensor(n, "input", "token" if "C" in dims else "head", heads, dims, fill=fill)
+            values[n] = Value(tr, tr.body.op("load" if dims else "scalar", name=n, tensor=n))
         for n, dims in self.states.items():
             tr.body.types[n] = Tile(dims)
             tr.body.taken.add(n)
@@ -471,13 +492,33 @@ def _state_tensors(name: str, n: int) -> tuple[str, str]:
 def _dims(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
     """Parse the dims of a parameter, such as "C K": (heads, dims).
 
-    A leading "H" or "HV" gives the heads. Without it, a tensor with C and K but no V has H, and others have HV.
+    A leading "H" or "HV" gives the heads. Without it, a tensor with C and K but no V has H, and others have HV. "HV" alone is a
+    number for each value head.
     """
     words = text.split()
     heads = words.pop(0) if words and words[0] in ("H", "HV") else ""
-    if not words or any(w not in ("C", "K", "V") for w in words):
-        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; dims are C, K and V, after H or HV if given")
+    if (not words and heads != "HV") or any(w not in ("C", "K", "V") for w in words):
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; dims are C, K and V, after H or HV if given, or HV "
+                            "alone for a number for each value head")
     return heads or ("H" if "K" in words and "V" not in words and "C" in words else "HV"), tuple(words)
+
+
+def _of_input(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
+    """The heads and dims of an input. TypeRuleError unless C comes first, or it is a number or vector for each value head."""
+    heads, dims = _dims(algorithm, name, text)
+    if dims[:1] != ("C",) and not (heads == "HV" and len(dims) < 2):
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; an input has C first, or it is HV, HV K or HV V")
+    return heads, dims
+
+
+def _default(algorithm: str, name: str, given: PerHead) -> float:
+    """The default of a number or vector for each head. TypeRuleError if it is no finite number, or for other dims."""
+    if "C" in given.dims.split():
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={given.dims!r}; accepted with a default: HV, HV K and HV V")
+    x = given.default
+    if isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x):
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}=per_head({x!r}); accepted: a finite number")
+    return float(x)
 
 
 def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple[Any, dict[str, Any]]:
@@ -501,8 +542,9 @@ def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple
     return result, local
 
 
-def algorithm(**dims: str | Carried) -> Callable[[Callable[..., Any]], Algorithm]:
-    """Declare a page. The arguments give the dims of its parameters, such as q="C K", or carried("K V") for a state.
+def algorithm(**dims: str | Carried | PerHead) -> Callable[[Callable[..., Any]], Algorithm]:
+    """Declare a page. The arguments give the dims of its parameters, such as q="C K", "HV" for a number for each value
+    head, "HV K" for a vector, per_head(0.0) for a number that callers may leave out, or carried("K V") for a state.
 
     The decorated function computes one chunk. It returns its outputs, and then the next value of each state. Its keyword-only
     parameters are numbers that the caller passes, such as scale.

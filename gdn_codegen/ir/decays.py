@@ -10,11 +10,14 @@ from .core import Op, Program
 from .ops import OPS
 
 #: Ops whose result has the sign of the first operand.
-KEEP = ("cumsum", "col", "row", "lower", "strictly_lower", "valid", "div")
+KEEP = ("cumsum", "col", "row", "lower", "strictly_lower", "valid", "div", "expand")
 
 
 def log_decays(p: Program) -> set[str]:
-    """The inputs that are log decays.
+    """The inputs that are log decays, among those of tokens and of heads.
+
+    Of a product of an input of tokens and a number for each head, the number is taken for the log decay, and the input for a
+    rate.
 
     An input is one if it has a positive sign in the page's `forgets`. It is also one if an argument of exp contains its running
     sum with a positive sign only. In exp(last(G) - G) both signs occur; such an exp is no evidence.
@@ -22,7 +25,7 @@ def log_decays(p: Program) -> set[str]:
     defs = _defs(p)
 
     def loads(value: str) -> set[tuple[str, int, bool]]:
-        return {(o.attr("tensor"), sign, summed) for o, sign, summed in _reached(defs, value) if o.kind == "load"}
+        return {(o.attr("tensor"), sign, summed) for o, sign, summed in _reached(defs, value) if o.attr("tensor")}
 
     out = {n for n, sign, _ in loads(p.forgets) if sign > 0}
     for o in defs.values():
@@ -63,6 +66,10 @@ def _reached(defs: dict[str, Op], value: str) -> Iterator[tuple[Op, int, bool]]:
             todo.append((o.args[0], -sign, summed))
         elif o.kind == "mul":
             numbers = [a for a in o.args if a in defs and defs[a].kind in ("const", "scalar")]
+            of_heads = [a for a in numbers if defs[a].attr("tensor")]
+            if of_heads:
+                todo += [(a, sign, summed) for a in of_heads]
+                continue
             minus = any(defs[a].attr("value", 1) < 0 for a in numbers)
             todo += [(a, -sign if minus else sign, summed) for a in o.args if numbers and a not in numbers]
         elif o.kind in KEEP or OPS[o.kind].entry:

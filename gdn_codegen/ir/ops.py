@@ -415,7 +415,8 @@ op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], ele
    text=texts.after("[..., :, None]"), view=ALL_AGENTS)
 op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True, zero=zeros.transposed,
    text=texts.after("[..., None, :]"), view=ALL_AGENTS)
-op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands, view=("threads",))
+op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands, text=texts.expand,
+   view=("threads",))
 op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is transposed. `asynchronous`: the op only starts "
    "the product, which is complete after the agent's next drain",
    _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product, text=texts.matmul,

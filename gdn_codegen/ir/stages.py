@@ -29,7 +29,7 @@ STAGES = {
 #: WAY", "loop INDEX", or "index INDEX" of a tensor. An attribute that the table does not list is legal wherever its op is.
 LEGAL = {
     "traced..checked": """
-        const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
+        const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full expand
         Program.dims Program.extents Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over
         grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head""",
     "traced": "Program.scales",
@@ -44,7 +44,7 @@ LEGAL = {
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
-    "decomposed..checked": "segment join block expand load.heads store.heads batch product; index const",
+    "decomposed..checked": "segment join block load.heads store.heads batch product; index const",
     "decomposed..assigned placed..checked": "pairs diag_inverse load.last load.piece store.piece maximum.bound minimum.bound",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents of_token load.tokens",

@@ -28,6 +28,11 @@ def after(suffix: str) -> TextRule:
     return lambda o, x: f"{x[0]}{suffix}"
 
 
+def expand(o: Op, x: list[str]) -> str:
+    """A number as a vector with an entry for each token."""
+    return f"{x[0]}.expand(*{x[0]}.shape[:-1], _tokens)"
+
+
 def const(o: Op, x: list[str]) -> str:
     """A number in float64."""
     return f"torch.tensor({o.attr('value')!r}, dtype=torch.float64)"

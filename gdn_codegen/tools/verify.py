@@ -59,6 +59,8 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
     for t in p.role("input"):
         heads = case.heads if t.heads == "H" else case.value_heads
         shape = (total, heads, *t.tile.shape(b.sizes)[1:])
+        if t.index == "head":
+            shape = (heads, *t.tile.shape(b.sizes))
         if t.optional:
             shape = (len(case.lengths), case.value_heads, *t.tile.shape(b.sizes))
         normal = page = torch.randn(shape, generator=gen)
@@ -67,10 +69,12 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         elif t.index == "token" and len(t.dims) == 1:
             page = torch.rand(shape, generator=gen).clamp(1e-6, 1 - 1e-6)
             page = 2 * case.gate * page if t.name in decays else page
+        elif t.name in decays:
+            page = torch.full(shape, case.gate)
         rate = torch.tensor(max(-case.gate, 1e-3)).expand(heads)
         samples = _functions(draws(INPUT_FORMS[form])) if (form := b.contract.input_form(t.name)) else {}
         x = samples.pop("x")(page, normal, rate) if samples else page
-        if t.index == "token":
+        if t.index in ("token", "head"):
             x = x.to(TORCH[b.dtype if len(t.dims) > 1 else b.contract.dtype(t.name)])
         out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
         for n, sample in samples.items():
@@ -123,7 +127,7 @@ def from_recurrence(b: Build, case: Case, x: dict[str, torch.Tensor], recurrence
             given: dict[str, Any] = {}
             for name, (heads, _) in page.inputs.items():
                 own = head if heads == "HV" else head * case.heads // case.value_heads
-                given[name] = read_x[name][start:start + length, own]
+                given[name] = read_x[name][start:start + length, own] if "C" in page.inputs[name][1] else read_x[name][own]
             for state, t in zip(page.states, [t for t in p.role("input") if t.optional], strict=True):
                 given[state] = read_x[t.name][n, head] * case.initial
             results = recurrence(**given, **numbers)
@@ -161,7 +165,9 @@ def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def to_layout(t: Tensor, x: torch.Tensor, b: Build, case: Case) -> torch.Tensor:
-    """A packed token tensor as the caller passes it."""
+    """A packed token tensor as the caller passes it. Numbers of heads are passed as they are."""
+    if t.index == "head":
+        return x
     rows = len(case.lengths) if case.batched else 1
     x = x.reshape(rows, -1, *x.shape[1:]) if x.numel() else x.reshape(rows, x.shape[0] // rows, *x.shape[1:])
     return x if b.layout == "bthd" else x.transpose(1, 2).contiguous()

@@ -104,6 +104,21 @@ def column_elsewhere(q, k, v, g, beta, S):
 
 
 @algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
+def all_of_the_state(q, k, v, g, beta, S):
+    """The first inverse multiplies two terms of which one depends on the state, the second two that both do."""
+    U = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T))) @ (beta[:, None] * (v - k @ S))
+    W = unit_lower_inverse(strictly_lower(g[:, None] * (q @ k.T))) @ (g[:, None] * (v - k @ S - lower(q @ k.T) @ U))
+    o = lower(q @ k.T) @ W
+    S = 0.5 * S + k.T @ U
+    return o, S
+
+
+@pytest.mark.parametrize("form", ["split", "unit", "wy"])
+def test_a_column_stays_where_the_product_is_not_split(form):
+    means_the_page(all_of_the_state, Schedule("own", ONE, form=form))
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
 def outer_products(q, k, v, g, beta, S):
     """Tiles that are a column times a row: below a diagonal, in a product with U, and where only the other factor is one."""
     U = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T))) @ (beta[:, None] * (v - k @ S))

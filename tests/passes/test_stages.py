@@ -16,6 +16,7 @@ from gdn_codegen.ir.builder import (
     log,
     lower,
     maximum,
+    per_token,
     row_norm,
     row_sum,
     sigmoid,
@@ -37,10 +38,10 @@ from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.targets import lower as lower_program
 
 
-@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
-def every_op(q, k, v, g, beta, S):
+@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", a="HV", S=carried("K V"))
+def every_op(q, k, v, g, beta, a, S):
     """What a page may write, each once."""
-    G = cumsum(valid(maximum(g, -20.0)))
+    G = cumsum(valid(maximum(g, -20.0)) + per_token(a))
     D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     n = row_norm(k)
     rate = beta / (1.0 + row_sum(k * k))

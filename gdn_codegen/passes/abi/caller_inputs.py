@@ -37,13 +37,14 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     """
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
     of_heads = {n: fill for _, form in c.inputs for n, fill in INPUT_FORMS[form].heads.items()}
+    numbers = {t.name: t for t in p.role("input") if t.index == "head" and not t.dims}
     dtypes = set(dict(c.dtypes)) - set(of_heads)
-    for field, names in (("inputs", dict(c.inputs)), ("dtypes", dtypes)):
+    for field, names, known in (("inputs", dict(c.inputs), tokens), ("dtypes", dtypes, tokens | numbers)):
         for n in sorted(names):
-            if n not in tokens:
-                raise ContractError(f"{field}: got {n!r}; accepted: {', '.join(tokens)}, the inputs of {p.name}")
+            if n not in known:
+                raise ContractError(f"{field}: got {n!r}; accepted: {', '.join(known)}, the inputs of {p.name}")
     for n in sorted(dtypes):
-        if tokens[n].dims != ("C",):
+        if n in tokens and tokens[n].dims != ("C",):
             raise ContractError(f"dtypes: got {n}={c.dtype(n)!r}; accepted: a dtype for inputs of one number per token "
                                 f"and head alone: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
     for n, form in c.inputs:
@@ -55,7 +56,8 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
         if INPUT_FORMS[form].heads and [f for _, f in c.inputs].count(form) > 1:
             raise ContractError(f"inputs: got several {form} inputs; accepted: one, to which "
                                 f"{' and '.join(INPUT_FORMS[form].heads)} belong")
-    if not c.inputs:
+    narrowed = {n for n in numbers if narrow and c.dtype(n) != "float32"}
+    if not c.inputs and not narrowed:
         return p
     made = tuple(Tensor(n, "input", "head", "HV", (), c.dtype(n) if narrow else "float32", fill=x) for n, x in of_heads.items())
     clash = {t.name for t in made} & {*(t.name for t in p.tensors), *p.scalars}
@@ -63,7 +65,8 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
         form = next(f for _, f in c.inputs if clash & set(INPUT_FORMS[f].heads))
         raise ContractError(f"inputs: got {form!r}, which needs tensors {', '.join(sorted(clash))}; {p.name} has other tensors "
                             "of these names")
-    return _Accept(replace(p, tensors=(*p.tensors, *made)), c).run()
+    kept = tuple(replace(t, dtype=c.dtype(t.name)) if t.name in narrowed else t for t in p.tensors)
+    return _Accept(replace(p, tensors=(*kept, *made)), c).run()
 
 
 class _Accept:
@@ -80,6 +83,10 @@ class _Accept:
         for o in self.p.walk.body:
             assert isinstance(o, Op)
             form = self.c.input_form(o.attr("tensor", "")) if o.kind == "load" else ""
+            of = self.p.tensor(o.attr("tensor")) if o.kind == "scalar" and o.attr("tensor") else None
+            if of is not None and of.dtype != "float32":  # a number of the page that comes in 16 bits
+                b.op("cast", b.op("scalar", tensor=of.name, dtype=of.dtype, line=o.line), to="float32", name=o.out, line=o.line)
+                continue
             if form == "unit" or (o.kind == "mul" and o.args[0] == o.args[1] and o.args[0] in self.unit):
                 self.unit.add(o.out)
             if o.kind == "row_sum" and o.args[0] in self.unit:

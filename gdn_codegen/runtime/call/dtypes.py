@@ -25,10 +25,14 @@ def adapts(t: Tensors, x: Options) -> bool:
 
 
 def adapted(t: Tensors, x: Options, call: Callable[[Tensors, Options], tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What a call gives, by way of `call` with tensors in dtypes that kernels take. q and k are rounded to v's dtype; states
-    of two dtypes pass through float32, so that each is rounded once."""
+    """What a call gives, by way of `call` with tensors in dtypes that kernels take. q and k are rounded to v's dtype."""
+    return with_states(t._replace(q=t.q.to(t.v.dtype), k=t.k.to(t.v.dtype)), x, call)
+
+
+def with_states(t: Tensors, x: Options, call: Callable[[Tensors, Options], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What a call gives, by way of `call` with states that kernels take. States of two dtypes pass through float32, so that
+    each is rounded once."""
     dtype, final = _states(t, x), t.final_state
-    t = t._replace(q=t.q.to(t.v.dtype), k=t.k.to(t.v.dtype))
     if dtype is None:
         return call(t, x)
     if final is None:

@@ -39,7 +39,8 @@ class Request:
     the next, 0 for none. target: "auto" leaves it open. chunk_size, schedule: None leaves it open. decode: whether the call is a
     decoding step. batch_invariant: whether the bits of a sequence's result may depend on that sequence alone. aligned_positions:
     whether states at positions are states after chunks. longest: about how many tokens the longest sequence has, 0 where the
-    host does not know; only the choice of a build and of the length of parts depends on it.
+    host does not know; only the choice of a build and of the length of parts depends on it. forms: input forms of other inputs
+    than g, beta, q and k, as a contract has them.
     """
 
     output_final_state: bool = False
@@ -61,6 +62,7 @@ class Request:
     batch_invariant: bool = False
     aligned_positions: bool = False
     longest: int = field(default=0, compare=False)
+    forms: str = ""
 
     @property
     def chunk(self) -> int | None:
@@ -108,7 +110,8 @@ class Call:
 @lru_cache(maxsize=1024)
 def _contract(x: Request, given: tuple[tuple[str, torch.dtype], ...], pool: bool, positions: bool, strided: bool) -> Contract:
     q = "l2norm" if x.l2norm else ""
-    inputs = {"g": x.gate, "beta": x.beta_form, "q": q, "k": q or ("unit" if x.unit_keys else "")}
+    inputs = {"g": x.gate, "beta": x.beta_form, "q": q, "k": q or ("unit" if x.unit_keys else ""),
+              **dict(Contract.parse(x.forms).inputs)}
     dtypes = {n: DTYPES[d] for n, d in given if d in DTYPES and d != torch.float32}
     return Contract(tuple(sorted((n, form) for n, form in inputs.items() if form)), tuple(sorted(dtypes.items())),
                     "vk" if x.state_v_first else "kv", x.state_dtype, pool, x.in_place, x.checkpoint_chunks > 0,
@@ -116,27 +119,43 @@ def _contract(x: Request, given: tuple[tuple[str, torch.dtype], ...], pool: bool
                     **dict.fromkeys(filter(None, x.by_token.split("/")), True))
 
 
-def _strided(t: Tensors) -> bool:
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a call, and what of them its build depends on. numbers: by name, the dtypes of those with one number for
+    each token or head. head_dims: K and V. heads: H and HV. rows: batch rows, and tokens of a row."""
+
+    inputs: tuple[Tensor, ...]
+    numbers: tuple[tuple[str, torch.dtype], ...]
+    dtype: torch.dtype
+    head_dims: tuple[int, int]
+    heads: tuple[int, int]
+    rows: tuple[int, int]
+
+
+def _strided(inputs: tuple[Tensor, ...], out: Tensor | None) -> bool:
     """True if kernels can read or write some tensor without a copy only if they get its strides."""
-    if t.out is None and (t.q.is_contiguous() and t.k.is_contiguous() and t.v.is_contiguous() and t.g.is_contiguous()
-                          and t.beta.is_contiguous()):
-        return False
-    return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1)
-               for x in (t.q, t.k, t.v, t.g, t.beta, t.out))
+    return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1) for x in (*inputs, out))
 
 
 def call_of(t: Tensors, x: Request) -> Call:
-    """The call of a Request on these tensors. If it is batch invariant, extent and contract say nothing of the batch: neither its
-    size, nor the strides of views, which kernels would get. The host then copies views."""
+    """The call of a Request on these tensors, of Gated DeltaNet."""
     numbers: tuple[tuple[str, Tensor | None], ...] = (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
-    given = tuple((n, y.dtype) for n, y in numbers if y is not None)
-    contract = _contract(x, given, t.state_indices is not None, t.checkpoint_positions is not None,
-                         not x.batch_invariant and _strided(t))
     q, v, (tokens, heads) = t.q.shape, t.v.shape, x.axes
-    sequences = q[0] if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape
-    extent = (ANY_BATCH, ANY_BATCH) if x.batch_invariant else (sequences, q[0] * q[tokens])
+    about = Inputs((t.q, t.k, t.v, t.g, t.beta), tuple((n, y.dtype) for n, y in numbers if y is not None), t.q.dtype,
+                   (q[3], v[3]), (q[heads], v[heads]), (q[0], q[tokens]))
+    return call_for(about, t, x)
+
+
+def call_for(about: Inputs, t: Tensors, x: Request) -> Call:
+    """The call of a Request on these inputs. t: its other tensors. If it is batch invariant, extent and contract say
+    nothing of the batch: neither its size, nor the strides of views, which kernels would get. The host then copies views."""
+    contract = _contract(x, about.numbers, t.state_indices is not None, t.checkpoint_positions is not None,
+                         not x.batch_invariant and _strided(about.inputs, t.out))
+    rows, tokens = about.rows
+    sequences = rows if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape
+    extent = (ANY_BATCH, ANY_BATCH) if x.batch_invariant else (sequences, rows * tokens)
     packed = t.cu_seqlens is not None
     longest = 0 if x.batch_invariant else x.longest
-    return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], *extent, packed, longest), contract, packed,
-                t.initial_state is not None, x.in_place or x.output_final_state or t.final_state is not None,
-                sequences * v[heads])
+    return Call(x, about.dtype, about.inputs[0].device, about.head_dims, Extent(*about.heads, *extent, packed, longest), contract,
+                packed, t.initial_state is not None, x.in_place or x.output_final_state or t.final_state is not None,
+                sequences * about.heads[1])

@@ -28,7 +28,9 @@ def split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
     found = {o.out: x for o in ops(loop) if (x := _sum(o, defs, waits))}
     if not found:
         return None
-    moved = {n: x for n, x in columns(s, loop).items() if n in found or defs[n].kind == "strictly_lower"}
+    moved = {n: x for n, x in columns(s, loop).items() if n in found}
+    lows = {defs[defs[n].args[0]].args[0] for n in moved}  # of other products the column stays
+    moved |= {n: x for n, x in columns(s, loop).items() if n in lows}
     through = Through(b, loop, moved)
     inverses = {defs[n].args[0] for n in moved if n in found}
     names: dict[str, str] = {}

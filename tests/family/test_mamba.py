@@ -1,0 +1,149 @@
+"""Mamba-2's op and Lightning attention's, beside token recurrences in float64."""
+import inspect
+from math import inf
+
+import pytest
+import torch
+from recurrences import lightning_attention, mamba2
+from reference import rms_error
+from torch.nn.functional import softplus
+
+from gdn_codegen import chunk_lightning_attn, chunk_simple_gla, mamba_chunk_scan_combined
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.targets import OWN
+
+HERE = [t for t in OWN if runs(t, "cpu")]
+HV, G, P, N = 4, 2, 64, 32
+
+
+def given(tokens, rows=1, dtype=torch.bfloat16, seed=0):
+    """Arguments of mamba-ssm's function: A from slow to -20, dt before a softplus and its bias."""
+    gen = torch.Generator().manual_seed(seed)
+    def normal(*shape):
+        return torch.randn(*shape, generator=gen)
+    return {"x": normal(rows, tokens, HV, P).to(dtype), "dt": normal(rows, tokens, HV), "A": -torch.linspace(0.01, 20, HV),
+            "B": normal(rows, tokens, G, N).to(dtype) / 4, "C": normal(rows, tokens, G, N).to(dtype) / 4, "chunk_size": 256,
+            "D": normal(HV), "dt_bias": normal(HV)}
+
+
+def want(a, ends, states=None, form=softplus):
+    """out and the states of sequences, which end at `ends` of the flat rows."""
+    a = {n: y.double() if isinstance(y, torch.Tensor) else y for n, y in a.items()}
+    dt = form(a["dt"] + (0 if a["dt_bias"] is None else a["dt_bias"]))
+    x, dt, B, C = (y.flatten(0, 1) for y in (a["x"], dt, a["B"], a["C"]))
+    out, final = torch.zeros_like(x), torch.zeros(len(ends), HV, P, N).double()
+    for n, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
+        for h in range(HV):
+            S, g = torch.zeros(N, P).double() if states is None else states[n, h].double().T, h * G // HV
+            for t in range(first, last):
+                skip = torch.tensor(0.0) if a["D"] is None else a["D"][h]
+                out[t, h], S = mamba2(S, C[t, g], B[t, g], x[t, h], dt[t, h], a["A"][h], skip)
+            final[n, h] = S.T
+    return out, final
+
+
+def near(got, expected):
+    for y, z in zip(got, expected, strict=True):
+        assert rms_error(y.reshape(z.shape), z) < 5e-3
+
+
+def test_arguments_are_those_of_the_libraries():
+    names = [p.name for p in inspect.signature(mamba_chunk_scan_combined).parameters.values()
+             if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert names == ["x", "dt", "A", "B", "C", "chunk_size", "D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens",
+                     "dt_softplus", "dt_limit", "return_final_states", "return_varlen_states"]
+    names = [p.name for p in inspect.signature(chunk_lightning_attn).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert names == ["q", "k", "v", "layer_idx", "num_layers", "scale", "initial_state", "output_final_state", "cu_seqlens"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+def test_rows_of_mamba(target):
+    a, states = given(70, rows=2), torch.randn(2, HV, P, N)
+    near(mamba_chunk_scan_combined(**a, initial_states=states, dt_softplus=True, return_final_states=True, target=target),
+         want(a, [70, 140], states))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+def test_a_pack_of_mamba(target):
+    a, ends, states = given(65), torch.tensor([0, 17, 17, 65]), torch.randn(3, HV, P, N)
+    idx = torch.tensor([0] * 17 + [2] * 48)[None].int()
+    near(mamba_chunk_scan_combined(**a, initial_states=states, seq_idx=idx, cu_seqlens=ends, dt_softplus=True,
+                                   return_varlen_states=True, target=target), want(a, [17, 17, 65], states))
+
+
+def test_what_mamba_may_leave_out():
+    """Without a softplus dt is bounded by 0, as mamba-ssm's default limit says."""
+    a = dict(given(33, dtype=torch.float32), D=None, dt_bias=None)
+    got = mamba_chunk_scan_combined(**{n: y for n, y in a.items() if y is not None})
+    assert isinstance(got, torch.Tensor) and (a["dt"] < 0).any()
+    near([got], want(a, [33], form=lambda dt: dt.clamp(min=0))[:1])
+
+
+def test_numbers_of_heads_in_the_dtype_of_a_model():
+    a = given(20)
+    half = {n: a[n].bfloat16() for n in ("A", "D", "dt_bias", "dt")}
+    near(mamba_chunk_scan_combined(**{**a, **half}, dt_softplus=True, return_final_states=True), want({**a, **half}, [20]))
+
+
+ENDS = {"cu_seqlens": torch.tensor([0, 4, 9]), "seq_idx": torch.tensor([[0] * 4 + [1] * 5])}
+
+
+@pytest.mark.parametrize(("said", "message"), [
+    (dict(z=torch.zeros(1)), r"z: got a value; accepted: None: multiply the result by silu\(z\)"),
+    (dict(D=torch.zeros(HV, P)), r"D: got shape \(4, 64\); accepted: shape \[HV\]"),
+    (dict(D=torch.zeros(3)), r"D: got shape \(3,\); accepted: shape \(4,\)"),
+    (dict(dt_limit=(0.001, inf)), r"dt_limit: got \(0.001, inf\); accepted: \(0.0, inf\)"),
+    (dict(chunk_size=0), "chunk_size: got 0; accepted: a number of tokens"),
+    (dict(seq_idx=ENDS["seq_idx"]), "seq_idx: got a value; accepted: cu_seqlens as well"),
+    (dict(return_varlen_states=True), "return_varlen_states: got True; accepted: cu_seqlens as well"),
+    (dict(cu_seqlens=ENDS["cu_seqlens"]), "cu_seqlens: got a value without seq_idx; accepted: both"),
+    (dict(ENDS, return_final_states=True), "return_final_states: got True; accepted: return_varlen_states"),
+    (dict(ENDS, cu_seqlens=torch.tensor([0, 5, 9])), r"seq_idx: got \[0, 0, 0, 0, 1, .* accepted: the sequences of cu_seqlens"),
+    (dict(ENDS, seq_idx=ENDS["seq_idx"][:, :8]), r"seq_idx: got shape \(1, 8\); accepted: shape \(1, 9\)"),
+    (dict(dt_softplus=1), "dt_softplus: got 1; accepted: True or False"),
+    (dict(A=[-1.0] * 4), "A: got list; accepted: a torch.Tensor"),
+    (dict(A=None), "A: got NoneType; accepted: a torch.Tensor"),
+    (dict(A=torch.zeros(HV, N)), r"A: got shape \(4, 32\); accepted: shape \(4,\)"),
+    (dict(dt_bias=torch.zeros(HV).int()), "dt_bias: got torch.int32; accepted"),
+    (dict(B=torch.zeros(1, 9, G, N).half()), "B: got torch.float16; accepted: torch.bfloat16, that of x"),
+    (dict(C=torch.zeros(1, 8, G, N).bfloat16()), r"B: got shape .*; accepted: T = 8, as the inputs before it have"),
+    (dict(x=torch.zeros(1, 9, HV * P)), "x: got rank 3; accepted: rank 4"),
+    (dict(initial_states=torch.zeros(1, HV, N, P)), r"initial_states: got \(1, 4, 32, 64\); accepted: shape \(1, 4, 64, 32\)")])
+def test_what_mamba_refuses(said, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        mamba_chunk_scan_combined(**{**given(9), **said})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+def test_lightning_attention(target):
+    """Head 0 keeps all, in FLA as here. The layer's number scales all decays."""
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 40, h, 32, generator=gen).half() / 4 for h in (2, 2, 4))
+    S = torch.randn(2, 4, 32, 32, generator=gen)
+    ends = torch.tensor([0, 17, 40])
+    o, final = chunk_lightning_attn(q, k, v, 3, 12, initial_state=S, output_final_state=True, cu_seqlens=ends, target=target)
+    for n, (first, last) in enumerate(((0, 17), (17, 40))):
+        for h in range(4):
+            state, g = S[n, h].double(), torch.tensor(-8 / 4 * (1 - 3 / 12) * h).double()
+            for t in range(first, last):
+                y, state = lightning_attention(state, *(x[0, t].double()[at] for x, at in ((q, h // 2), (k, h // 2), (v, h))), g,
+                                               32 ** -0.5)
+                assert (o[0, t, h] - y).norm() < 5e-3 * v.double().norm(dim=-1).max()
+            near([final[n, h]], [state])
+    swapped = chunk_lightning_attn(*(x.transpose(1, 2) for x in (q, k, v)), 3, 12, initial_state=S, cu_seqlens=ends,
+                                   layout="bhtd", target=target)[0]
+    assert torch.allclose(swapped.transpose(1, 2), o, atol=1e-3)
+    gamma = -8 / 4 * (1 - 3 / 12) * torch.arange(4.0)
+    assert torch.equal(chunk_simple_gla(q, k, v, g_gamma=gamma, initial_state=S, cu_seqlens=ends, target=target)[0], o)
+
+
+@pytest.mark.parametrize(("said", "message"), [
+    ((True, 2), "layer_idx: got bool; accepted: an int"), ((0, 0), "layer_idx: got 0 of 0 layers; accepted: 0 to num_layers"),
+    ((3, 2), "layer_idx: got 3 of 2 layers")])
+def test_what_lightning_attention_refuses(said, message):
+    x = torch.zeros(1, 4, 2, 32).half()
+    with pytest.raises(ValueError, match=message):
+        chunk_lightning_attn(x, x, x, *said)
