@@ -2,7 +2,7 @@
 
 The options are those of Gated DeltaNet's ops, and so are their checks, dispatch and admission. What a page takes follows from the
 page: its inputs, and from their dims K, V, the heads and which of them are numbers. Nothing is kept between calls but what a
-module keeps, and torch.compile does not trace these calls.
+module keeps. torch.compile and tracers get a torch op (runtime/member_library.py).
 """
 from __future__ import annotations
 
@@ -124,9 +124,20 @@ def _check_values(inputs: dict[str, Any], t: Tensors, x: Request) -> None:
     _check_written(inputs, t, x)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],
          forms: str = "", called: Mapping[str, str] = MappingProxyType({}), recurrent: bool = False) -> tuple[Any, ...]:
+    """`eager`, or under torch.compile an op, where it takes the call's arguments."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        from ..member_library import compiled, takes
+        if takes({**named, **others}):
+            return compiled(algorithm, inputs, numbers, {**named, **others}, forms, dict(called), recurrent)
+    made: tuple[Any, ...] = eager(algorithm, inputs, numbers, named, others, forms, called, recurrent)
+    return made
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def eager(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],
+          forms: str = "", called: Mapping[str, str] = MappingProxyType({}), recurrent: bool = False) -> tuple[Any, ...]:
     """o, the final state or None, and the checkpoints if the call has some.
 
     algorithm: the page. inputs: its inputs by name, then the tensors of `forms`. None leaves out what may be absent. forms: input
