@@ -24,7 +24,7 @@ NAMES = lambda p: "/".join(p.parts[-2:])
 #: Words of the family that are not names on a page.
 WORDS = {"gdn", "delta", "kkt", "wy", "decay", "gate", "gates"}
 #: Values whose names are ordinary words of kernels too: loop variables, dims, a head index.
-PLAIN = {"o", "g", "S", "G", "D", "A", "U", "q", "k", "v", "scale"}
+PLAIN = {"o", "g", "S", "G", "D", "A", "U", "W", "X", "q", "k", "v", "scale"}
 
 
 def page_names():
