@@ -77,7 +77,7 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         samples = _functions(draws(INPUT_FORMS[form], between(t, form, decays))) if form else {}
         x = samples.pop("x")(page, normal, rate) if samples else page
         if t.index in ("token", "head"):
-            x = x.to(TORCH[b.dtype if len(t.dims) > 1 else b.contract.dtype(t.name)])
+            x = x.to(TORCH[b.dtype if len(t.dims) > 1 and not t.wide else b.contract.dtype(t.name)])
         out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
         for n, sample in samples.items():
             own = t.tile.shape(b.sizes)[1:] if n in INPUT_FORMS[form].vectors else ()
