@@ -1295,6 +1295,12 @@ def _unit_lower_inverse(x: Any) -> Any:
     return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
 
 
+def _decayed_product(a: Any, b: Any, x: Any) -> Any:
+    decay = (x[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above the diagonal
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril() > 0
+    return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
+
+
 class Check:
     """Compares a module's kernels with its page in float64 on a small problem.
 
