@@ -221,10 +221,10 @@ def o_S_kernel(t):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, V):
                         v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
-                # each = valid(expand(g))
+                # gs = valid(expand(g))
                 for i in t.parallel(C):
                     vector_C[i] = T.if_then_else(i < rows, g_in[hv], 0.0)
-                # G = cumsum(each)
+                # G = cumsum(gs)
                 t.cumsum(vector_C, G, least=-105.0)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
                 for i in t.parallel(C):
@@ -2036,11 +2036,11 @@ def _page(_inputs, _states, _numbers):
     S, = _states
     scale, = _numbers
     _tokens = q.shape[-2]
-    # each = per_token(g)
+    # gs = per_token(g)
     expand_g = g[..., None].expand(*g[..., None].shape[:-1], _tokens)
-    each = expand_g
-    # G = cumsum(each)
-    G = each.cumsum(-1)
+    gs = expand_g
+    # G = cumsum(gs)
+    G = gs.cumsum(-1)
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
