@@ -518,8 +518,8 @@ op("transpose", "the transpose, in memory space `space`. `columns`: the result i
 op("load", "a tile from global memory. An asynchronous copy arrives at the barrier `channel`, or at `tail` for a ragged "
    "tail. With an operand: a conditional load, which happens if that number is negative; otherwise the result is the second "
    "operand, or zeros. `parts_ahead`: loads the tile of this number of parts later; zeros past the last part. `last`: only "
-   "the last entry of a vector, or the last row of a tile in a channel. `one_token`: the row of a chunk's only token, without the "
-   "axis of tokens. `tokens`: the rows of a group of so many such tokens, in which this one is. `described`: uses a tensor "
+   "the last entry of a vector, or the last row of a tile in a channel. `one_token`: the row of a chunk's only token, without "
+   "the axis of tokens. `tokens`: the rows of a group of so many such tokens, in which this one is. `described`: uses a tensor "
    "descriptor of the sequence's rows. `unfilled`: rows past the sequence's end may hold anything. `piece`: (first, size), only "
    "these columns of rows in memory",
    _loaded, effect="read",
