@@ -2,7 +2,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .family import chunk_delta_rule, chunk_gated_delta_product, chunk_lightning_attn, chunk_simple_gla
+    from .family import (
+        chunk_delta_rule,
+        chunk_gated_delta_product,
+        chunk_lightning_attn,
+        chunk_simple_gla,
+        fused_recurrent_delta_rule,
+        fused_recurrent_lightning_attn,
+        fused_recurrent_simple_gla,
+    )
     from .mamba import mamba_chunk_scan_combined
     from .ops import (
         chunk_gated_delta_rule,
@@ -15,11 +23,13 @@ __version__ = "0.1.0"
 #: The ops of each module.
 _OPS = {"ops": ("chunk_gated_delta_rule", "chunk_gated_delta_rule_npu", "fused_recurrent_gated_delta_rule",
                 "recurrent_gated_delta_rule"),
-        "family": ("chunk_delta_rule", "chunk_gated_delta_product", "chunk_lightning_attn", "chunk_simple_gla"),
+        "family": ("chunk_delta_rule", "chunk_gated_delta_product", "chunk_lightning_attn", "chunk_simple_gla",
+                   "fused_recurrent_delta_rule", "fused_recurrent_lightning_attn", "fused_recurrent_simple_gla"),
         "mamba": ("mamba_chunk_scan_combined",)}
 __all__ = ["chunk_delta_rule", "chunk_gated_delta_product", "chunk_gated_delta_rule", "chunk_gated_delta_rule_npu",
-           "chunk_lightning_attn", "chunk_simple_gla", "fused_recurrent_gated_delta_rule", "mamba_chunk_scan_combined",
-           "recurrent_gated_delta_rule"]
+           "chunk_lightning_attn", "chunk_simple_gla", "fused_recurrent_delta_rule",
+           "fused_recurrent_gated_delta_rule", "fused_recurrent_lightning_attn", "fused_recurrent_simple_gla",
+           "mamba_chunk_scan_combined", "recurrent_gated_delta_rule"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from .host.tensors import _fail
 from .ops import chunk_gated_delta_rule
 from .runtime.call import members
-from .runtime.call.normalise import shape_of
+from .runtime.call.normalise import shape_of, token_axis
 
 State = Tensor | None
 _call: Callable[..., tuple[Any, ...]] = members.call
@@ -29,9 +29,27 @@ def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float
     q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H; beta: [B, T, HV]. scale: None means K ** -0.5.
     cu_seqlens_cpu: a copy of cu_seqlens on the CPU. It says how long the longest sequence is.
     """
-    return _call("delta_rule", {"q": q, "k": k, "v": v, "beta": beta}, {"scale": scale},
-                 dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
-                      use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel), {"cu_seqlens_cpu": cu_seqlens_cpu, **kwargs})
+    named = dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
+    return _call("delta_rule", dict(q=q, k=k, v=v, beta=beta), {"scale": scale}, named,
+                 {"cu_seqlens_cpu": cu_seqlens_cpu, **kwargs})
+
+
+def fused_recurrent_delta_rule(
+        q: Tensor, k: Tensor, v: Tensor, beta: State = None, scale: float | None = None, initial_state: State = None,
+        output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Tensor | None = None, **kwargs: Any
+        ) -> tuple[Any, ...]:
+    """`chunk_delta_rule` for any number of tokens. Up to 16 tokens per sequence are a decoding step. beta: None means 1.
+
+    A step also takes the arguments for draft tokens of `recurrent_gated_delta_rule`.
+    """
+    if beta is None:
+        if kwargs.get("use_beta_sigmoid_in_kernel") or kwargs.get("beta_form", "given") != "given":
+            _fail("beta", None, "a tensor, from which this form computes beta")
+        beta = v.new_ones(shape_of("v", v)[:3], dtype=torch.float32)
+    named = dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
+    return _call("delta_rule", dict(q=q, k=k, v=v, beta=beta), {"scale": scale}, named, kwargs, recurrent=True)
 
 
 def chunk_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: State = None, g_gamma: State = None, scale: float | None = None,
@@ -44,17 +62,42 @@ def chunk_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: State = None, g_gamma: 
     g_gamma: [HV], logs of decays of all tokens; then g must be None. scale: None means K ** -0.5. cu_seqlens_cpu: as in
     `chunk_delta_rule`.
     """
+    named = dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                 state_v_first=state_v_first)
+    return _simple_gla(q, k, v, g, g_gamma, scale, named, {"cu_seqlens_cpu": cu_seqlens_cpu, **kwargs})
+
+
+def fused_recurrent_simple_gla(
+        q: Tensor, k: Tensor, v: Tensor, g: State = None, g_gamma: State = None, scale: float | None = None,
+        initial_state: State = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
+        cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """`chunk_simple_gla` for any number of tokens. Up to 16 tokens per sequence are a decoding step. reverse must be False.
+
+    A step also takes the arguments for draft tokens of `recurrent_gated_delta_rule`.
+    """
+    _check_forwards(reverse)
+    named = dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                 state_v_first=state_v_first)
+    return _simple_gla(q, k, v, g, g_gamma, scale, named, kwargs, recurrent=True)
+
+
+def _check_forwards(reverse: Any) -> None:
+    if reverse is not False:
+        _fail("reverse", repr(reverse), "False: tokens are read from the first to the last")
+
+
+def _simple_gla(q: Tensor, k: Tensor, v: Tensor, g: State, g_gamma: State, scale: float | None, named: dict[str, Any],
+                others: dict[str, Any], recurrent: bool = False) -> tuple[Any, ...]:
+    """The page with a decay for each token, or that with a decay for each head."""
     if g is not None and g_gamma is not None:
         _fail("g_gamma", "a value beside g", "one of g and g_gamma")
     if g is None and g_gamma is None:
-        if kwargs.get("gate", "log") != "log" or kwargs.get("use_gate_in_kernel"):
+        if others.get("gate", "log") != "log" or others.get("use_gate_in_kernel"):
             _fail("g", None, "a tensor, from which this form computes the gate")
         g = v.new_zeros(shape_of("v", v)[:3], dtype=torch.float32)
     page, decay = ("simple_gla", g) if g_gamma is None else ("lightning_attention", g_gamma)
-    return _call(page, {"q": q, "k": k, "v": v, "g": decay}, {"scale": scale},
-                 dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
-                      state_v_first=state_v_first), {"cu_seqlens_cpu": cu_seqlens_cpu, **kwargs},
-                 called={} if g_gamma is None else {"g": "g_gamma"})
+    return _call(page, dict(q=q, k=k, v=v, g=decay), {"scale": scale}, named, others,
+                 called={} if g_gamma is None else {"g": "g_gamma"}, recurrent=recurrent)
 
 
 def chunk_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: float | None = None,
@@ -66,16 +109,31 @@ def chunk_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_la
     -8 h / HV * (1 - layer_idx / num_layers), as in FLA. `chunk_simple_gla` takes other decays of heads, as g_gamma. scale: None
     means K ** -0.5.
     """
+    g = _decays_of_layer(v, layer_idx, num_layers, kwargs)
+    return chunk_simple_gla(q, k, v, None, g, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens, **kwargs)
+
+
+def fused_recurrent_lightning_attn(
+        q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: float | None = None, initial_state: State = None,
+        output_final_state: bool = False, reverse: bool = False, cu_seqlens: Tensor | None = None, **kwargs: Any
+        ) -> tuple[Any, ...]:
+    """`chunk_lightning_attn` for any number of tokens; see `fused_recurrent_simple_gla`."""
+    g = _decays_of_layer(v, layer_idx, num_layers, kwargs)
+    return fused_recurrent_simple_gla(q, k, v, None, g, scale, initial_state, output_final_state, reverse, cu_seqlens=cu_seqlens,
+                                      **kwargs)
+
+
+def _decays_of_layer(v: Tensor, layer_idx: Any, num_layers: Any, others: dict[str, Any]) -> Tensor:
+    """The log decay of each head in a layer."""
     for name, x in (("layer_idx", layer_idx), ("num_layers", num_layers)):
         if isinstance(x, bool) or not isinstance(x, int):
             _fail(name, type(x).__name__, "an int")
     if not 0 <= layer_idx <= num_layers or num_layers < 1:
         _fail("layer_idx", f"{layer_idx} of {num_layers} layers", "0 to num_layers, which is at least 1")
-    swapped = kwargs.get("head_first") is True or kwargs.get("layout") in ("bhtd", "bnsd")
     shape = shape_of("v", v)
-    heads = shape[1 if swapped else 2] if len(shape) == 4 else 1  # the call refuses another rank
-    g = torch.arange(heads, dtype=torch.float32, device=v.device) * -(8 / max(heads, 1) * (1 - layer_idx / num_layers))
-    return chunk_simple_gla(q, k, v, None, g, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens, **kwargs)
+    heads = shape[3 - token_axis(others)] if len(shape) == 4 else 1  # the call refuses another rank
+    each = -(8 / max(heads, 1) * (1 - float(layer_idx) / float(num_layers)))
+    return torch.arange(heads, dtype=torch.float32, device=v.device) * each
 
 
 #: Arguments of `chunk_gated_delta_rule` that count tokens or rows of o, or mean a gate whose zero is not "no decay".
@@ -108,7 +166,7 @@ def chunk_gated_delta_product(
         if x is not None and (isinstance(x, Tensor) or x not in (False, 0, "log")):
             _fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x),
                   "no value, because only chunk_gated_delta_rule has this argument")
-    tokens = 2 if kwargs.get("head_first") is True or kwargs.get("layout") in ("bhtd", "bnsd") else 1
+    tokens = token_axis(kwargs)
     steps = _steps(q, k, v, g, beta, n, tokens)
     if n > 1:
         q = _between(q, tokens, n, n - 1)

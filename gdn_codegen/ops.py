@@ -13,7 +13,7 @@ from .runtime.call.arguments import POSITIONS, Options, Tensors
 from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.known_keywords import spelled
 from .runtime.call.launch import check_values, eager
-from .runtime.call.normalise import is_batch_invariant, settled, shape_of
+from .runtime.call.normalise import is_step, settled, shape_of
 from .runtime.call.request import DECODE_CHUNK
 from .runtime.call.run import run_checked
 from .runtime.torch_library import compiled
@@ -187,11 +187,7 @@ def fused_recurrent_gated_delta_rule(
         kwargs["use_gate_in_kernel"] = use_gate_in_kernel
     if use_beta_sigmoid_in_kernel is not False or "beta_form" not in kwargs:
         kwargs["use_beta_sigmoid_in_kernel"] = use_beta_sigmoid_in_kernel
-    tokens = 2 if kwargs.get("head_first") is True or kwargs.get("layout") in ("bhtd", "bnsd") else 1
-    sequences = shape[:1].numel() if cu_seqlens is None else shape_of("cu_seqlens", cu_seqlens).numel() - 1
-    few = len(shape) == 4 and shape[0] * shape[tokens] <= DECODE_CHUNK * sequences
-    decode = few or is_batch_invariant(kwargs.get("batch_invariant"))  # how many tokens there are on average depends on the batch
-    return _call(t, x, scale, kwargs, decode=decode, ours=True)
+    return _call(t, x, scale, kwargs, decode=is_step(shape, cu_seqlens, kwargs), ours=True)
 
 
 def chunk_gated_delta_rule_npu(

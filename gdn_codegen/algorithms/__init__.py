@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import pkgutil
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "ra
 SHORT = {"gated_delta_rule": "gdn"}
 
 
-def names() -> list[str]:
+@cache
+def names() -> tuple[str, ...]:
     """The algorithms of the package."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
 
 
 def find(spec: str | Algorithm) -> Algorithm:

@@ -91,11 +91,11 @@ def _check_detached(tensors: Iterable[tuple[str, Any]]) -> None:
 
 # --- the arguments of a call -----------------------------------------------------------------------------------------
 def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[int, ...], str]],
-                  head_inputs: Sequence[tuple[str, float | None, str]], layout: str, compiled: Mapping[str, int],
+                  head_inputs: Sequence[tuple[str, float | None, tuple[int, ...], str]], layout: str, compiled: Mapping[str, int],
                   batched: int) -> tuple[int, int, int, int, torch.device]:
     """B, T, H, HV and the device of a call's inputs.
 
-    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV] or None for
+    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV, ...] or None for
       each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
       one kernel instance handles.
     """
@@ -121,12 +121,13 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     if value_heads // key_heads % batched:
         _fail("heads", f"H = {key_heads}, HV = {value_heads}",
               f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
-    for (name, default, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
         if x is None and default is not None:
             continue
         _check_built_for(name, x, dtype, True)
-        if tuple(x.shape) != (value_heads,):
-            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number for each value head")
+        if tuple(x.shape) != (value_heads, *dims):
+            _fail(name, f"shape {tuple(x.shape)}",
+                  f"shape {(value_heads, *dims)}, one {'vector' if dims else 'number'} for each value head")
         if x.device != device:
             _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device

@@ -152,9 +152,9 @@ class Check:
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
-        for name, _, dtype in tables.head_inputs:
-            normal = torch.randn(heads[1], generator=gen, **on_cpu)
-            page = -rate if name in tables.decays else normal
+        for name, _, dims, dtype in tables.head_inputs:
+            normal = torch.randn(heads[1], *dims, generator=gen, **on_cpu)
+            page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
             x = self.draws[name](None, normal, forgets) if name in self.draws else page
             out[name] = x.to(self.DTYPES[dtype])
         for name, dims in tables.initial:

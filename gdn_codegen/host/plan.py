@@ -95,10 +95,10 @@ class Plan:
             plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
             self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
         first = len(t.inputs)
-        for n, ((_, default, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
             self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
             if x is None:
-                self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
+                self.lacking.append((n, (self.value_heads, *dims), default, _FLOATS[dtype], self.device))
 
     def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
         """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.

@@ -47,7 +47,7 @@ def _compile_for_npu(source: Path, library: Path) -> None:
 
 
 def _mask(fill: str, side: int, dtype: str) -> torch.Tensor:
-    """A constant tile [side, side] on the CPU. fill: kind[:size], value kept, value elsewhere. Or decay_to_middle:size of n/m,
+    """A constant tile [side, side] on the CPU. fill: kind[:size], value kept, value elsewhere. Or to_middle:size of n/m,
     where m is 1 for running sums alone and n is 0 for them, 1 for sums before each token."""
     kind, kept, other = fill.split()
     kind, _, digits = kind.partition(":")

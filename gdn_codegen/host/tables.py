@@ -20,7 +20,8 @@ class Tables:
     name: the name of the build. function: the name of the generated function. chunk: tokens of a chunk. layout: "bthd" or
     "bhtd". dtype: the dtype of input tiles.
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
-    head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
+    head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
+    if the caller must give it.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
@@ -60,7 +61,7 @@ class Tables:
     kernels: tuple[tuple[str, str, int, tuple[str, ...], tuple[str, ...]], ...]
     ints: Mapping[str, tuple[str, ...]]
     scalars: Mapping[str, float | None] = field(default_factory=dict)
-    head_inputs: tuple[tuple[str, float | None, str], ...] = ()
+    head_inputs: tuple[tuple[str, float | None, tuple[int, ...], str], ...] = ()
     initial: tuple[tuple[str, tuple[int, ...]], ...] = ()
     final: tuple[tuple[str, tuple[int, ...]], ...] = ()
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -275,16 +275,16 @@ def valid(x: Value) -> Value:
 
 
 class PerHead:
-    """Marks a parameter of `algorithm` as a number for each value head that callers may leave out."""
+    """Marks a parameter of `algorithm` as a number or vector for each value head that callers may leave out."""
 
-    def __init__(self, default: float) -> None:
-        self.default = default
+    def __init__(self, default: float, dims: str) -> None:
+        self.default, self.dims = default, dims
 
 
-def per_head(default: float) -> PerHead:
-    """A number for each value head, like an input with the dims "HV". A caller that gives no tensor gets `default` for all
-    heads."""
-    return PerHead(default)
+def per_head(default: float, dims: str = "HV") -> PerHead:
+    """A number for each value head, or a vector with the dims "HV K" or "HV V". A caller that gives no tensor gets `default` for
+    all entries."""
+    return PerHead(default, dims)
 
 
 class Carried:
@@ -324,9 +324,9 @@ class Algorithm:
         for n in (self.name, *sig):
             if not (n.isascii() and n.isidentifier()):
                 raise TypeRuleError(f"@algorithm of {self.name}: got the name {n!r}; accepted: ASCII letters, digits and _")
-        self.inputs = {n: _dims(self.name, n, "HV" if isinstance(d := dims[n], PerHead) else str(d)) for n in positional
+        self.inputs = {n: _of_input(self.name, n, d.dims if isinstance(d := dims[n], PerHead) else str(d)) for n in positional
                        if not isinstance(dims[n], Carried)}
-        self.defaults = {n: _default(self.name, n, d.default) for n, d in dims.items() if isinstance(d, PerHead)}
+        self.defaults = {n: _default(self.name, n, d) for n, d in dims.items() if isinstance(d, PerHead)}
         self.states = {n: _dims(self.name, n, d.dims)[1] for n in positional if isinstance(d := dims[n], Carried)}
         self.forgets = next((d.forgets for d in dims.values() if isinstance(d, Carried) and d.forgets), "")
 
@@ -410,13 +410,9 @@ class Algorithm:
         """The values that the page's function gets: loads of inputs, states, and numbers of the caller."""
         values: dict[str, Value] = {}
         for n, (heads, dims) in self.inputs.items():
-            if not dims:
-                fill = str(self.defaults[n]) if n in self.defaults else ""
-                tr.body.tensors[n] = Tensor(n, "input", "head", heads, (), fill=fill)
-                values[n] = Value(tr, tr.body.op("scalar", name=n, tensor=n))
-                continue
-            tr.body.tensors[n] = Tensor(n, "input", "token", heads, dims)
-            values[n] = Value(tr, tr.body.op("load", name=n, tensor=n))
+            fill = str(self.defaults[n]) if n in self.defaults else ""
+            tr.body.tensors[n] = Tensor(n, "input", "token" if "C" in dims else "head", heads, dims, fill=fill)
+            values[n] = Value(tr, tr.body.op("load" if dims else "scalar", name=n, tensor=n))
         for n, dims in self.states.items():
             tr.body.types[n] = Tile(dims)
             tr.body.taken.add(n)
@@ -526,8 +522,19 @@ def _dims(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
     return heads or ("H" if "K" in words and "V" not in words and "C" in words else "HV"), tuple(words)
 
 
-def _default(algorithm: str, name: str, x: Any) -> float:
-    """The default of a number for each head. TypeRuleError if it is no finite number."""
+def _of_input(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
+    """The heads and dims of an input. TypeRuleError unless C comes first, or it is a number or vector for each value head."""
+    heads, dims = _dims(algorithm, name, text)
+    if dims[:1] != ("C",) and not (heads == "HV" and len(dims) < 2):
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; an input has C first, or it is HV, HV K or HV V")
+    return heads, dims
+
+
+def _default(algorithm: str, name: str, given: PerHead) -> float:
+    """The default of a number or vector for each head. TypeRuleError if it is no finite number, or for other dims."""
+    if "C" in given.dims.split():
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={given.dims!r}; accepted with a default: HV, HV K and HV V")
+    x = given.default
     if isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x):
         raise TypeRuleError(f"@algorithm of {algorithm}: {name}=per_head({x!r}); accepted: a finite number")
     return float(x)
@@ -556,7 +563,7 @@ def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple
 
 def algorithm(**dims: str | Carried | PerHead) -> Callable[[Callable[..., Any]], Algorithm]:
     """Declare a page. The arguments give the dims of its parameters, such as q="C K", "HV" for a number for each value
-    head, per_head(0.0) for one that callers may leave out, or carried("K V") for a state.
+    head, "HV K" for a vector, per_head(0.0) for a number that callers may leave out, or carried("K V") for a state.
 
     The decorated function computes one chunk. It returns its outputs, and then the next value of each state. Its keyword-only
     parameters are numbers that the caller passes, such as scale.

@@ -108,7 +108,7 @@ class Interpreter:
             return (pr.pool, *(() if self.p.tensor(t.at).index == "numbers" else (pr.width,)), heads, *tile)
         if t.index == "checkpoint":
             return (pr.tokens // (pr.every * self.p.sizes["C"]), heads, *tile)
-        return (heads,) if t.index == "head" else tile
+        return (heads, *tile) if t.index == "head" else tile
 
     def run(self, inputs: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """Run the program, and return its outputs by name.
@@ -360,6 +360,8 @@ class Interpreter:
         if t.index == "token":
             first = pr.starts[at.seq] + at.chunk * sizes["C"]
             return (slice(first, first + self.rows(at, sizes)), head, *cut[1:])
+        if t.index == "head":
+            return (head, *cut)
         if t.index == "slot":
             return (pr.starts[at.seq] // sizes["C"] + at.seq + at.chunk, head, *cut)
         if t.index == "part":

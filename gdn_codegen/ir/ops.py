@@ -215,11 +215,11 @@ def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
     return Tile(args[0].dims[1:], args[0].dtype)
 
 
-def _decay_to_middle(attrs: Attrs, *args: Tile) -> Tile:
+def _sums_of_rows(attrs: Attrs, *args: Tile) -> Tile:
     _need(len(args) in (1, 2),
-          lambda: f"decay_to_middle takes sums, and perhaps sums before each token; got {len(args)} operands")
+          lambda: f"to_middle takes sums, and perhaps sums before each token; got {len(args)} operands")
     _need(args[0].rank == 2 and args[0] == args[-1],
-          lambda: f"decay_to_middle takes tiles of rank 2 and one type; got {', '.join(map(str, args))}")
+          lambda: f"to_middle takes tiles of rank 2 and one type; got {', '.join(map(str, args))}")
     return args[0]
 
 
@@ -477,9 +477,9 @@ op("from_quarters", "a tile made of its four quarters: upper left, upper right, 
 op("last", "the last row of a tile, as a vector, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1],
    zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True)
-op("decay_to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
+op("to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
    "their first half: x[i] - x[m] in the second half, x[m] - x[i] in the first. With sums y before each token as second operand "
-   "y[i] - x[m] in the second half", _decay_to_middle, _to_middle, attrs=("size",), zero=zeros.differences, across_rows=True)
+   "y[i] - x[m] in the second half", _sums_of_rows, _to_middle, attrs=("size",), zero=zeros.differences, across_rows=True)
 op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
    "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "
    "`decayed_products` replaces it", _decayed_product, _decayed,

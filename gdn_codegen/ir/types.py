@@ -92,7 +92,7 @@ INDEXING = {
     "block": "`slots` tiles for each core group: a channel between agents that share no memory",
     "counter": "one integer for all instances of a kernel: how many items they have claimed",
     "const": "one tile that all instances read: a mask or table made on the host",
-    "head": "one number for each value head, which only `scalar` reads",
+    "head": "one number for each value head, which only `scalar` reads, or one vector",
 }
 
 
@@ -105,7 +105,7 @@ class Tensor:
     heads: "H" (query/key heads) or "HV" (value heads).
     dims: the dims of one tile.
     optional: whether the caller may leave the tensor out. Then loads give zeros, and stores have no effect.
-    fill: for index "const", the rule for its content (see ir.interpret.const_tile). For index "head", the number that the host
+    fill: for index "const", the rule for its content (see ir.interpret.const_tile). For index "head", what the host
     passes if the caller gives none; "" if the caller must give one.
     slots: for index "block", the number of tiles of each core group. The iterations of a loop use them in rotation.
     strided: whether the caller gives the strides of batch, token and head at run time. The elements of a token's row are

@@ -214,7 +214,7 @@ class _Kernel:
             self.resume(o, args, inside)
         if o.kind == "scalar" and o.attr("tensor") is not None:
             of = self.tensors.get(o.attr("tensor"))
-            if of is None or (of.index, of.dtype) != ("head", o.attr("dtype", "float32")):
+            if of is None or (of.index, of.dims, of.dtype) != ("head", (), o.attr("dtype", "float32")):
                 raise self.fail(o, f"reads {o.attr('tensor')}, which is {of and (of.index, of.dtype)}; accepted: one number a "
                                    "value head")
         kept = o.attr("kept") if o.attrs else None
@@ -236,7 +236,7 @@ class _Kernel:
         if name not in self.tensors:
             raise self.fail(o, f"tensor {name!r} does not exist")
         t, heads = self.tensors[name], at.get("heads", 0)
-        if t.index == "head":
+        if t.index == "head" and not (t.dims and o.kind == "load"):
             raise self.fail(o, f"tensor {name} has one number for each value head, which only scalar reads")
         if heads and (heads != self.k.batch.heads or t.heads != "HV" or len(t.dims) != 1):
             raise self.fail(o, f"takes {heads} heads at once; accepted: as many as the kernel batches, of one value a "

@@ -212,7 +212,7 @@ def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     summary = re.sub(r"(['\"])\1+", r"\1", doc.splitlines()[0].replace("\\", "/")) if doc else b.page.name
     return {"command": _command(b), "schedule": b.plan.name, "function": b.function, "chunk": b.chunk, "layout": b.layout,
             "dtype": b.dtype, "arch": b.arch, "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}},
-            "summary": summary, "documentation": documentation(b, p, t), "signature": signature(t, b.page),
+            "summary": summary, "documentation": documentation(b, p, t), "signature": signature(t, b.page.inputs),
             "arguments": arguments(t), "tables": literal(t),
             "reference_text": "\n\n\n".join(filter(None, (page_text(b.page.trace()), forms))),
             "check_arguments": [b.function, *(("_reads", "_draws") if forms else ())], "kernels": kernels,

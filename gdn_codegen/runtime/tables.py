@@ -1,7 +1,7 @@
 """Makes what a module's host code reads of its build: `Tables` as Python text, and the function's signature and docstring."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from ..ir.types import Tensor
 from ..schedule.contract import Contract
 
 if TYPE_CHECKING:
-    from ..ir.builder import Algorithm
     from .build import Build
 
 WIDTH = 120
@@ -48,7 +47,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         outputs=tuple((t.name, tuple(p.shape(t)[1:]), t.dtype) for t in outputs),
         kernels=tuple((k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), tuple(k.scalars)) for k in kernels),
         ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
-        head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, t.dtype)),
+        head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, tuple(p.shape(t)), t.dtype)),
         initial=rows("input", "sequence", whole), final=rows("output", "sequence", whole),
         checkpoints=rows("output", "checkpoint", whole),
         workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "slot"),
@@ -98,13 +97,13 @@ def _text(x: Any) -> str:
 
 
 # --- the generated function ------------------------------------------------------------------------------------------
-def signature(t: Tables, page: Algorithm) -> str:
-    """The generated function's parameters, in order. Numbers for each head that the page has follow its other inputs."""
+def signature(t: Tables, of_page: Container[str] = ()) -> str:
+    """The generated function's parameters, in order. of_page: inputs of the page, so that those of heads follow the others."""
     def absent(rows: Iterable[Any]) -> list[str]:
         return [f"{n}=None" for n in rows]
     def first(rows: Sequence[tuple[Any, ...]]) -> list[str]:
         return absent(row[0] for row in rows)
-    own = [row for row in t.head_inputs if row[0] in page.inputs]
+    own = [row for row in t.head_inputs if row[0] in of_page]
     return ", ".join((*(row[0] for row in t.inputs), *(row[0] for row in own if row[1] is None),
                       *first([row for row in own if row[1] is not None]), *absent(t.scalars), *first(t.initial),
                       *absent(t.numbers), "output_final_state=False", "cu_seqlens=None", *first(t.final),
@@ -141,8 +140,8 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
     shapes = ", ".join(f"{n} {shape.format(h=heads, d=''.join(f', {d}' for d in dims))} {dtype}"
                        for n, heads, dims, dtype in t.inputs)
     lines = [f"Shapes, layout {b.layout}: {shapes}.", *(INPUT_FORMS[form].doc.format(n) for n, form in b.contract.inputs)]
-    lines += [f"{n}: [HV] {dtype}, one number for each value head{_default(default)}."
-              for n, default, dtype in t.head_inputs]
+    lines += [f"{n}: [HV{''.join(f', {d}' for d in dims)}] {dtype}, one {'vector' if dims else 'number'} for each value head"
+              f"{_default(default)}." for n, default, dims, dtype in t.head_inputs]
     lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))
               for x in named(p, role, index) for line in _state_doc(b, x)]
     if b.contract.by_token or b.contract.positions:

@@ -60,7 +60,7 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         heads = case.heads if t.heads == "H" else case.value_heads
         shape = (total, heads, *t.tile.shape(b.sizes)[1:])
         if t.index == "head":
-            shape = (heads,)
+            shape = (heads, *t.tile.shape(b.sizes))
         if t.optional:
             shape = (len(case.lengths), case.value_heads, *t.tile.shape(b.sizes))
         normal = page = torch.randn(shape, generator=gen)
@@ -74,7 +74,7 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         rate = torch.tensor(max(-case.gate, 1e-3)).expand(heads)
         samples = _functions(draws(INPUT_FORMS[form])) if (form := b.contract.input_form(t.name)) else {}
         x = samples.pop("x")(page, normal, rate) if samples else page
-        if t.index == "token":
+        if t.index in ("token", "head"):
             x = x.to(TORCH[b.dtype if len(t.dims) > 1 and not t.wide else b.contract.dtype(t.name)])
         out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
         for n, sample in samples.items():
@@ -127,7 +127,7 @@ def from_recurrence(b: Build, case: Case, x: dict[str, torch.Tensor], recurrence
             given: dict[str, Any] = {}
             for name, (heads, _) in page.inputs.items():
                 own = head if heads == "HV" else head * case.heads // case.value_heads
-                given[name] = read_x[name][start:start + length, own] if page.inputs[name][1] else read_x[name][own]
+                given[name] = read_x[name][start:start + length, own] if "C" in page.inputs[name][1] else read_x[name][own]
             for state, t in zip(page.states, [t for t in p.role("input") if t.optional], strict=True):
                 given[state] = read_x[t.name][n, head] * case.initial
             results = recurrence(**given, **numbers)

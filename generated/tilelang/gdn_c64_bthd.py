@@ -651,7 +651,8 @@ class Tables:
     name: the name of the build. function: the name of the generated function. chunk: tokens of a chunk. layout: "bthd" or
     "bhtd". dtype: the dtype of input tiles.
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
-    head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
+    head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
+    if the caller must give it.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
@@ -691,7 +692,7 @@ class Tables:
     kernels: tuple[tuple[str, str, int, tuple[str, ...], tuple[str, ...]], ...]
     ints: Mapping[str, tuple[str, ...]]
     scalars: Mapping[str, float | None] = field(default_factory=dict)
-    head_inputs: tuple[tuple[str, float | None, str], ...] = ()
+    head_inputs: tuple[tuple[str, float | None, tuple[int, ...], str], ...] = ()
     initial: tuple[tuple[str, tuple[int, ...]], ...] = ()
     final: tuple[tuple[str, tuple[int, ...]], ...] = ()
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -961,11 +962,11 @@ def _check_detached(tensors: Iterable[tuple[str, Any]]) -> None:
 
 # --- the arguments of a call -----------------------------------------------------------------------------------------
 def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[int, ...], str]],
-                  head_inputs: Sequence[tuple[str, float | None, str]], layout: str, compiled: Mapping[str, int],
+                  head_inputs: Sequence[tuple[str, float | None, tuple[int, ...], str]], layout: str, compiled: Mapping[str, int],
                   batched: int) -> tuple[int, int, int, int, torch.device]:
     """B, T, H, HV and the device of a call's inputs.
 
-    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV] or None for
+    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV, ...] or None for
       each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
       one kernel instance handles.
     """
@@ -991,12 +992,13 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     if value_heads // key_heads % batched:
         _fail("heads", f"H = {key_heads}, HV = {value_heads}",
               f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
-    for (name, default, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
         if x is None and default is not None:
             continue
         _check_built_for(name, x, dtype, True)
-        if tuple(x.shape) != (value_heads,):
-            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number for each value head")
+        if tuple(x.shape) != (value_heads, *dims):
+            _fail(name, f"shape {tuple(x.shape)}",
+                  f"shape {(value_heads, *dims)}, one {'vector' if dims else 'number'} for each value head")
         if x.device != device:
             _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device
@@ -1290,10 +1292,10 @@ class Plan:
             plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
             self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
         first = len(t.inputs)
-        for n, ((_, default, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
             self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
             if x is None:
-                self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
+                self.lacking.append((n, (self.value_heads, *dims), default, _FLOATS[dtype], self.device))
 
     def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
         """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.
@@ -1907,9 +1909,9 @@ class Check:
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
-        for name, _, dtype in tables.head_inputs:
-            normal = torch.randn(heads[1], generator=gen, **on_cpu)
-            page = -rate if name in tables.decays else normal
+        for name, _, dims, dtype in tables.head_inputs:
+            normal = torch.randn(heads[1], *dims, generator=gen, **on_cpu)
+            page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
             x = self.draws[name](None, normal, forgets) if name in self.draws else page
             out[name] = x.to(self.DTYPES[dtype])
         for name, dims in tables.initial:

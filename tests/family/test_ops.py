@@ -8,13 +8,16 @@ from members import Case, Draws, drawn, expected, of_head
 from reference import rms_error
 
 import gdn_codegen
+from gdn_codegen import fused_recurrent_delta_rule, fused_recurrent_lightning_attn, fused_recurrent_simple_gla
 from gdn_codegen.algorithms import find
 from gdn_codegen.family import chunk_delta_rule, chunk_gated_delta_product, chunk_simple_gla
+from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
 HERE = [t for t in OWN if runs(t, "cpu")]
 OPS = {"delta_rule": chunk_delta_rule, "simple_gla": chunk_simple_gla}
+STEPS = {"delta_rule": fused_recurrent_delta_rule, "simple_gla": fused_recurrent_simple_gla}
 SIZES = {"C": 64, "K": 32, "V": 64}
 #: The positional arguments of FLA 0.6.0's functions after the inputs.
 ORDER = {"delta_rule": ["scale", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens",
@@ -46,6 +49,16 @@ def test_arguments_are_flas(name):
     names = [p.name for p in inspect.signature(OPS[name]).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert names == [*find(name).inputs, *ORDER[name]]
     assert getattr(gdn_codegen, OPS[name].__name__) is OPS[name]
+
+
+def test_arguments_of_steps_are_flas():
+    last = ["initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens"]
+    turned = ["initial_state", "output_final_state", "reverse", "state_v_first", "cu_seqlens"]
+    for op, want in ((fused_recurrent_delta_rule, ["beta", "scale", *last]),
+                     (fused_recurrent_simple_gla, ["g", "g_gamma", "scale", *turned]),
+                     (fused_recurrent_lightning_attn, ["layer_idx", "num_layers", "scale", *turned[:3], "cu_seqlens"])):
+        given = inspect.signature(op).parameters.values()
+        assert [p.name for p in given if p.kind is p.POSITIONAL_OR_KEYWORD] == ["q", "k", "v", *want]
 
 
 def test_arguments_of_the_product_are_flas():
@@ -133,6 +146,63 @@ def test_memory_that_is_written_is_no_input():
                           (dict(initial_state=S, final_state=S[:]), "final_state: got memory of initial_state")):
         with pytest.raises(ValueError, match=message):
             chunk_delta_rule(**x, output_final_state=True, **said)
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def built(monkeypatch):
+    """The builds of the calls of a test."""
+    found, module = [], launch.module
+    monkeypatch.setattr(launch, "module", lambda b: (found.append(b), module(b))[1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_few_tokens(name, target, built):
+    """States in bfloat16 [V, K] in slots, in place; a sequence in no slot."""
+    c = Case((3, 0, 2), gates="slow")
+    x, S, want = made(name, c)
+    pool = torch.full((4, 2, 64, 32), 7.0)
+    pool[[3, 1, 0]] = S.transpose(2, 3)
+    o, _ = STEPS[name](**x, initial_state=pool, state_indices=torch.tensor([3, -1, 0]), state_v_first=True, cu_seqlens=ends(c),
+                       target=target)
+    near((o[0], pool[[3, 1, 0]].transpose(2, 3)), want)
+    assert [b.chunk for b in built] == [16] and (pool[2] == 7).all()
+    x, S, want = made(name, Case((40,), gates="slow"))
+    near(STEPS[name](**x, initial_state=S, output_final_state=True, target=target), want)
+    assert built[-1].chunk > 16 and built[-1].algorithm == name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_states_of_draft_tokens(name, built):
+    """A slot for each token; sequences start from the state after the last token that was accepted."""
+    c = Case((3, 2), gates="slow")
+    x, S, want = made(name, c)
+    pool, slots = torch.full((8, 2, 32, 64), 7.0), torch.tensor([[5, 1, 0], [2, 7, -1]])
+    pool[[1, 2]] = S
+    o, _ = STEPS[name](**x, initial_state=pool, state_indices=slots, num_accepted_tokens=torch.tensor([2, 1]), cu_seqlens=ends(c),
+                       target=HERE[0])
+    near((o[0], pool[[0, 7]]), want)
+    first = expected(name, Case((1,)), {"S": S[:1], **{n: y[0, :1] for n, y in x.items()}})[1]
+    near((pool[5:6],), (first,))
+    assert [b.chunk for b in built] == [1] and (pool[[3, 4, 6]] == 7).all()
+
+
+def test_defaults_of_steps():
+    x, S, _ = made("delta_rule", Case((4,)))
+    more = dict(initial_state=S, target=HERE[0])
+    one = torch.ones_like(x["beta"])
+    assert torch.equal(fused_recurrent_delta_rule(x["q"], x["k"], x["v"], **more)[0],
+                       fused_recurrent_delta_rule(**dict(x, beta=one), **more)[0])
+    with pytest.raises(ValueError, match="beta: got None; accepted: a tensor, from which"):
+        fused_recurrent_delta_rule(x["q"], x["k"], x["v"], use_beta_sigmoid_in_kernel=True)
+    with pytest.raises(ValueError, match="reverse: got True; accepted: False"):
+        fused_recurrent_simple_gla(x["q"], x["k"], x["v"], reverse=True)
+    near(fused_recurrent_lightning_attn(x["q"], x["k"], x["v"], 1, 4, **more)[:1],
+         gdn_codegen.chunk_lightning_attn(x["q"], x["k"], x["v"], 1, 4, **more)[:1])
 
 
 # --- n steps for each token ------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 from gdn_codegen.host import arguments as t
 
 INPUTS = (("q", "H", (8,), "float16"), ("v", "HV", (4,), "float16"), ("g", "HV", (), "float32"))
-HEAD_INPUTS = (("A_log", None, "float32"), ("dt_bias", 0.0, "float32"))
+HEAD_INPUTS = (("A_log", None, (), "float32"), ("dt_bias", 0.0, (), "float32"))
 CPU = torch.device("cpu")
 
 

@@ -32,7 +32,7 @@ CASES = {
     "expand": [((x,), {"dims": CK}) for x in (COL, ROW, CK, NUMBER)],
     "matmul": [((CK, KV), {}), ((("K", "C"), KV), {"ta": True}), ((CK, ("V", "K")), {"tb": True}), ((CK, KV, ("C", "V")), {})],
     "cumsum": [*(((x,), a) for x in (C, CK) for a in ({}, {"least": -0.5})), ((CK,), {"exclusive": True})],
-    "decay_to_middle": [((CK,), {"size": 4}), ((CK, CK), {"size": 4})],
+    "to_middle": [((CK,), {"size": 4}), ((CK, CK), {"size": 4})],
     "decayed_product": [((CK,) * n, {}) for n in (3, 4)],
     "segment": [((C,), {"start": 4, "size": 4})], "join": [(((4,), (4,)), {"dim": "C"})],
     "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "from_quarters": [(((4, 4),) * 4, {"dims": CC})],

@@ -32,6 +32,25 @@ def bent(q, k, v, rate, skip, bend, S):
     return o, S
 
 
+@algorithm(q="C K", k="C K", v="C V", g="C", u="HV K", D=per_head(0.25, "HV V"), S=carried("K V", forgets="g"))
+def vectors(q, k, v, g, u, D, S):
+    """Token t: S <- exp(g) S + (u k) v^T; o = S^T q + D v."""
+    G = cumsum(g)
+    L = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    w = u[None, :] * k
+    o = exp(G)[:, None] * (q @ S) + ((q @ w.T) * L) @ v + D[None, :] * v
+    S = exp(last(G)) * S + w.T @ (exp(last(G) - G)[:, None] * v)
+    return o, S
+
+
+def of_vectors(q, k, v, g, u, D, S):
+    o = torch.zeros_like(v)
+    for t in range(len(v)):
+        S = torch.exp(g[t]) * S + torch.outer(u * k[t], v[t])
+        o[t] = S.T @ q[t] + D * v[t]
+    return o, S
+
+
 def given(**more):
     gen = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 21, 1, K, generator=gen).half() / K ** 0.5 for _ in range(2))
@@ -51,6 +70,24 @@ def recurrence(q, k, v, rate, bend, skip, S):
 def test_numbers_of_heads_agree_with_a_recurrence(target):
     pages.verify(bent, cases=(Case((17, 0, 70)), Case((65,), gate=-50.0)), target=target, reference=recurrence, head_dim_k=K,
                  head_dim_v=V)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [{}, {"schedule": "walk", "head_dim_k": 36, "head_dim_v": 100}])
+@pytest.mark.parametrize("target", HERE)
+def test_vectors_of_heads_agree_with_a_recurrence(target, plan):
+    pages.verify(vectors, cases=(Case((17, 0, 70), heads=2, value_heads=4), Case((65,), gate=-50.0)), target=target,
+                 reference=of_vectors, **{"head_dim_k": 64, "head_dim_v": 64, **plan})
+
+
+def test_what_a_function_says_of_vectors():
+    op = pages.compile(vectors, head_dim_k=K, head_dim_v=V)
+    assert "u: [HV, 32] float32, one vector for each value head.\n" in op.__doc__
+    x = given()
+    x = {"g": -x.pop("rate"), **{n: x[n] for n in "qkv"}, "u": torch.ones(2, K)}
+    assert torch.equal(op(**x)[0], op(**x, D=torch.full((2, V), 0.25))[0])
+    with pytest.raises(ValueError, match=r"u: got shape \(2,\); accepted: shape \(2, 32\), one vector for each value head"):
+        op(**{**x, "u": torch.ones(2)})
 
 
 def test_a_function_takes_required_numbers_after_inputs_and_then_optional_ones():
@@ -100,6 +137,9 @@ def test_numbers_may_have_strides():
 
 @pytest.mark.parametrize(("dims", "said"), [
     ({"a": "H"}, "a='H'; dims are C, K and V, after H or HV if given, or HV alone"),
+    ({"a": "HV K C"}, "a='HV K C'; an input has C first, or it is HV, HV K or HV V"),
+    ({"a": "H K"}, "a='H K'; an input has C first, or it is HV, HV K or HV V"),
+    ({"a": per_head(0.0, "C")}, r"a='C'; accepted with a default: HV, HV K and HV V"),
     ({"a": per_head(inf)}, r"a=per_head\(inf\); accepted: a finite number"),
     ({"a": per_head("0")}, r"a=per_head\('0'\); accepted: a finite number")])
 def test_a_wrong_declaration_is_refused(dims, said):

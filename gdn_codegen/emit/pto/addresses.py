@@ -55,7 +55,8 @@ class Addresses(Values):
         size, c, every = prod(shape), self.p.sizes["C"], EVERY
         base = {"slot": f"(slot{self.which} * HV + hv{nth}) * {size}", "sequence": f"(n * HV + hv) * {size}",
                 "checkpoint": f"((first / ({c} * {every}) + (c + 1) / {every} - 1) * HV + hv) * {size}",
-                "block": f"{self.channel(t.slots, o.attr('ahead', 0))} * {size}", "const": ""}[t.index]
+                "block": f"{self.channel(t.slots, o.attr('ahead', 0))} * {size}", "head": f"hv{nth} * {size}",
+                "const": ""}[t.index]
         if t.index == "checkpoint" and t.at:
             base = f"{t.at}_gm[n * {t.at}{WIDTH_OF} + c] * {t.name}_stride + hv * {size}"
         elif t.at:

@@ -109,8 +109,8 @@ class Addresses:
             where = [self.use("checkpoint"), head, *cut]
         elif t.index == "part":
             where = [f"{self.part} + 1" if ahead else self.part, head, *cut]
-        elif t.index == "sequence":
-            where = ["n", head, *cut]
+        elif t.index in ("sequence", "head"):
+            where = [*(["n"] if t.index == "sequence" else []), head, *cut]
         else:
             raise EmitError(f"tilelang has no address for tensor {t.name}: index {t.index}")
         return f"{self.params[t.over or t.name]}[{', '.join(where)}]"

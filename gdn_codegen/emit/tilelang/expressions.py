@@ -107,8 +107,8 @@ def last(w: KernelWriter, o: Op, x: Value) -> At:
     return lambda *index: x.at(end, *index)
 
 
-@rule("decay_to_middle")
-def decay_to_middle(w: KernelWriter, o: Op, x: Value, before: Value | None = None) -> At:
+@rule("to_middle")
+def to_middle(w: KernelWriter, o: Op, x: Value, before: Value | None = None) -> At:
     size = o.attr("size")
 
     def at(i: str, j: str) -> Text:

@@ -117,6 +117,8 @@ class Addresses:
                 rows = self.index(t.dims[0], int(transposed), len(t.dims))
                 parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
             parts += self.columns(t, transposed, one_token)
+        elif t.index == "head":
+            parts += [f"hv * {self.extent(t, t.dims[0])}", self.index(t.dims[0], 0, 1)]
         elif t.index in ("slot", "part", "sequence", "checkpoint"):
             size = [self.extent(t, d) for d in t.dims]
             at = {"slot": f"slot{self.which}", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)",

@@ -108,8 +108,8 @@ def last(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"tl.sum(tl.where({here}, {x}, 0.0), axis=0)")
 
 
-@rule("decay_to_middle")
-def decay_to_middle(w: KernelWriter, o: Op, x: Text, before: Text | None = None) -> Text:
+@rule("to_middle")
+def to_middle(w: KernelWriter, o: Op, x: Text, before: Text | None = None) -> Text:
     """The middle row of each block is the sum of the block's rows with all other rows masked."""
     (rows, columns), size = (w.dim(d) for d in w.type[o.args[0]].dims), o.attr("size")
     i = w.index(w.type[o.args[0]].dims[0], 0, 2)

@@ -37,7 +37,7 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     """
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
     of_heads = {n: fill for _, form in c.inputs for n, fill in INPUT_FORMS[form].heads.items()}
-    numbers = {t.name: t for t in p.role("input") if t.index == "head"}
+    numbers = {t.name: t for t in p.role("input") if t.index == "head" and not t.dims}
     dtypes = set(dict(c.dtypes)) - set(of_heads)
     for field, names, known in (("inputs", dict(c.inputs), tokens), ("dtypes", dtypes, tokens | numbers)):
         for n in sorted(names):

@@ -1,6 +1,6 @@
 """across_rows: computes ops across the rows of a tile by products with constant tiles. Only devices with cores (PTO) run it.
 
-`cumsum` and `decay_to_middle` of a tile [C, K] read other rows than those that they compute, and each vector core holds some of
+`cumsum` and `to_middle` of a tile [C, K] read other rows than those that they compute, and each vector core holds some of
 the rows. But these ops are linear: f(x) = f(I) @ x, where I is the identity. f(I) is a constant tile of zeros, ones and minus
 ones, and the core that multiplies holds all rows. With two operands, f(x, y) = f(I, 0) @ x + f(0, I) @ y. The operands stay
 float32, whose products the device sums in float32. The alternative, an exchange of rows between the vector cores, needs memory,

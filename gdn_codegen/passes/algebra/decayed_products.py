@@ -7,8 +7,8 @@ rows, i is in the second half, and m is the last row of the first half:
 
     exp(G[i] - G[j]) = exp(G[i] - G[m]) * exp(G[m] - G[j])
 
-Neither exponent is positive if no gate is. `decay_to_middle` is the first in rows of second halves, and the second in rows of
-first halves. So one tile x = exp(decay_to_middle(G, h)) scales both operands: level h of P is pairs((a * x) @ (b * x).T, h).
+Neither exponent is positive if no gate is. `to_middle` is the first in rows of second halves, and the second in rows of
+first halves. So one tile x = exp(to_middle(G, h)) scales both operands: level h of P is pairs((a * x) @ (b * x).T, h).
 Where a token reads what is left before it decays, a is scaled by decays of sums without the token, and nothing is on the
 diagonal. Otherwise the decay is 1 there. All levels are products for tensor cores. Products of different operands with one G
 share x.
@@ -68,7 +68,7 @@ def _levels(group: list[Op], b: Body, size: int, strict: set[str]) -> None:
     while half:
         for o in group:
             x, y, *sums = o.args
-            x, y = (b.op("mul", a, b.op("exp", b.op("decay_to_middle", *s, size=half, line=o.line), line=o.line), line=o.line)
+            x, y = (b.op("mul", a, b.op("exp", b.op("to_middle", *s, size=half, line=o.line), line=o.line), line=o.line)
                     for a, s in ((x, sums), (y, sums[:1])))
             term = b.op("pairs", b.op("matmul", x, y, tb=True, line=o.line), size=half, line=o.line)
             add(o, term, half == 1 and not _diagonal(o, strict))

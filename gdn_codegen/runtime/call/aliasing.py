@@ -1,10 +1,18 @@
-"""Whether tensors share memory."""
+"""Whether tensors share memory, and whether those of a call may."""
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor
 
+from ...host.tensors import _fail
+from .arguments import BUFFER, FINAL, IN_KERNELS, INITIAL, OUT, Tensors
+
 #: Steps of one tensor that are looked at one by one within the reach of another.
 FEW = 8
+#: How the error for a buffer that shares memory ends.
+_APART = {"initial_state": ", because the final state overwrites it", "final_state": ", or inplace_final_state=True", "out": "",
+          "intermediate_states_buffer": ""}
 Steps = list[tuple[int, int]]
 
 
@@ -60,3 +68,29 @@ def _meet(a: int, x: Steps, b: int, y: Steps) -> bool:
     if len(some) > FEW:
         return len(rest) == 1  # which covers a whole step
     return any(_meet(a + i * far, inner, b, rest) for i in some)
+
+
+def written(t: tuple[Any, ...], in_place: bool) -> list[int]:
+    """Indices of the given tensors that the call writes."""
+    state = FINAL if t[FINAL] is not None and t[FINAL] is not t[INITIAL] else INITIAL if in_place else None
+    return [n for n in (OUT, state, BUFFER) if n is not None and t[n] is not None]
+
+
+def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) -> None:
+    """ValueError where a tensor that the call writes shares memory with another that it reads or writes: kernels run side by
+    side, in no order.
+
+    t: the call's Tensors as a tuple. reaches: bytes from each tensor's first element to its last. They depend on its kind alone,
+    so most calls compare only addresses.
+    """
+    for n in written(t, in_place):
+        x: Any = t[n]
+        first = x.data_ptr()
+        last = first + reaches[n]
+        for m, y in enumerate(t[:IN_KERNELS]):
+            if y is None or m == n or (n == INITIAL and m == FINAL):
+                continue
+            at = y.data_ptr()
+            if at < last and first < at + reaches[m] and shared(x, y):
+                name, other = Tensors._fields[n], Tensors._fields[m]
+                _fail(name, f"memory of {other}", f"memory of its own{_APART[name]}")

@@ -17,7 +17,7 @@ from ..admit import Refused, admit, captures
 from ..build import Build
 from ..load import module
 from . import choose_decode
-from .aliasing import reach
+from .aliasing import check_written, reach, written
 from .arguments import IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Options, Tensors
 from .choose import choice, refuse
 from .compiling import DoesNotCompile, compiling
@@ -25,7 +25,7 @@ from .device import Facts
 from .dtypes import adapted, adapts
 from .given import buffers_of, given_to, integers_of, places_of_integers
 from .native_launcher import Asked, NotReady, call_launcher, kernels_ahead
-from .normalise import check_chunks, check_written, reads, settled, transformed, written
+from .normalise import check_chunks, reads, settled, transformed
 from .positions import check
 from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
 

@@ -2,13 +2,14 @@
 
 The options are those of Gated DeltaNet's ops, and so are their checks, dispatch and admission. What a page takes follows from the
 page: its inputs, and from their dims K, V, the heads and which of them are numbers. Nothing is kept between calls but what a
-module keeps, and torch.compile does not trace these calls.
+module keeps. torch.compile and tracers get a torch op (runtime/member_library.py).
 """
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -26,8 +27,8 @@ from .dtypes import with_states
 from .given import buffers_of, integers_of
 from .known_keywords import spelled
 from .launch import admitted
-from .normalise import check_chunks, check_plain, reads, request_of
-from .request import DTYPES, Inputs, Request, call_for
+from .normalise import check_chunks, check_plain, is_step, reads, request_of, shape_of
+from .request import DECODE_CHUNK, DTYPES, Inputs, Request, call_for
 
 #: How options are where a call does not say otherwise.
 OPEN = Options(False, False, False, None, "log", "given", False, False, None, None, "auto", None)
@@ -37,26 +38,33 @@ FORMS = {"gate": ("g",), "beta_form": ("beta",), "use_qk_l2norm_in_kernel": ("q"
 ABSENT = ("checkpoint_positions", "checkpoint_slots", "aligned_positions")
 
 
-def _options(page: Algorithm, named: dict[str, Any], others: dict[str, Any]) -> tuple[Tensors, Options]:
-    """Tensors and options of a call, without its inputs. ValueError for a keyword that the op does not take."""
+def _options(page: Algorithm, named: dict[str, Any], others: dict[str, Any], step: bool) -> tuple[Tensors, Options]:
+    """Tensors and options of a call, without its inputs. ValueError for a keyword that the op does not take. step: whether the
+    call is a decoding step."""
     given = tuple(named.pop(n, None) for n in Tensors._fields)
-    t, x = spelled(given, tuple(OPEN._replace(**named)), others, ours=True)
+    t, x = spelled(given, tuple(OPEN._replace(**named)), others, DECODE_CHUNK if step else 0, ours=True)
     tensors, options = Tensors(*t), Options(*x)
     for name in (*Tensors._fields[:INPUTS], *ABSENT):
         if getattr(tensors, name, None) is not None or getattr(options, name, False):
             _fail(name, "a value", f"no value: {page.name} has the inputs {', '.join(page.inputs)}" if name not in ABSENT else
                   "no value, because only chunk_gated_delta_rule has this argument")
     for option, read in FORMS.items():
-        said, lacks = getattr(options, option), [n for n in read if not page.inputs.get(n, ("", ()))[1]]
+        said, lacks = getattr(options, option), [n for n in read if "C" not in page.inputs.get(n, ("", ()))[1]]
         if said != getattr(OPEN, option) and lacks:
             _fail(option, repr(said), f"{getattr(OPEN, option)!r}: {page.name} has no input {lacks[0]}"
                   + (" of tokens" if lacks[0] in page.inputs else ""))
     return tensors, options
 
 
+@cache
+def _gates(page: Algorithm) -> frozenset[str]:
+    """The page's inputs that are logs of decays. Their dtype is not that of the others."""
+    return frozenset(log_decays(page.trace()))
+
+
 def _checked(page: Algorithm, inputs: dict[str, Any], t: Tensors, layout: str) -> dict[str, Tensor]:
     """The inputs, in dtypes that kernels take. ValueError for what is no tensor of the right rank and dtype."""
-    ranks = {n: 2 + len(page.inputs[n][1]) if page.inputs.get(n, ("", ()))[1] else 1 for n in inputs}
+    ranks = {n: 2 + len(page.inputs[n][1]) if "C" in page.inputs.get(n, ("", ()))[1] else 1 for n in inputs}
     for name, y in (*inputs.items(), *((n, y) for n, y in zip(t._fields, t, strict=True) if y is not None)):
         check_plain(name, y)
     for name, y in inputs.items():
@@ -66,7 +74,7 @@ def _checked(page: Algorithm, inputs: dict[str, Any], t: Tensors, layout: str) -
             _fail(name, y.dtype, ", ".join(map(str, DTYPES)))
     if torch.is_grad_enabled():
         _check_detached((*inputs.items(), ("initial_state", t.initial_state), ("A_log", t.A_log), ("dt_bias", t.dt_bias)))
-    gates = log_decays(page.trace())
+    gates = _gates(page)
     matrices = [n for n, rank in ranks.items() if rank == 4 and n not in gates]
     last = matrices[-1] if "v" not in matrices else "v"
     dtype = inputs[last].dtype
@@ -83,9 +91,10 @@ def _about(page: Algorithm, inputs: dict[str, Any], t: Tensors, x: Request) -> I
     heads: dict[str, int] = {}
     numbers = [("A_log", t.A_log), ("dt_bias", t.dt_bias)]
     dtype, shape = torch.float32, torch.Size()
-    gates = log_decays(page.trace())
+    gates = _gates(page)
     tokens = {p.name: p for p in page.trace().role("input") if p.index == "token"}
-    numbers += [(n, y) for n, y in inputs.items() if n not in tokens or len(tokens[n].dims) == 1]
+    numbers += [(n, y) for n, y in inputs.items()
+                if (len(tokens[n].dims) == 1 if n in tokens else y is not None and y.ndim == 1)]
     for p in (p for p in tokens.values() if len(p.dims) > 1):
         y = inputs[p.name]
         sizes[str(p.dims[1])] = y.shape[3]
@@ -115,18 +124,31 @@ def _check_values(inputs: dict[str, Any], t: Tensors, x: Request) -> None:
     _check_written(inputs, t, x)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],
-         forms: str = "", called: Mapping[str, str] = MappingProxyType({})) -> tuple[Any, ...]:
+         forms: str = "", called: Mapping[str, str] = MappingProxyType({}), recurrent: bool = False) -> tuple[Any, ...]:
+    """`eager`, or under torch.compile an op, where it takes the call's arguments."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        from ..member_library import compiled, takes
+        if takes({**named, **others}):
+            return compiled(algorithm, inputs, numbers, {**named, **others}, forms, dict(called), recurrent)
+    made: tuple[Any, ...] = eager(algorithm, inputs, numbers, named, others, forms, called, recurrent)
+    return made
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def eager(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],
+          forms: str = "", called: Mapping[str, str] = MappingProxyType({}), recurrent: bool = False) -> tuple[Any, ...]:
     """o, the final state or None, and the checkpoints if the call has some.
 
     algorithm: the page. inputs: its inputs by name, then the tensors of `forms`. None leaves out what may be absent. forms: input
     forms, as a contract has them. numbers: those of the caller; None means the page's default. named: arguments of the op that
     are Tensors or Options, by name. others: all other keywords of the call. called: what callers call inputs and states.
+    recurrent: whether a call of few tokens is a decoding step.
     """
     page = algorithms.find(algorithm)
     try:
-        return _called(page, inputs, numbers, _options(page, dict(named), others), forms)
+        step = recurrent and is_step(shape_of(*next(iter(inputs.items()))), named.get("cu_seqlens"), others)
+        return _called(page, inputs, numbers, _options(page, dict(named), others, step), forms, step)
     except ValueError as e:
         said = re.sub(r"^\w+(?=: got)|(?<=that of )\w+", lambda m: called.get(m[0], m[0]), str(e)) if called else str(e)
         if said == str(e):
@@ -134,14 +156,16 @@ def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
         raise ValueError(said) from e
 
 
-def _called(page: Algorithm, inputs: dict[str, Any], numbers: dict[str, Any], given: tuple[Tensors, Options], forms: str
-            ) -> tuple[Any, ...]:
+def _called(page: Algorithm, inputs: dict[str, Any], numbers: dict[str, Any], given: tuple[Tensors, Options], forms: str,
+            step: bool) -> tuple[Any, ...]:
     """`call`, with tensors and options apart."""
     t, x = given
-    order = sorted(page.inputs, key=lambda n: not page.inputs[n][1])  # modules take numbers for each head last
+    order = sorted(page.inputs, key=lambda n: "C" not in page.inputs[n][1])  # modules take what heads have last
     inputs = {n: inputs[n] for n in (*order, *(n for n in inputs if n not in order))}
-    return with_states(t, x, lambda t, x: _run(page, inputs, numbers, t, replace(request_of(t, x), algorithm=page.name,
-                                                                                 forms=forms)))
+
+    def run(t: Tensors, x: Options) -> tuple[Any, ...]:
+        return _run(page, inputs, numbers, t, replace(request_of(t, x, step), algorithm=page.name, forms=forms))
+    return with_states(t, x, run)
 
 
 def _run(page: Algorithm, inputs: dict[str, Any], numbers: dict[str, Any], t: Tensors, asked: Request) -> tuple[Any, ...]:

@@ -19,17 +19,13 @@ from ...host.arguments import _ANY_FLOAT, _check_chunks, _check_flag, _check_int
 from ...host.tensors import _fail
 from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
-from .aliasing import shared
-from .arguments import BUFFER, FINAL, FLAGS, IN_KERNELS, INITIAL, INPUTS, INTEGERS, OUT, Options, Tensors
+from .arguments import BUFFER, FLAGS, IN_KERNELS, INPUTS, INTEGERS, Options, Tensors
 from .by_token import words
-from .request import DTYPES, Request
+from .request import DECODE_CHUNK, DTYPES, Request
 
 #: The words for forms of g and beta, with the contract's names of them. The first word is for what the page reads.
 GATES = {"log": "", **{form: form for form in algorithms.FORMS["g"]}}
 BETAS = {"given": "", **{form: form for form in algorithms.FORMS["beta"]}}
-#: How the error for a buffer that shares memory ends.
-_APART = {"initial_state": ", because the final state overwrites it", "final_state": ", or inplace_final_state=True", "out": "",
-          "intermediate_states_buffer": ""}
 _INTEGERS = frozenset(Tensors._fields[n] for n in INTEGERS)
 
 
@@ -69,6 +65,19 @@ def shape_of(name: str, x: Any) -> torch.Size:
         check_plain(name, x)
     shape: torch.Size = x.shape
     return shape
+
+
+def token_axis(others: dict[str, Any]) -> int:
+    """The axis of tokens of a call with these keywords. What else they say of a layout is checked later."""
+    return 2 if others.get("head_first") is True or others.get("layout") in ("bhtd", "bnsd") else 1
+
+
+def is_step(shape: torch.Size, cu_seqlens: Any, others: dict[str, Any]) -> bool:
+    """Whether a call is a decoding step if its op takes any number of tokens: sequences have few on average, or the bits of
+    results may not depend on how many others have. shape: of a tensor of tokens. others: keywords of the call."""
+    sequences = shape[:1].numel() if cu_seqlens is None else shape_of("cu_seqlens", cu_seqlens).numel() - 1
+    few = len(shape) == 4 and shape[0] * shape[token_axis(others)] <= DECODE_CHUNK * sequences
+    return few or is_batch_invariant(others.get("batch_invariant"))
 
 
 def _kernels_dtype(name: str, dtype: Any) -> str:
@@ -169,32 +178,6 @@ def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
     if found == "raw" and not a_log:
         _fail("A_log", None, "a tensor [HV], which gate='raw' needs")
     return found
-
-
-def written(t: tuple[Any, ...], in_place: bool) -> list[int]:
-    """Indices of the given tensors that the call writes."""
-    state = FINAL if t[FINAL] is not None and t[FINAL] is not t[INITIAL] else INITIAL if in_place else None
-    return [n for n in (OUT, state, BUFFER) if n is not None and t[n] is not None]
-
-
-def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) -> None:
-    """ValueError where a tensor that the call writes shares memory with another that it reads or writes: kernels run side by
-    side, in no order.
-
-    t: the call's Tensors as a tuple. reaches: bytes from each tensor's first element to its last. They depend on its kind alone,
-    so most calls compare only addresses.
-    """
-    for n in written(t, in_place):
-        x: Any = t[n]
-        first = x.data_ptr()
-        last = first + reaches[n]
-        for m, y in enumerate(t[:IN_KERNELS]):
-            if y is None or m == n or (n == INITIAL and m == FINAL):
-                continue
-            at = y.data_ptr()
-            if at < last and first < at + reaches[m] and shared(x, y):
-                name, other = Tensors._fields[n], Tensors._fields[m]
-                _fail(name, f"memory of {other}", f"memory of its own{_APART[name]}")
 
 
 def is_batch_invariant(x: Any) -> bool:

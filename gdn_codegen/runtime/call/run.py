@@ -5,11 +5,10 @@ from functools import cache
 
 from torch import Tensor
 
-from .aliasing import reach
+from .aliasing import check_written, reach
 from .arguments import IN_KERNELS, Tensors
 from .given import given_to, integers_of
 from .launch import chosen, numbers_for, serves
-from .normalise import check_written
 from .positions import Pieces, buffer, pool_of, slots_by_chunk, store, writes_slots
 from .request import Request, call_of
 
