@@ -34,27 +34,28 @@ def across_rows(p: Program) -> Program:
 
 
 def _rule(o: Op, b: Body, sums: set[str], made: dict[str, Tensor]) -> str | None:
-    """Append the products for `o`. None if `o` reads no tile across its rows. sums: the values that are running sums, and so
+    """Append the products for `o`. None for other ops. sums: the values that are running sums, and so
     products. made: the constant tiles so far, by name. The rule adds to it."""
     if not OPS[o.kind].across_rows or b.types[o.args[0]].rank != 2:
         return None
-    if o.kind == "last":
+    if OPS[o.kind].entry:
         x = o.args[0] if o.args[0] in sums else _product(o, b, ["eye 1.0 0.0"], made)
-        return b.op("last", x, name=o.out, line=o.line)
+        return b.op(o.kind, x, name=o.out, line=o.line)
     if o.kind == "cumsum":
         o = o.changed(args=(bounded(o, b),))
         return _product(o, b, [f"{'strictly_lower' if o.attr('exclusive') else 'lower'} 1.0 0.0"], made, o.out)
-    size, n = o.attr("size"), len(o.args)
-    return _product(o, b, [f"{o.kind}:{size} of {i}/{n}" for i in range(n)], made, o.out)
+    if o.kind == "to_middle":
+        return _product(o, b, [f"{o.kind}:{o.attr('size')} of {n}/{len(o.args)}" for n in range(len(o.args))], made, o.out)
+    return None
 
 
 def _product(o: Op, b: Body, fills: list[str], made: dict[str, Tensor], name: str = "") -> str:
     """Append the sum of the products of constant tiles and the operands of `o`. fills: how each constant tile is filled."""
     total: list[str] = []
-    for x, fill in zip(o.args, fills, strict=True):
+    for n, (x, fill) in enumerate(zip(o.args, fills, strict=True), 1):
         kind, what, of = fill.split()
         tensor = kind.replace(":", "_") + ("_mask" if what != "of" else f"_of_{of.replace('/', '_')}")
         b.tensors[tensor] = made[tensor] = Tensor(tensor, "workspace", "const", "HV", ("C", "C"), fill=fill)
         tile = b.op("load", name=b.fresh(tensor), tensor=tensor, line=o.line)
-        total = [b.op("matmul", tile, x, *total, name=name if x == o.args[-1] else "", line=o.line)]
+        total = [b.op("matmul", tile, x, *total, name=name if n == len(fills) else "", line=o.line)]
     return total[0]
