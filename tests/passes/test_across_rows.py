@@ -28,8 +28,8 @@ def sums(q, k, v, g, S):
 
 @algorithm(q="C K", v="C V", S=carried("K V"))
 def of_memory(q, v, S):
-    """The last row of a tile from memory."""
-    o = q @ S
+    """The last rows of a tile from memory and of the state."""
+    o = last(S)[None, :] * (q @ S)
     S = S + (last(q)[None, :] * q).T @ v
     return o, S
 

@@ -12,6 +12,7 @@ this pass makes a product of the operand, if it is none yet: its product with I.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ...ir.builder import Body
 from ...ir.core import Op, Program
@@ -29,13 +30,13 @@ def across_rows(p: Program) -> Program:
     kernels = []
     for k in p.kernels:
         sums = {o.out for o in k.ops if o.kind == "cumsum"}
-        kernels.append(rebuild_kernel(p, k, lambda o, b, sums=sums: _rule(o, b, sums, made)))  # type: ignore[misc]
+        kernels.append(rebuild_kernel(p, k, partial(_rule, sums, made)))
     return with_tensors(replace(p, kernels=tuple(kernels)), *made.values())
 
 
-def _rule(o: Op, b: Body, sums: set[str], made: dict[str, Tensor]) -> str | None:
-    """Append the products for `o`. None for other ops. sums: the values that are running sums, and so
-    products. made: the constant tiles so far, by name. The rule adds to it."""
+def _rule(sums: set[str], made: dict[str, Tensor], o: Op, b: Body) -> str | None:
+    """Append the products for `o`. None if it stays. sums: the values that are running sums, and so products. made: the constant
+    tiles so far, by name. The rule adds to it."""
     if not OPS[o.kind].across_rows or b.types[o.args[0]].rank != 2:
         return None
     if OPS[o.kind].entry:
@@ -54,8 +55,10 @@ def _product(o: Op, b: Body, fills: list[str], made: dict[str, Tensor], name: st
     total: list[str] = []
     for n, (x, fill) in enumerate(zip(o.args, fills, strict=True), 1):
         kind, what, of = fill.split()
+        rows = b.types[x].dims[0]
         tensor = kind.replace(":", "_") + ("_mask" if what != "of" else f"_of_{of.replace('/', '_')}")
-        b.tensors[tensor] = made[tensor] = Tensor(tensor, "workspace", "const", "HV", ("C", "C"), fill=fill)
+        tensor += f"_{rows}" if rows != "C" else ""
+        b.tensors[tensor] = made[tensor] = Tensor(tensor, "workspace", "const", "HV", (rows, rows), fill=fill)
         tile = b.op("load", name=b.fresh(tensor), tensor=tensor, line=o.line)
         total = [b.op("matmul", tile, x, *total, name=name if n == len(fills) else "", line=o.line)]
     return total[0]
