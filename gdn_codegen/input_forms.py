@@ -19,8 +19,8 @@ class InputForm:
 
     doc: what a generated module says of the input {0}. value: what the page reads where the caller passes x, in the notation of
     pages. heads: tensors that `value` names, with one number for each value head -> what the host passes for None, "" if the
-    caller must give one. rows: whether the input has a row for each token; otherwise it has a number. A pass computes forms of
-    rows.
+    caller must give one. vectors: those of them that have a vector for each value head if the input has a row for each token.
+    rows: whether the form is one of rows, which a pass computes; another form is elementwise.
 
     drawn: how `verify` and the self-check draw x and the tensors of `heads`, by name, in the notation of pages. `normal` is a
     normal sample, `rate` the mean log decay of a token of the head, without its sign. For x, `page` is what the page would be
@@ -31,6 +31,7 @@ class InputForm:
     doc: str
     value: str
     heads: Mapping[str, str] = field(default_factory=dict)
+    vectors: tuple[str, ...] = ()
     rows: bool = False
     drawn: Mapping[str, str] = field(default_factory=dict)
 
@@ -44,15 +45,16 @@ INPUT_FORMS: dict[str, InputForm] = {
     "linear": InputForm("{0} comes as the factor of which the kernels take the log.", "log(maximum(x, 1.1754943508222875e-38))",
                         drawn={"x": "exp(page)"}),
     "raw": InputForm("{0} comes raw: the kernels take -exp(A_log) softplus({0} + dt_bias).",
-                     "-exp(A_log) * softplus(x + dt_bias)", heads={"A_log": "", "dt_bias": "0.0"},
+                     "-exp(A_log) * softplus(x + dt_bias)", heads={"A_log": "", "dt_bias": "0.0"}, vectors=("dt_bias",),
                      drawn={"x": "2 * normal", "A_log": "log(rate)"}),
     "sigmoid": InputForm("{0} comes as it is before a sigmoid.", "sigmoid(x)", drawn={"x": "log(page / (1 - page))"}),
     "twice_sigmoid": InputForm("{0} comes as it is before twice a sigmoid.", "2 * sigmoid(x)",
                                drawn={"x": "log(page / (2 - page))"}),
     "softplus": InputForm("{0} comes as it is before a softplus, and without dt_bias: the kernels take softplus({0} + dt_bias).",
-                          "softplus(x + dt_bias)", heads={"dt_bias": "0.0"}, drawn={"x": "2 * normal"}),
+                          "softplus(x + dt_bias)", heads={"dt_bias": "0.0"}, vectors=("dt_bias",),
+                          drawn={"x": "2 * normal"}),
     "rectified": InputForm("{0} comes without dt_bias: the kernels take max({0} + dt_bias, 0).", "maximum(x + dt_bias, 0.0)",
-                           heads={"dt_bias": "0.0"}, drawn={"x": "normal"}),
+                           heads={"dt_bias": "0.0"}, vectors=("dt_bias",), drawn={"x": "normal"}),
     "l2norm": InputForm("{0} comes as it is: the kernels divide its rows by their norms.",
                         "rsqrt(row_sum(x * x) + 1e-6)[:, None] * x", rows=True, drawn={"x": "normal"}),
     "unit": InputForm("{0} has rows of norm 1: warm-up lengths do not need their norms.", "x", rows=True),
@@ -66,11 +68,15 @@ def reads(form: InputForm) -> str:
     return f"lambda {', '.join(names)}, **_: {formula(form.value, names)}"
 
 
-def draws(form: InputForm) -> dict[str, str]:
-    """Torch functions, as text, by the name of what each draws, x and the form's numbers: (page, normal, rate) -> a sample."""
+def draws(form: InputForm, between: bool = False) -> dict[str, str]:
+    """Torch functions, as text, by the name of what each draws, x and the form's numbers: (page, normal, rate) -> a sample.
+
+    between: whether x is drawn for pages that read numbers from 0 to 1, where `page` may be any."""
     from .emit.page import formula
-    return {n: f"lambda page, normal, rate: {formula(form.sample(n), ('page', 'normal', 'rate')[n != 'x':])}"
-            for n in ("x", *form.heads)}
+    found = {n: formula(form.sample(n), ("page", "normal", "rate")[n != "x":]) for n in ("x", *form.heads)}
+    if between and "page" in form.sample("x"):
+        found["x"] = f"(lambda page: {found['x']})(torch.sigmoid(normal))"
+    return {n: f"lambda page, normal, rate: {text}" for n, text in found.items()}
 
 
 def register(name: str, form: InputForm) -> InputForm:
@@ -93,6 +99,8 @@ def register(name: str, form: InputForm) -> InputForm:
             raise ValueError(f"heads: got {n!r}; accepted: a name that neither generated functions nor other forms use")
         if default and not _is_number(default):
             raise ValueError(f"heads: got {default!r} for {n}; accepted: a finite number as text, or an empty text")
+    if unknown := sorted(set(form.vectors) - set(form.heads)):
+        raise ValueError(f"vectors: got {', '.join(unknown)}; accepted: {', '.join(form.heads) or 'none'}, which heads names")
     if unknown := sorted(set(form.drawn) - {"x", *form.heads}):
         raise ValueError(f"drawn: got {', '.join(unknown)}; accepted: {', '.join(('x', *form.heads))}")
     for what, text in (("value", reads), ("drawn", draws)):

@@ -102,13 +102,9 @@ def with_tensors(p: Program, *more: Tensor) -> Program:
     return replace(p, tensors=(*p.tensors, *{t.name: t for t in more if t.name not in have}.values()))
 
 
-def walks(p: Program, k: Kernel) -> bool:
-    """Whether `k` walks the chunks to store something for each of them.
+def walks(k: Kernel) -> bool:
+    """Whether `k` carries values over the chunks of a sequence or part.
 
-    False for kernels over parts that only compute a summary, and for the loop that computes bounds before a part.
+    False for the loop that computes bounds before a part, and for the fold over parts.
     """
-    index = {t.name: t.index for t in p.tensors}
-    if not any(isinstance(s, Loop) and s.index != "before" for s in k.body):
-        return False
-    return k.grid == "sequences" or (k.grid == "parts" and any(
-        o.kind == "store" and index[o.attr("tensor")] in ("token", "slot") for o in k.ops))
+    return any(s.index == "chunk" and s.carried for s in k.body if isinstance(s, Loop))

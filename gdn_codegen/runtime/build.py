@@ -206,7 +206,7 @@ def _spelled_out(x: Any) -> str:
 def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     """The texts for the slots of a template."""
     from ..emit.page import page_text
-    t, forms = tables(b, p, kernels), forms_text(b.contract)
+    t, forms = tables(b, p, kernels), forms_text(b.contract, b.page.trace())
     # the module has it in triple-quoted strings
     doc = b.page.doc
     summary = re.sub(r"(['\"])\1+", r"\1", doc.splitlines()[0].replace("\\", "/")) if doc else b.page.name

@@ -200,13 +200,20 @@ def _state_doc(b: Build, t: Tensor) -> list[str]:
     return [f"{text}, or what widens to it; zero where absent." if t.dtype == "float32" else f"{text}; zero where absent."]
 
 
-def forms_text(c: Contract) -> str:
+def between(t: Tensor, form: str, decays: Container[str]) -> bool:
+    """Whether an input with this form has rows of numbers from 0 to 1. Of one number for each token, the drawn `page` is such."""
+    return len(t.dims) > 1 and t.name not in decays and not INPUT_FORMS[form].rows
+
+
+def forms_text(c: Contract, page: Program) -> str:
     """The text of `_reads` and `_draws`, by the name of an input or number, for the inputs that callers pass in other forms. ""
     if there are none."""
     if not c.inputs:
         return ""
     lines = ["#: What the page reads of inputs in callers' forms, and samples of these."]
     lines += ["_reads = {", *(f'    "{n}": {reads(INPUT_FORMS[form])},' for n, form in c.inputs), "}", "_draws = {"]
+    decays = log_decays(page)
     for n, form in c.inputs:
-        lines += [f'    "{n if of == "x" else of}": {text},' for of, text in draws(INPUT_FORMS[form]).items()]
+        found = draws(INPUT_FORMS[form], between(page.tensor(n), form, decays))
+        lines += [f'    "{n if of == "x" else of}": {text},' for of, text in found.items()]
     return "\n".join([*lines, "}"])

@@ -21,6 +21,7 @@ from ..ir.types import Tensor
 from ..runtime.build import Build, lowered
 from ..runtime.load import function
 from ..runtime.progress import under_way
+from ..runtime.tables import between
 
 F64 = torch.float64
 
@@ -72,13 +73,15 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         elif t.name in decays:
             page = torch.full(shape, case.gate)
         rate = torch.tensor(max(-case.gate, 1e-3)).expand(heads)
-        samples = _functions(draws(INPUT_FORMS[form])) if (form := b.contract.input_form(t.name)) else {}
+        form = b.contract.input_form(t.name)
+        samples = _functions(draws(INPUT_FORMS[form], between(t, form, decays))) if form else {}
         x = samples.pop("x")(page, normal, rate) if samples else page
         if t.index in ("token", "head"):
             x = x.to(TORCH[b.dtype if len(t.dims) > 1 and not t.wide else b.contract.dtype(t.name)])
         out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
         for n, sample in samples.items():
-            out[n] = sample(None, torch.randn(heads, generator=gen), rate).to(TORCH[b.contract.dtype(n)])
+            own = t.tile.shape(b.sizes)[1:] if n in INPUT_FORMS[form].vectors else ()
+            out[n] = sample(None, torch.randn(heads, *own, generator=gen), rate).to(TORCH[b.contract.dtype(n)])
     return out
 
 
@@ -87,7 +90,8 @@ def read(b: Build, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     out = {n: t.to(F64) for n, t in x.items()}
     for n, form in b.contract.inputs:
         about = INPUT_FORMS[form]
-        out[n] = _functions({n: reads(about)})[n](out[n], **{of: out[of] for of in about.heads})
+        of_heads = {of: out[of].view(*out[of].shape, *(1 for _ in out[n].shape[out[of].ndim + 1:])) for of in about.heads}
+        out[n] = _functions({n: reads(about)})[n](out[n], **of_heads)
     return out
 
 

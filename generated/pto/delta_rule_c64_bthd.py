@@ -3113,7 +3113,10 @@ class Check:
     def read(self, name: str, x: Any) -> Any:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
-        return self.reads[name](y, **{n: x[n].double() for n, *_ in self.tables.head_inputs}) if name in self.reads else y
+        if name not in self.reads:
+            return y
+        of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
+        return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
     def kv_order(self, state: Any, dims: Any) -> Any:
         """A caller's states in the page's order of dims."""

@@ -688,7 +688,7 @@ def S_offset_kernel(t):
         span: T.int32,
         has_initial_state: T.int32,
     ):
-        with t.kernel(parts, HV, threads=256) as (part, hv):
+        with t.kernel(parts, HV, threads=512) as (part, hv):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
@@ -697,23 +697,41 @@ def S_offset_kernel(t):
             length = cu_seqlens[n + 1] - start
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
+            S = t.fragment((V, K), T.float32)
             warm_up_next = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
-            S = t.fragment((K, V), T.float32)
-            G = t.shared((C,), T.float32)
-            beta = t.shared((C,), T.float32)
-            k = t.shared((C, K), T.float16)
-            tile_C_V = t.shared((C, V), T.float16)
+            k = T.alloc_shared((3, C, K), T.float16)
+            G = T.alloc_shared((3, C), T.float32)
+            beta = T.alloc_shared((3, C), T.float32)
+            v = t.staged((3, C, V), T.float16)
+            G_col = t.fragment((C,), T.float32)
+            G_row = t.fragment((C,), T.float32)
             k_kT = t.fragment((C, C), T.float32)
+            beta_row = t.fragment((C,), T.float32)
             A_unmasked_f16 = t.fragment((C, C), T.float16)
-            vector_C = t.shared((C,), T.float32)
-            S_f16 = t.shared((K, V), T.float16)
-            k_S = t.fragment((C, V), T.float32)
-            U_unscaled = t.fragment((C, V), T.float32)
-            Tinv_below_f16 = t.staged((C, C), T.float16)
-            last_G = T.alloc_var(T.float32)
-            chunk_decay = T.alloc_var(T.float32)
-            U_decay_to_end_f16 = t.fragment((C, V), T.float16)
+            Tinv_below_f16 = t.staged((3, C, C), T.float16)
+            S_f16 = t.fragment((V, K), T.float16)
+            k_S = t.fragment((V, C), T.float32)
+            exp_G_shared = T.alloc_shared((3, C), T.float32)
+            exp_G_row = t.fragment((C,), T.float32)
+            v_T = t.fragment((V, C), T.float16)
+            U_unscaled = t.fragment((V, C), T.float32)
+            v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
+            chunk_decay_shared = T.alloc_shared((3, 1), T.float32)
+            beta_decay_to_end_shared = T.alloc_shared((3, C), T.float32)
+            beta_decay_to_end_row = t.fragment((C,), T.float32)
+            U_decay_to_end_f16 = t.fragment((V, C), T.float16)
+            k_ready = T.alloc_barrier(arrive_count=[32] * 3)
+            k_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            k_free = T.alloc_barrier(arrive_count=[256] * 3)
+            G_ready = T.alloc_barrier(arrive_count=[32] * 3)
+            v_ready = T.alloc_barrier(arrive_count=[32] * 3)
+            v_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            A_unmasked_f16_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            Tinv_below_f16_ready = T.alloc_barrier(arrive_count=[64] * 3)
+            exp_G_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            t.expect_swizzled(v)
+            t.expect_swizzled(Tinv_below_f16)
             t.wait_for_earlier_kernels()
             t.start_next_kernel()
             if first < T.max(stop, 1):
@@ -730,61 +748,150 @@ def S_offset_kernel(t):
                 if warm_up_next < 0:
                     warm_up = t.warm_up_length(F_chunk_ws, start // C + n, hv, first, 8 * span, 11.090355)
                     begin = first - T.max(T.cast(warm_up, T.int32), 0)
-                    for i, j in t.parallel(K, V):
-                        S[i, j] = T.if_then_else(
-                            has_initial_state != 0,
-                            T.if_then_else(begin == 0, initial_state_in[n, hv, i, j], 0),
-                            0,
-                        )
-                    for chunk in T.serial(begin, stop):
-                        row = start - b * L + chunk * C
-                        rows = length - chunk * C
-                        slot = start // C + n + chunk
-                        for i in t.parallel(C):
-                            G[i] = G_ws[slot, hv, i]
-                        for i in t.parallel(C):
-                            beta[i] = beta_ws[slot, hv, i]
-                        if rows >= C:
-                            t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                            t.start_copy(v_in[b, row:row + C, hv, 0:V], tile_C_V)
+                    tx = T.get_thread_binding()
+                    if tx < 256:
+                        T.set_max_nreg(192, 1)
+                        if has_initial_state != 0 and begin == 0:
+                            for i, j in t.parallel(V, K):
+                                S[i, j] = initial_state_in[n, hv, j, i]
                         else:
-                            for i, j in t.parallel(C, K):
-                                k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                            for i, j in t.parallel(C, V):
-                                tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
-                        t.wait_copies()
-                        # A = (k @ k.T) * (D * beta[None, :])
-                        t.gemm(k, k, k_kT, transpose_B=True)
-                        for i, j in t.parallel(C, C):
-                            A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        for i in t.parallel(C):
-                            vector_C[i] = T.exp(G[i])
-                        t.copy(S, S_f16)
-                        t.gemm(k, S_f16, k_S)
-                        for i, j in t.parallel(C, V):
-                            U_unscaled[i, j] = T.cast(tile_C_V[i, j], T.float32) - vector_C[i] * k_S[i, j]
-                        t.copy(A_unmasked_f16, Tinv_below_f16)
-                        # Tinv = unit_lower_inverse(A)
-                        t.expect_swizzled(Tinv_below_f16)
-                        t.whole_inverses((Tinv_below_f16,), (None,), strict=True)
-                        t.copy(U_unscaled, tile_C_V)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
-                        t.gemm(Tinv_below_f16, tile_C_V, U_unscaled, clear_accum=False)
-                        # last_G = last(G)
-                        last_G = G[C - 1]
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
-                        chunk_decay = T.exp(last_G)
-                        for i in t.parallel(C):
-                            vector_C[i] = T.exp(last_G - G[i]) * beta[i]
-                        for i, j in t.parallel(C, V):
-                            U_decay_to_end_f16[i, j] = vector_C[i] * U_unscaled[i, j]
-                        t.copy(U_decay_to_end_f16, tile_C_V)
-                        for i, j in t.parallel(K, V):
-                            S[i, j] = chunk_decay * S[i, j]
-                        t.gemm(k, tile_C_V, S, transpose_A=True, clear_accum=False)
-                    for i, j in t.parallel(K, V):
-                        S_offset[part, hv, i, j] = S[i, j]
+                            for i, j in t.parallel(V, K):
+                                S[i, j] = 0
+                        for iteration in T.serial(stop - begin):
+                            chunk = begin + iteration
+                            t.copy(S, S_f16)
+                            T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
+                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                            T.gemm(
+                                S_f16,
+                                k[iteration % 3, :, :],
+                                k_S,
+                                transpose_B=True,
+                                clear_accum=True,
+                                policy=T.GemmWarpPolicy.FullRow,
+                            )
+                            T.barrier_wait(exp_G_shared_ready[iteration % 3], iteration // 3 % 2)
+                            T.copy(exp_G_shared[iteration % 3, :], exp_G_row)
+                            T.barrier_wait(v_ready[iteration % 3], iteration // 3 % 2)
+                            t.load_transposed(v[iteration % 3, :, :], v_T, tx)
+                            for i, j in t.as_sums(V, C):
+                                U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                            for i, j in t.as_sums(V, C):
+                                v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
+                            T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                            T.gemm(
+                                v_minus_exp_G_k_S_f16,
+                                Tinv_below_f16[iteration % 3, :, :],
+                                U_unscaled,
+                                transpose_B=True,
+                                policy=T.GemmWarpPolicy.FullRow,
+                            )
+                            T.copy(beta_decay_to_end_shared[iteration % 3, :], beta_decay_to_end_row)
+                            # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
+                            for i, j in t.as_sums(V, C):
+                                U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
+                            for i, j in t.parallel(V, K):
+                                S[i, j] = chunk_decay_shared[iteration % 3, 0] * S[i, j]
+                            T.gemm(U_decay_to_end_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                            T.barrier_arrive(k_free[iteration % 3])
+                        for i, j in t.parallel(V, K):
+                            S_offset[part, hv, j, i] = S[i, j]
+                    elif tx < 384:
+                        T.set_max_nreg(80, 0)
+                        for iteration in T.serial(stop - begin):
+                            chunk = begin + iteration
+                            T.barrier_wait(G_ready[iteration % 3], iteration // 3 % 2)
+                            T.copy(G[iteration % 3, :], G_col)
+                            T.copy(G[iteration % 3, :], G_row)
+                            T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
+                            # A = (k @ k.T) * (D * beta[None, :])
+                            T.gemm(
+                                k[iteration % 3, :, :],
+                                k[iteration % 3, :, :],
+                                k_kT,
+                                transpose_B=True,
+                                clear_accum=True,
+                                policy=T.GemmWarpPolicy.FullRow,
+                            )
+                            T.copy(beta[iteration % 3, :], beta_row)
+                            for i, j in t.as_sums(C, C):
+                                A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G_col[i] - G_row[j]) * beta_row[j])
+                            t.store_tile(A_unmasked_f16, Tinv_below_f16[iteration % 3, :, :], tx - 256)
+                            T.barrier_arrive(A_unmasked_f16_shared_ready[iteration % 3])
+                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                            for i in t.parallel(C):
+                                exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
+                            # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
+                            for i in t.parallel(1):
+                                chunk_decay_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
+                            for i in t.parallel(C):
+                                beta_decay_to_end_shared[iteration % 3, i] = T.exp(
+                                    G[iteration % 3, C - 1] - G[iteration % 3, i],
+                                ) * beta[iteration % 3, i]
+                            T.fence_proxy_async()
+                            T.barrier_arrive(exp_G_shared_ready[iteration % 3])
+                    else:
+                        T.set_max_nreg(48, 0)
+                        if tx < 416:
+                            for iteration in T.serial(stop - begin):
+                                chunk = begin + iteration
+                                row = start - b * L + chunk * C
+                                rows = length - chunk * C
+                                slot = start // C + n + chunk
+                                T.barrier_wait(k_free[iteration % 3], (iteration // 3 + 1) % 2)
+                                if rows >= C:
+                                    T.tma_copy(
+                                        k_in[b, row:row + C, h, 0:K],
+                                        k[iteration % 3, :, :],
+                                        barrier=k_ready[iteration % 3],
+                                    )
+                                else:
+                                    T.tma_copy(k_in[b, row:row + C, h, 0:K], k[iteration % 3, :, :], barrier=k_tail[0])
+                                    T.barrier_arrive(k_tail[0])
+                                    T.barrier_wait(k_tail[0], 0)
+                                    for i in T.serial(rows // 8, C // 8):
+                                        for ii, j in T.Parallel(8, K):
+                                            if i * 8 + ii >= rows:
+                                                k[iteration % 3, i * 8 + ii, j] = 0
+                                T.fence_proxy_async()
+                                T.barrier_arrive(k_ready[iteration % 3])
+                                T.tma_copy(G_ws[slot, hv, 0:C], G[iteration % 3, :], barrier=G_ready[iteration % 3])
+                                T.tma_copy(
+                                    beta_ws[slot, hv, 0:C],
+                                    beta[iteration % 3, :],
+                                    barrier=G_ready[iteration % 3],
+                                )
+                                T.barrier_arrive(G_ready[iteration % 3])
+                                if rows >= C:
+                                    T.tma_copy(
+                                        v_in[b, row:row + C, hv, 0:V],
+                                        v[iteration % 3, :, :],
+                                        barrier=v_ready[iteration % 3],
+                                    )
+                                else:
+                                    T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[iteration % 3, :, :], barrier=v_tail[0])
+                                    T.barrier_arrive(v_tail[0])
+                                    T.barrier_wait(v_tail[0], 0)
+                                    for i in T.serial(rows // 8, C // 8):
+                                        for ii, j in T.Parallel(8, V):
+                                            if i * 8 + ii >= rows:
+                                                v[iteration % 3, i * 8 + ii, j] = 0
+                                T.barrier_arrive(v_ready[iteration % 3])
+                        elif tx < 480:
+                            for iteration in T.serial(stop - begin):
+                                chunk = begin + iteration
+                                T.barrier_wait(A_unmasked_f16_shared_ready[iteration % 3], iteration // 3 % 2)
+                                # Tinv = unit_lower_inverse(A)
+                                t.whole_inverses(
+                                    (Tinv_below_f16[iteration % 3, :, :],),
+                                    (None,),
+                                    strict=True,
+                                    thread=tx - 416,
+                                    warp=iteration % 2,
+                                )
+                                T.fence_proxy_async()
+                                T.barrier_arrive(Tinv_below_f16_ready[iteration % 3])
 
     return S_offset_kernel
 
@@ -805,7 +912,7 @@ def S_factor_kernel(t):
         parts: T.int32,
         span: T.int32,
     ):
-        with t.kernel(parts, HV, threads=256) as (part, hv):
+        with t.kernel(parts, HV, threads=512) as (part, hv):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
@@ -814,27 +921,38 @@ def S_factor_kernel(t):
             length = cu_seqlens[n + 1] - start
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
+            S = t.fragment((K, K), T.float32)
             follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
             longer_warm_up = T.alloc_var(T.float32)
-            S = t.fragment((K, K), T.float32)
-            G = t.shared((C,), T.float32)
-            beta = t.shared((C,), T.float32)
-            k = t.shared((C, K), T.float16)
+            k = T.alloc_shared((3, C, K), T.float16)
+            G = T.alloc_shared((3, C), T.float32)
+            beta = T.alloc_shared((3, C), T.float32)
+            G_col = t.fragment((C,), T.float32)
+            G_row = t.fragment((C,), T.float32)
             k_kT = t.fragment((C, C), T.float32)
+            beta_row = t.fragment((C,), T.float32)
             A_unmasked_f16 = t.fragment((C, C), T.float16)
-            vector_C = t.shared((C,), T.float32)
-            S_f16 = t.shared((K, K), T.float16)
-            k_S = t.fragment((C, K), T.float32)
-            U_unscaled = t.fragment((C, K), T.float32)
-            Tinv_below_f16 = t.staged((C, C), T.float16)
-            tile_C_K = t.shared((C, K), T.float16)
-            last_G = T.alloc_var(T.float32)
-            chunk_decay = T.alloc_var(T.float32)
-            U_decay_to_end_f16 = t.fragment((C, K), T.float16)
-            S_T_f16 = t.fragment((K, K), T.float16)
-            S_T_f16_out = t.staged((K, K), T.float16)
+            Tinv_below_f16 = t.staged((3, C, C), T.float16)
+            S_f16 = t.fragment((K, K), T.float16)
+            k_S = t.fragment((K, C), T.float32)
+            exp_G_shared = T.alloc_shared((3, C), T.float32)
+            exp_G_row = t.fragment((C,), T.float32)
+            U_unscaled = t.fragment((K, C), T.float32)
+            v_minus_exp_G_k_S_f16 = t.fragment((K, C), T.float16)
+            chunk_decay_shared = T.alloc_shared((3, 1), T.float32)
+            beta_decay_to_end_shared = T.alloc_shared((3, C), T.float32)
+            beta_decay_to_end_row = t.fragment((C,), T.float32)
+            U_decay_to_end_f16 = t.fragment((K, C), T.float16)
+            k_ready = T.alloc_barrier(arrive_count=[32] * 3)
+            k_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            k_free = T.alloc_barrier(arrive_count=[256] * 3)
+            G_ready = T.alloc_barrier(arrive_count=[32] * 3)
+            A_unmasked_f16_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            Tinv_below_f16_ready = T.alloc_barrier(arrive_count=[64] * 3)
+            exp_G_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            t.expect_swizzled(Tinv_below_f16)
             t.wait_for_earlier_kernels()
             t.start_next_kernel()
             if first < T.max(stop, 1):
@@ -844,56 +962,129 @@ def S_factor_kernel(t):
                 warm_up_next = T.if_then_else((first + span) * C < length, S_warm_up[part + 1, hv], 0)
                 longer_warm_up = T.max(warm_up, warm_up_next)
                 if longer_warm_up < 0:
-                    for i, j in t.parallel(K, K):
-                        S[i, j] = T.if_then_else(i == j, 1.0, 0.0)
-                    for chunk in T.serial(begin, stop):
-                        row = start - b * L + chunk * C
-                        rows = length - chunk * C
-                        slot = start // C + n + chunk
-                        for i in t.parallel(C):
-                            G[i] = G_ws[slot, hv, i]
-                        for i in t.parallel(C):
-                            beta[i] = beta_ws[slot, hv, i]
-                        if rows >= C:
-                            t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                        else:
-                            for i, j in t.parallel(C, K):
-                                k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                        t.wait_copies()
-                        # A = (k @ k.T) * (D * beta[None, :])
-                        t.gemm(k, k, k_kT, transpose_B=True)
-                        for i, j in t.parallel(C, C):
-                            A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
-                        # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
-                        for i in t.parallel(C):
-                            vector_C[i] = T.exp(G[i])
-                        t.copy(S, S_f16)
-                        t.gemm(k, S_f16, k_S)
-                        for i, j in t.parallel(C, K):
-                            U_unscaled[i, j] = -(vector_C[i] * k_S[i, j])
-                        t.copy(A_unmasked_f16, Tinv_below_f16)
-                        # Tinv = unit_lower_inverse(A)
-                        t.expect_swizzled(Tinv_below_f16)
-                        t.whole_inverses((Tinv_below_f16,), (None,), strict=True)
-                        t.copy(U_unscaled, tile_C_K)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
-                        t.gemm(Tinv_below_f16, tile_C_K, U_unscaled, clear_accum=False)
-                        # last_G = last(G)
-                        last_G = G[C - 1]
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
-                        chunk_decay = T.exp(last_G)
-                        for i in t.parallel(C):
-                            vector_C[i] = T.exp(last_G - G[i]) * beta[i]
-                        for i, j in t.parallel(C, K):
-                            U_decay_to_end_f16[i, j] = vector_C[i] * U_unscaled[i, j]
-                        t.copy(U_decay_to_end_f16, tile_C_K)
+                    tx = T.get_thread_binding()
+                    if tx < 256:
+                        T.set_max_nreg(192, 1)
                         for i, j in t.parallel(K, K):
-                            S[i, j] = chunk_decay * S[i, j]
-                        t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
-                    t.copy(S, S_T_f16)
-                    t.copy(S_T_f16, S_T_f16_out)
-                    for i, j in t.parallel(K, K):
-                        S_factor[part, hv, i, j] = S_T_f16_out[i, j]
+                            S[i, j] = T.if_then_else(i == j, 1.0, 0.0)
+                        for iteration in T.serial(stop - begin):
+                            chunk = begin + iteration
+                            t.copy(S, S_f16)
+                            T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
+                            # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
+                            T.gemm(
+                                S_f16,
+                                k[iteration % 3, :, :],
+                                k_S,
+                                transpose_B=True,
+                                clear_accum=True,
+                                policy=T.GemmWarpPolicy.FullRow,
+                            )
+                            T.barrier_wait(exp_G_shared_ready[iteration % 3], iteration // 3 % 2)
+                            T.copy(exp_G_shared[iteration % 3, :], exp_G_row)
+                            for i, j in t.as_sums(K, C):
+                                U_unscaled[i, j] = -(exp_G_row[j] * k_S[i, j])
+                            for i, j in t.as_sums(K, C):
+                                v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
+                            T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                            T.gemm(
+                                v_minus_exp_G_k_S_f16,
+                                Tinv_below_f16[iteration % 3, :, :],
+                                U_unscaled,
+                                transpose_B=True,
+                                policy=T.GemmWarpPolicy.FullRow,
+                            )
+                            T.copy(beta_decay_to_end_shared[iteration % 3, :], beta_decay_to_end_row)
+                            # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
+                            for i, j in t.as_sums(K, C):
+                                U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
+                            for i, j in t.parallel(K, K):
+                                S[i, j] = chunk_decay_shared[iteration % 3, 0] * S[i, j]
+                            T.gemm(U_decay_to_end_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                            T.barrier_arrive(k_free[iteration % 3])
+                        for i, j in t.parallel(K, K):
+                            S_factor[part, hv, j, i] = T.cast(S[i, j], T.float16)
+                    elif tx < 384:
+                        T.set_max_nreg(80, 0)
+                        for iteration in T.serial(stop - begin):
+                            chunk = begin + iteration
+                            T.barrier_wait(G_ready[iteration % 3], iteration // 3 % 2)
+                            T.copy(G[iteration % 3, :], G_col)
+                            T.copy(G[iteration % 3, :], G_row)
+                            T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
+                            # A = (k @ k.T) * (D * beta[None, :])
+                            T.gemm(
+                                k[iteration % 3, :, :],
+                                k[iteration % 3, :, :],
+                                k_kT,
+                                transpose_B=True,
+                                clear_accum=True,
+                                policy=T.GemmWarpPolicy.FullRow,
+                            )
+                            T.copy(beta[iteration % 3, :], beta_row)
+                            for i, j in t.as_sums(C, C):
+                                A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G_col[i] - G_row[j]) * beta_row[j])
+                            t.store_tile(A_unmasked_f16, Tinv_below_f16[iteration % 3, :, :], tx - 256)
+                            T.barrier_arrive(A_unmasked_f16_shared_ready[iteration % 3])
+                            # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
+                            for i in t.parallel(C):
+                                exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
+                            # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
+                            for i in t.parallel(1):
+                                chunk_decay_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
+                            for i in t.parallel(C):
+                                beta_decay_to_end_shared[iteration % 3, i] = T.exp(
+                                    G[iteration % 3, C - 1] - G[iteration % 3, i],
+                                ) * beta[iteration % 3, i]
+                            T.fence_proxy_async()
+                            T.barrier_arrive(exp_G_shared_ready[iteration % 3])
+                    else:
+                        T.set_max_nreg(48, 0)
+                        if tx < 416:
+                            for iteration in T.serial(stop - begin):
+                                chunk = begin + iteration
+                                row = start - b * L + chunk * C
+                                rows = length - chunk * C
+                                slot = start // C + n + chunk
+                                T.barrier_wait(k_free[iteration % 3], (iteration // 3 + 1) % 2)
+                                if rows >= C:
+                                    T.tma_copy(
+                                        k_in[b, row:row + C, h, 0:K],
+                                        k[iteration % 3, :, :],
+                                        barrier=k_ready[iteration % 3],
+                                    )
+                                else:
+                                    T.tma_copy(k_in[b, row:row + C, h, 0:K], k[iteration % 3, :, :], barrier=k_tail[0])
+                                    T.barrier_arrive(k_tail[0])
+                                    T.barrier_wait(k_tail[0], 0)
+                                    for i in T.serial(rows // 8, C // 8):
+                                        for ii, j in T.Parallel(8, K):
+                                            if i * 8 + ii >= rows:
+                                                k[iteration % 3, i * 8 + ii, j] = 0
+                                T.fence_proxy_async()
+                                T.barrier_arrive(k_ready[iteration % 3])
+                                T.tma_copy(G_ws[slot, hv, 0:C], G[iteration % 3, :], barrier=G_ready[iteration % 3])
+                                T.tma_copy(
+                                    beta_ws[slot, hv, 0:C],
+                                    beta[iteration % 3, :],
+                                    barrier=G_ready[iteration % 3],
+                                )
+                                T.barrier_arrive(G_ready[iteration % 3])
+                        elif tx < 480:
+                            for iteration in T.serial(stop - begin):
+                                chunk = begin + iteration
+                                T.barrier_wait(A_unmasked_f16_shared_ready[iteration % 3], iteration // 3 % 2)
+                                # Tinv = unit_lower_inverse(A)
+                                t.whole_inverses(
+                                    (Tinv_below_f16[iteration % 3, :, :],),
+                                    (None,),
+                                    strict=True,
+                                    thread=tx - 416,
+                                    warp=iteration % 2,
+                                )
+                                T.fence_proxy_async()
+                                T.barrier_arrive(Tinv_below_f16_ready[iteration % 3])
 
     return S_factor_kernel
 
@@ -2689,7 +2880,10 @@ class Check:
     def read(self, name: str, x: Any) -> Any:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
-        return self.reads[name](y, **{n: x[n].double() for n, *_ in self.tables.head_inputs}) if name in self.reads else y
+        if name not in self.reads:
+            return y
+        of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
+        return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
     def kv_order(self, state: Any, dims: Any) -> Any:
         """A caller's states in the page's order of dims."""
@@ -3157,7 +3351,7 @@ _launcher = TileLangLauncher(
         "S_factor": ["S_factor"],
         "S_start": ["S_start"],
         "o_S": ["o", "final_state"],
-    }, groups=["o_S"], arch="sm_90a")
+    }, groups=["S_offset", "S_factor", "o_S"], arch="sm_90a")
 HOST = Host(TABLES, _launcher)
 
 

@@ -223,10 +223,10 @@ def S_offset_kernel(
         return
     warm_up = warm_up_length(F_chunk_ws_ptr + ((start // C + n) * HV + hv), HV, first // C, 8 * span, 11.090355)
     begin = first - tl.maximum(warm_up, 0).to(tl.int32) * C
-    S = tl.zeros([K, BV], dtype=tl.float32)
+    S = tl.zeros([BV, K], dtype=tl.float32)
     if has_initial_state:
         if begin == 0:
-            S = tl.load(initial_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
+            S = tl.load(initial_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[None, :] * V + i_V[:, None])
     row_next = start + begin
     valid_next = begin + i_C < length
     slot_next = start // C + n + tl.minimum(begin, tl.maximum(length - 1, 0)) // C
@@ -252,19 +252,15 @@ def S_offset_kernel(
             other=0.0,
         )
         # U_unscaled = Tinv_scaled @ v + Tinv_scaled @ -(exp(G)[:, None] * (k @ S))
-        k_S = tl.dot(k, S.to(tl.float16))
-        U_offset = tl.dot(Tinv_scaled, v)
-        U_unscaled = tl.dot(Tinv_scaled, (-(tl.exp(G)[:, None] * k_S)).to(tl.float16), acc=U_offset)
+        k_S = tl.dot(S.to(tl.float16), tl.trans(k))
+        U_offset = tl.dot(tl.trans(v), tl.trans(Tinv_scaled))
+        U_unscaled = tl.dot((-(tl.exp(G)[None, :] * k_S)).to(tl.float16), tl.trans(Tinv_scaled), acc=U_offset)
         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
-        S = tl.dot(
-            tl.trans(k),
-            ((tl.exp(last_G - G) * beta)[:, None] * U_unscaled).to(tl.float16),
-            acc=tl.exp(last_G) * S,
-        )
+        S = tl.dot(((tl.exp(last_G - G) * beta)[None, :] * U_unscaled).to(tl.float16), k, acc=tl.exp(last_G) * S)
         G = G_next
         beta = beta_next
         last_G = last_G_next
-    tl.store(S_offset_ptr + (part * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
+    tl.store(S_offset_ptr + (part * HV + hv) * (K * V) + i_K[None, :] * V + i_V[:, None], S)
 
 
 @triton.jit(do_not_specialize=["N", "span"])
@@ -326,18 +322,14 @@ def S_factor_kernel(
         Tinv_scaled = tl.load(Tinv_scaled_ws_ptr + (slot * HV + hv) * (C * C) + i_C[:, None] * C + i_C[None, :])
         k = k_rows.load([t, 0])
         # Tinv_product = Tinv_scaled @ -(exp(G)[:, None] * (k @ S))
-        k_S = tl.dot(k, S.to(tl.float16))
-        Tinv_product = tl.dot(Tinv_scaled, (-(tl.exp(G)[:, None] * k_S)).to(tl.float16))
+        k_S = tl.dot(S.to(tl.float16), tl.trans(k))
+        Tinv_product = tl.dot((-(tl.exp(G)[None, :] * k_S)).to(tl.float16), tl.trans(Tinv_scaled))
         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * Tinv_product)
-        S = tl.dot(
-            tl.trans(k),
-            ((tl.exp(last_G - G) * beta)[:, None] * Tinv_product).to(tl.float16),
-            acc=tl.exp(last_G) * S,
-        )
+        S = tl.dot(((tl.exp(last_G - G) * beta)[None, :] * Tinv_product).to(tl.float16), k, acc=tl.exp(last_G) * S)
         G = G_next
         beta = beta_next
         last_G = last_G_next
-    tl.store(S_factor_ptr + (part * HV + hv) * (K * K) + i_K[:, None] * K + i_K[None, :], S.to(tl.float16))
+    tl.store(S_factor_ptr + (part * HV + hv) * (K * K) + i_K[None, :] * K + i_K[:, None], S.to(tl.float16))
 
 
 @triton.jit(do_not_specialize=["N", "span"])
@@ -1863,7 +1855,10 @@ class Check:
     def read(self, name: str, x: Any) -> Any:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
-        return self.reads[name](y, **{n: x[n].double() for n, *_ in self.tables.head_inputs}) if name in self.reads else y
+        if name not in self.reads:
+            return y
+        of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
+        return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
     def kv_order(self, state: Any, dims: Any) -> Any:
         """A caller's states in the page's order of dims."""

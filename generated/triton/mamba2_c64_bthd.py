@@ -105,7 +105,7 @@ def o_S_kernel(
         # G = cumsum(g)
         G = tl.cumsum(tl.maximum(tl.load(A_ptr + hv) * dt, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         v_f32 = v.to(tl.float32)
-        # o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u
+        # o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ (dt[:, None] * v)
         q_S = tl.dot(q, S.to(tl.float16))
         q_kT = tl.dot(q, tl.trans(k))
         o = tl.dot(
@@ -115,9 +115,8 @@ def o_S_kernel(
             (dt[:, None] * v_f32).to(tl.float16),
             acc=tl.load(D_ptr + hv) * v_f32 + tl.exp(G)[:, None] * q_S,
         )
-        # last_G = last(G)
+        # S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
         last_G = tl.sum(tl.where(i_C == C - 1, G, 0.0), axis=0)
-        # S = exp(last_G) * S + k.T @ ((dt * exp(last_G - G))[:, None] * v)
         S = tl.dot(tl.trans(k), ((dt * tl.exp(last_G - G))[:, None] * v_f32).to(tl.float16), acc=tl.exp(last_G) * S)
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
@@ -1435,7 +1434,10 @@ class Check:
     def read(self, name: str, x: Any) -> Any:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
-        return self.reads[name](y, **{n: x[n].double() for n, *_ in self.tables.head_inputs}) if name in self.reads else y
+        if name not in self.reads:
+            return y
+        of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
+        return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
     def kv_order(self, state: Any, dims: Any) -> Any:
         """A caller's states in the page's order of dims."""
@@ -1904,8 +1906,8 @@ def chunk_mamba2(q, k, v, dt, A, D=None, initial_state=None, output_final_state=
 def _page(_inputs, _states, _numbers):
     q, k, v, dt, A, D = _inputs
     S, = _states
-    # g = dt * A
-    g = dt * A[..., None]
+    # g = A * dt
+    g = A[..., None] * dt
     # G = cumsum(g)
     G = g.cumsum(-1)
     # L = exp(lower(G[:, None] - G[None, :], fill=-inf))
@@ -1914,30 +1916,30 @@ def _page(_inputs, _states, _numbers):
     G_minus_G = G_col - G_row
     lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
     L = torch.exp(lower_G_minus_G)
-    # u = dt[:, None] * v
-    dt_col = dt[..., :, None]
-    u = dt_col * v
-    # o = exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u + D * v
+    # o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ (dt[:, None] * v)
+    D_v = D[..., None, None] * v
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
+    D_v_plus_exp_G_q_S = D_v + exp_G_q_S
     q_kT = q @ k.mT
     q_kT_L = q_kT * L
-    q_kT_L_u = q_kT_L @ u
-    o_sum = exp_G_q_S + q_kT_L_u
-    D_v = D[..., None, None] * v
-    o = o_sum + D_v
-    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * u)
+    dt_col = dt[..., :, None]
+    dt_v = dt_col * v
+    q_kT_L_dt_v = q_kT_L @ dt_v
+    o = D_v_plus_exp_G_q_S + q_kT_L_dt_v
+    # S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
     last_G = G[..., -1]
     chunk_decay = torch.exp(last_G)
     chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
     decay_to_end = torch.exp(last_G_minus_G)
-    decay_to_end_col = decay_to_end[..., :, None]
-    u_decay_to_end = decay_to_end_col * u
-    kT_u_decay_to_end = k.mT @ u_decay_to_end
-    S_next = chunk_decay_S + kT_u_decay_to_end
+    dt_decay_to_end = dt * decay_to_end
+    dt_decay_to_end_col = dt_decay_to_end[..., :, None]
+    v_dt_decay_to_end = dt_decay_to_end_col * v
+    S_product = k.mT @ v_dt_decay_to_end
+    S_next = chunk_decay_S + S_product
     return o, S_next
 
 

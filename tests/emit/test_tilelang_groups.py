@@ -44,9 +44,20 @@ def test_compiles_with_few_spills_and_products_side_by_side(name, tmp_path):
     (found,) = check_tilelang.compiled(tmp_path / f"{name}.py", ["o_S"])
     assert not found.error and found.wgmma and found.tma
     assert found.spills <= 480 and not found.serialised
-    rings = [x for k in lowered(b).kernels for x in k.buffers if k.agents and x.space == "shared"]
+    *_, k = (k for k in lowered(b).kernels if k.agents)
+    rings = [x for x in k.buffers if x.space == "shared"]
     assert found.shared >= sum(x.slots * prod(x.shape) * (4 if x.dtype == "float32" else 2) for x in rings)
     assert found.shared <= 227 * 1024
+
+
+def test_a_kernel_that_may_end_early_ends_for_all_agents():
+    """What decides that, and what is stored before it, comes before the branches of agents. Else agents would wait for ever."""
+    text = render(next(b for b in BUILDS.values() if b.plan.partition))
+    for name, before in (("S_offset", ["S_warm_up[part + 1, hv] = warm_up_next", "if warm_up_next < 0:"]),
+                         ("S_factor", ["< 0:"])):
+        kernel = text[text.index(f"def {name}_kernel("):]
+        at = [kernel.index(x) for x in (*before, "tx = T.get_thread_binding()", "if tx < ")]
+        assert at == sorted(at)
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -56,7 +67,7 @@ def test_text(name):
     assert text == render(b) and text.isascii()
     body = text[text.index("def o_S_kernel("):text.index("# --- host")]
     assert max(map(len, body.splitlines())) <= 120 and not re.search(r"[ \t]$", text, re.M) and "\n\n\n\n" not in text
-    (k,) = (k for k in lowered(b).kernels if k.agents)
+    *_, k = (k for k in lowered(b).kernels if k.agents)
     ops_ = [o for s in loops(k.body) for o in s.body if s.index != "before" or o.agent not in k.one_loop]
     tails = sum(bool(o.attr("tail")) for o in ops_)
     assert body.count("T.barrier_wait(") == tails + sum(o.kind == "wait" for o in ops_)

@@ -8,16 +8,19 @@ import torch
 from reference import problem, rms_error
 
 import gdn_codegen
-from gdn_codegen import algorithms
+from gdn_codegen import algorithms, pages
 from gdn_codegen.cli import main
 from gdn_codegen.input_forms import INPUT_FORMS, InputForm, draws, reads, register
+from gdn_codegen.ir.builder import algorithm, carried, exp
+from gdn_codegen.ir.builder import lower as lower_triangle
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.runtime.build import Build
-from gdn_codegen.runtime.load import module
+from gdn_codegen.runtime.load import function, module
+from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import named
-from gdn_codegen.schedule.contract import Contract
-from gdn_codegen.targets import lower
-from gdn_codegen.tools.verify import CASES, TOLERANCE, compare
+from gdn_codegen.schedule.contract import Contract, ContractError
+from gdn_codegen.targets import OWN, lower
+from gdn_codegen.tools.verify import CASES, TOLERANCE, Case, compare
 
 PASSES = sorted((Path(gdn_codegen.__file__).parent / "passes").rglob("*.py"))
 SIZES = {"C": 16, "K": 16, "V": 16}
@@ -71,6 +74,7 @@ def test_a_form_from_outside_builds_verifies_and_checks(bent):
     ("bent", {"heads": {"out": ""}}, "heads: got 'out'"), ("bent", {"heads": {"bend": "much"}}, "heads: got 'much' for bend"),
     ("bent", {"value": "x + y"}, "value: got 'y' in"), ("bent", {"value": "log2(x)"}, "value: got 'log2' in"),
     ("bent", {"value": "x +"}, "value: got 'x \\+'"), ("bent", {"value": "x if x else x"}, "value: got 'x if x else x'"),
+    ("bent", {"vectors": ("y",)}, "vectors: got y"),
     ("bent", {"drawn": {"y": "page"}}, "drawn: got y"), ("bent", {"drawn": {"x": "bend"}}, "drawn: got 'bend' in"),
     ("bent", {"drawn": {"bend": "page"}}, "drawn: got 'page' in")])
 def test_forms_that_are_refused(name, fields, says):
@@ -100,6 +104,40 @@ def test_samples_of_a_form_are_read_as_the_page_would_be_given(form):
     page = torch.rand(50, 3, dtype=torch.float64) * (-1 if form == "linear" else 1)
     x = eval(draws(about)["x"], {"torch": torch})(page, None, None)
     assert torch.allclose(eval(reads(about), {"torch": torch})(x), page, rtol=1e-6)
+
+
+@algorithm(q="C K", k="C K", v="C V", a="HV C K", b="HV C K", w="HV C V", S=carried("K V"))
+def rows_of_gates(q, k, v, a, b, w, S):
+    """Token t: S <- S + (exp(a) k) (w v)^T; o = S^T (b q). The factor exp(a) is no decay."""
+    u, x = exp(a) * k, w * v
+    o = (b * q) @ S + lower_triangle((b * q) @ u.T) @ x
+    S = S + u.T @ x
+    return o, S
+
+
+def of_rows(q, k, v, a, b, w, S):
+    o = torch.zeros_like(v)
+    for t in range(len(v)):
+        S = S + torch.outer(torch.exp(a[t]) * k[t], w[t] * v[t])
+        o[t] = S.T @ (b[t] * q[t])
+    return o, S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [t for t in OWN if runs(t, "cpu")])
+def test_forms_of_rows_of_numbers(target):
+    """The bias of a raw gate with channels is a vector for each head, A_log a number. Other forms are as for one number."""
+    accept = Contract.parse("a=raw,A_log=float16,b=sigmoid,w=twice_sigmoid")
+    cases = Case((17, 0, 70)), Case((40, 40), heads=2, value_heads=4, batched=True)
+    pages.verify(rows_of_gates, cases, target=target, contract=accept, reference=of_rows, head_dim_k=36, head_dim_v=64)
+    module(Build(target, algorithm=rows_of_gates, contract=accept, head_dim_k=36, head_dim_v=64)).check("cpu")
+    assert "dt_bias: [HV, 36] float32, one vector for each value head; zero where None." in function(
+        Build(target, algorithm=rows_of_gates, contract=accept, head_dim_k=36, head_dim_v=64)).__doc__
+
+
+def test_vectors_have_no_dtype_in_a_contract():
+    with pytest.raises(ContractError, match="dtypes: got dt_bias='float16'; accepted: no dtype for a vector"):
+        pages.source(rows_of_gates, contract=Contract.parse("a=raw,dt_bias=float16"))
 
 
 @pytest.mark.parametrize("path", PASSES, ids=lambda p: "/".join(p.parts[-2:]))

@@ -15,24 +15,28 @@ from gdn_codegen.prove.rings import check_ring, check_rings, iterations, reads, 
 from gdn_codegen.schedule import Schedule
 from gdn_codegen.targets import lower
 
+#: The kernels that compute the summaries of parts.
+SUMS = ("S_offset", "S_factor")
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_every_wait_arrival_fence_and_drain_is_needed(plan):
+
+@pytest.mark.parametrize("plan, kernel", [*((x, "") for x in PLANS), *(("warm_up", x) for x in SUMS),
+                                          *(pytest.param("fused_warm_up", x, marks=pytest.mark.slow) for x in SUMS)])
+def test_every_wait_arrival_fence_and_drain_is_needed(plan, kernel):
     """Take one out, at once or with its other half, and the check fails."""
     p = lowered(plan)
-    ops, spare = inside(p), []
+    ops, spare = inside(p, name=kernel), []
     syncs = [n for n, o in enumerate(ops) if o.kind in SYNC]
-    assert {ops[n].kind for n in syncs} == set(SYNC) - ({"drain"} if "fused" not in plan else set())
+    assert {ops[n].kind for n in syncs} == set(SYNC) - ({"drain"} if "fused" not in plan or kernel else set())
     for n in syncs:
         try:
-            check_rings(with_body(p, ops[:n] + ops[n + 1:]), SM_90A)
+            check_rings(with_body(p, ops[:n] + ops[n + 1:], kernel), SM_90A)
             spare.append(ops[n])
         except RaceError:
             pass
     for channel in {ops[n].attr("channel") for n in syncs} - {None}:
         rest = [o for o in ops if o.kind not in ("wait", "signal") or o.attr("channel") != channel]
         try:
-            check_rings(with_body(p, rest), SM_90A)
+            check_rings(with_body(p, rest, kernel), SM_90A)
             spare.append(channel)
         except RaceError:
             pass

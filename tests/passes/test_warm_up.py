@@ -221,3 +221,15 @@ def test_barriers_of_own_turns_count_those():
     own = next(o for o in inside(p) if o.kind == "wait" and o.attr("channel") == "o_f16_shared_ready")
     with pytest.raises(RaceError, match="of the warm-up: its barrier counts the others only"):
         check_rings(of_warm_up(p, [*inside(p, "before"), own]), SM_90A)
+
+
+@pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
+def test_summaries_of_parts_by_agents_mean_the_page(name):
+    """Each part starts from the summaries of the parts before it. Kernels that compute them hold the state transposed."""
+    x = problem([9 * 64 + 5, 64, 0], 1, 2, 64, 64, torch.float32, gate=-0.001)
+    p = lowered(replace(PLANS[name], partition="exact"))
+    assert [k.name for k in p.kernels if k.agents] == ["S_offset", "S_factor", "o_S"]
+    i = Interpreter(p, Problem(x["lengths"], 1, 2, 2), {"scale": x["scale"]}, exact=True)
+    got = i.run({**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]})
+    want = expected(x)
+    assert max(rms_error(got["o"], want[0]), rms_error(got["final_state"], want[1])) < 1e-4

@@ -25,19 +25,20 @@ def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16", 
     return lower(find(page).trace(), "tilelang", plan, wide, dtype, "sm_90a", upto=upto)
 
 
-def walker(p):
-    (k,) = (k for k in p.kernels if k.agents)
+def walker(p, name=""):
+    """The kernel with agents, of that name or the last one: those that compute summaries come before it."""
+    *_, k = (k for k in p.kernels if k.agents and name in ("", k.name))
     return k
 
 
-def with_body(p, body, **changes):
+def with_body(p, body, name="", **changes):
     """The program with another body in the loop over the chunks of its kernel that walks."""
-    k = walker(p)
+    k = walker(p, name)
     new = tuple(replace(s, body=tuple(body)) if isinstance(s, Loop) and s.index == "chunk" else s for s in k.body)
     return replace(p, kernels=tuple(replace(k, body=new, **changes) if x is k else x for x in p.kernels))
 
 
-def inside(p, index="chunk"):
+def inside(p, index="chunk", name=""):
     """The ops of the loop over the chunks of a sequence or part; index: "before" for those of the warm-up."""
-    (loop,) = (lp for lp in loops(walker(p).body) if lp.index == index)
+    (loop,) = (lp for lp in loops(walker(p, name).body) if lp.index == index)
     return list(loop.body)

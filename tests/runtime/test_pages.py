@@ -213,10 +213,10 @@ def test_a_page_cannot_branch_on_values(what, tmp_path, capsys):
     assert what == "an index" or "cannot compare or branch on data or on a caller's number; accepted:" in error
 
 
-@pytest.mark.parametrize("accept", ["nope=sigmoid", "q=sigmoid"])
+@pytest.mark.parametrize("accept", ["nope=sigmoid", "nope=l2norm"])
 def test_verify_refuses_forms_that_a_page_has_no_input_for(accept, tmp_path, capsys):
     assert main(["verify", "--target", HERE[0], "--quick", "--algorithm", file(tmp_path, page()), "--accept", accept]) == 2
-    assert re.match(r"gdn_codegen: inputs: got '?(nope|q)", capsys.readouterr().err)
+    assert re.match(r"gdn_codegen: inputs: got .?nope", capsys.readouterr().err)
 
 
 def test_outputs_that_no_group_names_are_said(tmp_path, capsys):

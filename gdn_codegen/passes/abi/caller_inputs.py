@@ -1,8 +1,8 @@
 """caller_inputs: computes the page's inputs from what callers pass, as the contract's input forms say. All targets run it.
 
 The contract names an input form for an input (`input_forms.py`). The pass inserts ops between the load and its readers:
-- A form of an input of one number per token is an expression in the page's notation. It reads the loaded input x, and perhaps
-  further tensors of one number per value head.
+- An elementwise form is an expression in the page's notation. It reads the loaded input x, and perhaps further tensors of one
+  number per value head, or of one vector if x has rows.
 - "l2norm": the rows of x, divided by sqrt(their sum of squares + 1e-6). This is a row scale; `row_scales` moves it out of
   products.
 - "unit": x, whose rows have norm 1. Sums of squares of its rows become the constant 1. A load of x whose only use was such a
@@ -48,9 +48,8 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
             raise ContractError(f"dtypes: got {n}={c.dtype(n)!r}; accepted: a dtype for inputs of one number per token "
                                 f"and head alone: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
     for n, form in c.inputs:
-        rows = len(tokens[n].dims) == 2
-        if INPUT_FORMS[form].rows != rows:
-            fit = [f for f, x in INPUT_FORMS.items() if x.rows == rows]
+        if INPUT_FORMS[form].rows and len(tokens[n].dims) == 1:
+            fit = [f for f, x in INPUT_FORMS.items() if not x.rows]
             raise ContractError(f"inputs: got {n}={form!r}; accepted for {n}, dims {' '.join(map(str, tokens[n].dims))}: "
                                 f"{', '.join(fit)}")
         if INPUT_FORMS[form].heads and [f for _, f in c.inputs].count(form) > 1:
@@ -59,7 +58,11 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     narrowed = {n for n in numbers if narrow and c.dtype(n) != "float32"}
     if not c.inputs and not narrowed:
         return p
-    made = tuple(Tensor(n, "input", "head", "HV", (), c.dtype(n) if narrow else "float32", fill=x) for n, x in of_heads.items())
+    vectors = {n: tokens[of].dims[1:] for of, form in c.inputs for n in INPUT_FORMS[form].vectors}
+    made = tuple(Tensor(n, "input", "head", "HV", dims := vectors.get(n, ()), c.dtype(n) if narrow and not dims else "float32",
+                        fill=x) for n, x in of_heads.items())
+    if wide := [n for n, _ in c.dtypes if vectors.get(n)]:
+        raise ContractError(f"dtypes: got {wide[0]}={c.dtype(wide[0])!r}; accepted: no dtype for a vector of each value head")
     clash = {t.name for t in made} & {*(t.name for t in p.tensors), *p.scalars}
     if clash:
         form = next(f for _, f in c.inputs if clash & set(INPUT_FORMS[f].heads))
@@ -107,8 +110,10 @@ class _Accept:
                     **attrs)
 
     def number(self, b: Body, tensor: str) -> str:
-        """A number of the head, cast to float32."""
+        """A number of the head, cast to float32, or a row for a vector."""
         dtype = self.p.tensor(tensor).dtype
+        if self.p.tensor(tensor).dims:
+            return self.op(b, "row", self.op(b, "load", tensor=tensor))
         if dtype == "float32":
             return self.op(b, "scalar", tensor=tensor)
         return self.op(b, "cast", self.op(b, "scalar", tensor=tensor, dtype=dtype), to="float32")

@@ -35,7 +35,7 @@ def warp_groups(p: Program, s: Schedule, device: Groups) -> Program:
     Raises ScheduleError if the schedule's assignment does not fit a kernel. The message names the values, or the registers and
     threads.
     """
-    return p.map_kernels(lambda k: _Assign(p, k, s, device).run() if walks(p, k) else k)
+    return p.map_kernels(lambda k: _Assign(p, k, s, device).run() if walks(k) else k)
 
 
 class _Assign:

@@ -1,10 +1,11 @@
 """transposition: holds the state transposed, for schedules with `state_layout="vk"`. For TileLang and Triton.
 
-In kernels that walk the chunks, a tile whose last dim is V is then held transposed. So the state, or a value computed from it,
-is the first operand of products: (a @ b)^T = b^T a^T. Elementwise ops stay, and their column operands become rows. The initial
-state, the final state and tensors of tokens are transposed between memory and chip. A load that only products read is not
-transposed. The product reads it transposed instead. A workspace has the orientation in which the walk that writes it holds the
-tile.
+In kernels that walk the chunks, a tile whose last dim is V is then held transposed. In those that sum up a part it is also a tile
+that is computed from the carried one and has its columns, because the factor of a part is K x K. So the state, or a value
+computed from it, is the first operand of products: (a @ b)^T = b^T a^T. Elementwise ops stay, and their column operands become
+rows. The initial state, the final state and tensors of tokens are transposed between memory and chip. A load that only products
+read is not transposed. The product reads it transposed instead. A workspace has the orientation in which the walk that writes it
+holds the tile.
 """
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from typing import Any
 from ...ir.builder import Body
 from ...ir.core import Kernel, Loop, Op, Program, loops, types, walk
 from ...ir.ops import OPS
-from ...ir.types import Tensor, Tile
+from ...ir.types import Tile
 from ...schedule.schedule import Schedule, ScheduleError
-from ..common import dead_code, rebuild, walks
+from ..common import dead_code, walks
 from ..stage import takes
+from .transposed_tensors import lying, only_for_products
 
 #: The sum of a tile -> the same sum of its transpose.
 _SUMS = {"row_sum": "column_sum", "column_sum": "row_sum"}
@@ -29,38 +31,21 @@ def transpose(p: Program, s: Schedule) -> Program:
     transposed form."""
     if s.state_layout == "kv":
         return p
-    passes = {k.name: _Transposition(p, k, s) for k in p.kernels if walks(p, k)}
+    passes = {k.name: _Transposition(p, k, s) for k in p.kernels if walks(k)}
     over = {o.attr("tensor") for t in passes.values() for o in walk(t.k.body) if o.kind == "store" and t.transposes(o.args[0])}
     over = {n for n in over if p.tensor(n).index == "slot"}
     kernels = tuple(passes[k.name].run() if k.name in passes else k for k in p.kernels)
     tensors = tuple(replace(t, dims=t.dims[::-1]) if t.name in over else t for t in p.tensors)
-    return replace(p, tensors=tensors, kernels=tuple(_lying(k, over, {t.name: t for t in tensors}) for k in kernels) if over
+    return replace(p, tensors=tensors, kernels=tuple(lying(k, over, {t.name: t for t in tensors}) for k in kernels) if over
                    else kernels)
 
 
-def _only_for_products(k: Kernel) -> set[str]:
-    """The loads that only products read."""
-    carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next)}
-    others = {a for o in k.ops for n, a in enumerate(o.args) if not (o.kind == "matmul" and n < 2)}
-    return {o.out for o in k.ops if o.kind == "load"} - others - carried
-
-
-def _lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
-    """`k` with loads, stores and products adapted to the tensors `over`, which are transposed in memory."""
-    flat = _only_for_products(k)
-    flat = {o.out for o in k.ops if o.out in flat and o.attr("tensor") in over and not o.attr("transposed")}
-
-    def rule(o: Op, b: Body) -> str | None:
-        attrs = dict(o.attrs)
-        if o.kind in ("load", "store") and o.attr("tensor") in over and o.out not in flat:
-            attrs["transposed"] = not o.attr("transposed")
-        elif o.kind == "matmul" and flat & set(o.args[:2]):
-            attrs |= {side: bool(o.attr(side)) != (x in flat) for side, x in zip(("ta", "tb"), o.args, strict=False)}
-        else:
-            return None
-        return b.op(o.kind, *o.args, name=o.out, line=o.line, **attrs)
-
-    return replace(k, body=rebuild(k.body, Body(tensors), rule))
+def _from_state(k: Kernel) -> set[str]:
+    """The carried values, their initial values, and all that is computed from them."""
+    found = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.result)}
+    for o in k.ops:
+        found |= {o.out} if found & set(o.args) else set()
+    return found
 
 
 class _Transposition:
@@ -69,12 +54,16 @@ class _Transposition:
         self.p, self.k, self.s = p, k, s
         self.type = types(k.body)
         self.defs = {o.out: o for o in k.ops if o.out}
-        self.lies = _only_for_products(k)
+        self.lies = only_for_products(k)
+        self.carried = _from_state(k)
+        # the factor of a part has as many columns as rows
+        self.columns = {("V",), *(c.type.dims[1:] for lp in loops(k.body) for c in lp.carried if k.grid == "parts")}
         self.flat: dict[str, str] = {}  # a column or row -> its transpose
 
     def transposes(self, name: str) -> bool:
         """Whether the value is held transposed."""
-        return self.type[name].dims[1:] == ("V",) and name not in self.lies
+        dims = self.type[name].dims[1:]
+        return dims in self.columns and (dims == ("V",) or name in self.carried) and name not in self.lies
 
     def run(self) -> Kernel:
         """The kernel with transposed tiles."""
@@ -124,6 +113,8 @@ class _Transposition:
             put(*o.args, **{**dict(o.attrs), "transposed": not o.attr("transposed")})
         elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "expand"):
             put(*(self.transposed(a, b, o) for a in o.args), **dict(o.attrs))
+        elif o.kind == "eye":
+            b.copy(o)
         elif o.kind in ("full", "expand"):
             put(*(self.transposed(a, b, o) for a in o.args), **{**dict(o.attrs), "dims": o.attr("dims")[::-1]})
         else:
