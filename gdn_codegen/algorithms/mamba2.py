@@ -9,7 +9,7 @@ def mamba2(q, k, v, dt, A, D, S):
     """Token t: S <- exp(dt A) S + k (dt v)^T; o = S^T q + D v, with numbers A and D for each head."""
     g = A * dt
     G = cumsum(g)  # log decay since the chunk began
-    L = exp(lower(G[:, None] - G[None, :], fill=-inf))  # decay from token j to token i
-    o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ (dt[:, None] * v)
+    decays = exp(lower(G[:, None] - G[None, :], fill=-inf))  # decay from token j to token i
+    o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
     S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
     return o, S

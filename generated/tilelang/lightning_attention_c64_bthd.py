@@ -221,10 +221,10 @@ def o_S_kernel(t):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, V):
                         v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
-                # each = valid(expand(g))
+                # gs = valid(expand(g))
                 for i in t.parallel(C):
                     vector_C[i] = T.if_then_else(i < rows, g_in[hv], 0.0)
-                # G = cumsum(each)
+                # G = cumsum(gs)
                 t.cumsum(vector_C, G, least=-105.0)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
                 for i in t.parallel(C):
@@ -1561,6 +1561,8 @@ class Check:
                     page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
+            elif all(row[1] == "HV" for row in tables.inputs):
+                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
@@ -2034,11 +2036,11 @@ def _page(_inputs, _states, _numbers):
     S, = _states
     scale, = _numbers
     _tokens = q.shape[-2]
-    # each = per_token(g)
+    # gs = per_token(g)
     expand_g = g[..., None].expand(*g[..., None].shape[:-1], _tokens)
-    each = expand_g
-    # G = cumsum(each)
-    G = each.cumsum(-1)
+    gs = expand_g
+    # G = cumsum(gs)
+    G = gs.cumsum(-1)
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
