@@ -3074,6 +3074,8 @@ class Check:
                     page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
+            elif all(row[1] == "HV" for row in tables.inputs):
+                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
