@@ -7,10 +7,9 @@ from ..ir.builder import algorithm, carried, cumsum, exp, last, lower, per_head
 @algorithm(q="C K", k="C K", v="C V", dt="C", A="HV", D=per_head(0.0), S=carried("K V", forgets="g"))
 def mamba2(q, k, v, dt, A, D, S):
     """Token t: S <- exp(dt A) S + k (dt v)^T; o = S^T q + D v, with numbers A and D for each head."""
-    g = dt * A
+    g = A * dt
     G = cumsum(g)  # log decay since the chunk began
-    L = exp(lower(G[:, None] - G[None, :], fill=-inf))  # decay from token j to token i
-    u = dt[:, None] * v
-    o = exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u + D * v
-    S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * u)
+    decays = exp(lower(G[:, None] - G[None, :], fill=-inf))  # decay from token j to token i
+    o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
+    S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
     return o, S

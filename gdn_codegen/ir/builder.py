@@ -11,12 +11,14 @@ import math
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from .core import NO_LINE, Carry, Kernel, Line, Loop, Op, Program, Stmt
+from .decays import log_decays
 from .names import name_of
 from .ops import OPS, TypeRuleError, infer
 from .types import Dim, Tensor, Tile
@@ -216,9 +218,12 @@ def row_sum(x: Value) -> Value:
     return apply("row_sum", x)
 
 
-def cumsum(x: Value) -> Value:
-    """Running sum over the tokens of the chunk: [C] -> [C]. x must be zero on padding."""
-    return apply("cumsum", x)
+def cumsum(x: Value, exclusive: bool = False) -> Value:
+    """Running sum over the tokens of the chunk: [C] -> [C], [C, K] -> [C, K]. x must be zero on padding.
+
+    exclusive: for a tile [C, K], without the token itself.
+    """
+    return apply("cumsum", x, exclusive=exclusive)
 
 
 def per_token(x: Value) -> Value:
@@ -227,8 +232,21 @@ def per_token(x: Value) -> Value:
 
 
 def last(x: Value) -> Value:
-    """The entry of the chunk's last token: [C] -> a number."""
+    """The entry of the chunk's last token: [C] -> a number, [C, K] -> [K]."""
     return apply("last", x)
+
+
+def decayed_product(a: Value, b: Value, G: Value, before: Value | None = None) -> Value:
+    """Products of tokens, decayed in between: [C, K], [C, K] and log decays [C] or [C, K] -> [C, C].
+
+    Entry i, j is the sum over k of a[i, k] b[j, k] exp(G[i, k] - G[j, k]) for j <= i, else 0. G: running sums of log decays,
+    `cumsum(g)`. No exponent of a positive number is computed where gates are at most 0, however far G falls in a chunk.
+    before: [C, K], the sums without the token itself, `cumsum(g, exclusive=True)`. Then a reads what is left before the token
+    decays: the entry has exp(before[i, k] - G[j, k]), for j < i.
+    """
+    if G.type.rank == 1 and before is None:
+        return (a @ b.T) * exp(lower(G[:, None] - G[None, :], fill=-math.inf))
+    return apply("decayed_product", a, b, G, *([] if before is None else [before]))
 
 
 def lower(x: Value, fill: float = 0.0) -> Value:
@@ -384,8 +402,9 @@ class Algorithm:
         kernel = Kernel("walk", "sequences", (*before, loop, *after))
         lines = sorted({o.line.number for o in body if isinstance(o, Op) and o.line != NO_LINE})
         source = tuple((n, linecache.getline(tr.filename, n).strip().split("  #")[0].rstrip("\\ \t")) for n in lines)
-        return Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source,
-                       forgets=forgets)
+        p = Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source, forgets=forgets)
+        decays = log_decays(p)
+        return replace(p, tensors=tuple(replace(t, wide=t.name in decays and len(t.dims) > 1) for t in p.tensors))
 
     def _parameters(self, tr: _Trace) -> dict[str, Value]:
         """The values that the page's function gets: loads of inputs, states, and numbers of the caller."""

@@ -29,6 +29,8 @@ def log_decays(p: Program) -> set[str]:
 
     out = {n for n, sign, _ in loads(p.forgets) if sign > 0}
     for o in defs.values():
+        if o.kind == "decayed_product":
+            out |= {n for n, sign, summed in loads(o.args[2]) if summed and sign > 0}
         if o.kind == "exp":
             found = {(n, sign) for n, sign, summed in loads(o.args[0]) if summed}
             out |= {n for n, sign in found if sign > 0 and (n, -sign) not in found}
@@ -39,8 +41,8 @@ def exponents(p: Program) -> dict[str, int]:
     """The running sums in arguments of exp: value -> -1 if it only occurs with a minus sign, else 1."""
     defs, signs = _defs(p), dict[str, set[int]]()
     for e in defs.values():
-        if e.kind == "exp":
-            found = {(o.out, sign) for o, sign, _ in _reached(defs, e.args[0]) if o.kind == "cumsum"}
+        if e.kind in ("exp", "decayed_product"):
+            found = {(o.out, sign) for o, sign, _ in _reached(defs, e.args[2 if e.args[1:] else 0]) if o.kind == "cumsum"}
             for n, sign in found:
                 signs.setdefault(n, set()).update({sign} if (n, -sign) not in found else ())
     return {n: -1 if s == {-1} else 1 for n, s in signs.items()}

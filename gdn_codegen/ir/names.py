@@ -68,6 +68,8 @@ def _plain(kind: str, args: tuple[str, ...], attrs: dict[str, Any]) -> str:
         return f"{args[2]}_plus_{product}" if len(args) > 2 else product
     if kind == "pairs":
         return f"{args[0]}_{2 * attrs['size']}"
+    if kind == "to_middle":
+        return f"{args[0]}_to_{attrs['size']}"
     if kind == "block":
         return f"{args[0]}_{attrs['row']}_{attrs['col']}"
     if kind == "exp" and (_TO_END.fullmatch(args[0]) or _CHUNK.fullmatch(args[0])):

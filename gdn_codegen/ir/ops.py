@@ -50,6 +50,8 @@ class OpDef:
     number: whether the result is a number that does not depend on operands, agents and iterations.
     entry: whether the result is an entry of the operand, a vector, or a row of it, a tile. Cores and warp groups read the entry
     from the operand's storage when the op runs. It needs no storage of its own.
+    across_rows: whether a row of the result depends on other rows of a tile, so that the tile has to be in memory that all
+    threads of an agent read.
     loaded: the attribute with which a load reads only the result, of a vector in a workspace. "" if there is none.
     """
 
@@ -68,6 +70,7 @@ class OpDef:
     number: bool = False
     entry: bool = False
     loaded: str = ""
+    across_rows: bool = False
 
 
 OPS: dict[str, OpDef] = {}
@@ -89,13 +92,14 @@ ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
        effect: str = "pure", elementwise: bool = False, attrs: tuple[str, ...] = (), zero: ZeroRule = zeros.nowhere,
        decompose: Callable[[Op, Body], str] | None = None, text: TextRule | None = None, sums: Sums | None = None,
-       view: tuple[str, ...] = (), number: bool = False, entry: bool = False, loaded: str = "") -> None:
+       view: tuple[str, ...] = (), number: bool = False, entry: bool = False, loaded: str = "",
+       across_rows: bool = False) -> None:
     """Add an op to the table. Other packages may call it, too. The arguments are the fields of OpDef. ValueError if the name is
     taken."""
     if name in OPS:
         raise ValueError(f"name: got {name!r}, an op that is in the table; accepted: a name that is not")
     OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text, sums, view, number,
-                      entry, loaded)
+                      entry, loaded, across_rows)
 
 
 def infer(kind: str, args: tuple[Tile, ...], attrs: tuple[tuple[str, Any], ...] = ()) -> Tile:
@@ -198,15 +202,34 @@ def _row(attrs: Attrs, *args: Tile) -> Tile:
 
 def _cumsum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("cumsum", 1, args)
-    _need(args[0].rank == 1, lambda: f"cumsum takes a vector, with one value for each token; got {args[0]}")
+    _need(args[0].rank >= 1, lambda: "cumsum takes a tile with a row for each token; got a number")
+    _need(args[0].rank == 2 or not attrs.get("exclusive"),
+          lambda: f"cumsum before each token takes a tile of rank 2; got {args[0]}; write cumsum(x) - x")
     return args[0]
 
 
 def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
     _arity("last", 1, args)
     _need(args[0].rank >= 1, lambda: "last takes a tile with rows; got a number")
-    x = args[0]
-    return Tile(() if x.rank == 1 else (1, *x.dims[1:]), x.dtype)
+    return Tile(args[0].dims[1:], args[0].dtype)
+
+
+def _sums_of_rows(attrs: Attrs, *args: Tile) -> Tile:
+    _need(len(args) in (1, 2),
+          lambda: f"to_middle takes sums, and perhaps sums before each token; got {len(args)} operands")
+    _need(args[0].rank == 2 and args[0] == args[-1],
+          lambda: f"to_middle takes tiles of rank 2 and one type; got {', '.join(map(str, args))}")
+    return args[0]
+
+
+def _decayed_product(attrs: Attrs, *args: Tile) -> Tile:
+    """Two tiles [m, k], and sums of log decays [m, k] of one type -> [m, m]."""
+    _need(len(args) in (3, 4),
+          lambda: f"decayed_product takes two tiles, sums, and perhaps sums before each token; got {len(args)} operands")
+    a = args[0]
+    _need(a.rank == 2 and set(args) == {a},
+          lambda: f"decayed_product takes tiles of one shape and dtype; got {', '.join(map(str, args))}")
+    return Tile((a.dims[0], a.dims[0]), a.dtype)
 
 
 def _of_token(attrs: Attrs, *args: Tile) -> Tile:
@@ -390,6 +413,24 @@ def _of_four(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d:
     return torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)])
 
 
+def _sums(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+    x = x.clamp(min=attrs["least"]) if "least" in attrs else x
+    return x.cumsum(0) - x if attrs.get("exclusive") else x.cumsum(0)
+
+
+def _to_middle(attrs: Attrs, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+    import torch
+    rows, size = torch.arange(len(x)), attrs["size"]
+    middle = x[rows // (2 * size) * (2 * size) + size - 1]
+    return torch.where((rows // size % 2 == 1)[:, None], (x if before is None else before) - middle, middle - x)
+
+
+def _decayed(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+    kept = keep("lower" if before is None else "strictly_lower", len(x))[..., None]
+    decay = ((x if before is None else before)[:, None] - x[None]).where(kept, x.new_tensor(-float("inf"))).exp()
+    return (a[:, None] * b[None] * decay).sum(-1)
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 ALL_AGENTS = ("threads", "cores")
 _CALLS = {"softplus": texts.softplus, "neg": lambda o, x: f"-{x[0]}"}
@@ -421,9 +462,9 @@ op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is tr
    "the product, which is complete after the agent's next drain",
    _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product, text=texts.matmul,
    sums=lambda attrs: ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))))
-op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept", _cumsum,
-   lambda attrs, x: (x.clamp(min=attrs["least"]) if "least" in attrs else x).cumsum(0), attrs=("least",),
-   text=texts.after(".cumsum(-1)"), sums=lambda attrs: ((0, 0),))
+op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept. `exclusive`: without the token "
+   "itself", _cumsum, _sums, attrs=("least", "exclusive"), zero=zeros.columns,
+   text=texts.cumsum, sums=lambda attrs: ((0, 0),), across_rows=True)
 op("segment", "`size` entries of a vector, beginning at `start`", _segment, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"), view=ALL_AGENTS)
 op("join", "the concatenation of vectors, with dim `dim`", _join, _joined, attrs=("dim",))
@@ -432,9 +473,16 @@ op("block", "a size x size block of a tile, beginning at `row` and `col`", _bloc
    view=ALL_AGENTS)
 op("from_quarters", "a tile made of its four quarters: upper left, upper right, lower left, lower right", _from_quarters,
    _of_four, attrs=("dims",))
-op("last", "the last row of a tile, or the last entry of a vector",
-   _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
-   zero=zeros.columns, text=texts.last, view=("cores",), entry=True, loaded="last")
+op("last", "the last row of a tile, as a vector, or the last entry of a vector",
+   _drop_first, lambda attrs, x: x[-1],
+   zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True)
+op("to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
+   "their first half: x[i] - x[m] in the second half, x[m] - x[i] in the first. With sums y before each token as second operand "
+   "y[i] - x[m] in the second half", _sums_of_rows, _to_middle, attrs=("size",), zero=zeros.differences, across_rows=True)
+op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
+   "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "
+   "`decayed_products` replaces it", _decayed_product, _decayed,
+   zero=zeros.decayed_product, text=texts.call("_decayed_product"), sums=lambda attrs: ((0, 1), (1, 1)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,
    elementwise=True, zero=zeros.column_sums)
 op("row_sum", "sum over the columns of each row, or over the entries of a vector", _row_sum, lambda attrs, x: x.sum(-1),

@@ -20,7 +20,7 @@ def _tensor(t: Tensor) -> str:
     if t.optional:
         kw["optional"] = True
     kw |= {k: v for k, v, d in (("fill", t.fill, ""), ("slots", t.slots, 1), ("strided", t.strided, False), ("at", t.at, ""),
-                                ("over", t.over, ""), ("cleared", t.cleared, False)) if v != d}
+                                ("over", t.over, ""), ("wide", t.wide, False), ("cleared", t.cleared, False)) if v != d}
     return _call("tensor", [repr(t.name)], **kw)
 
 

@@ -30,22 +30,23 @@ STAGES = {
 LEGAL = {
     "traced..checked": """
         const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full expand
-        Program.dims Program.extents Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over
+        Program.dims Program.extents Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over Tensor.wide
         grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head""",
-    "traced": "Program.scales",
+    "traced": "Program.scales decayed_product",
     "traced..cut": "Program.forgets",
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",
-    "traced..assigned placed..checked": "neg sigmoid cumsum lower strictly_lower resume Tensor.cleared",
+    "traced..assigned placed..checked": """
+        neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle eye pairs""",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks; index slot",
     "cut..assigned placed..checked": """
         column_sum load.one_token store.one_token
-        eye diagonal warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
+        diagonal warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
     "decomposed..checked": "segment join block load.heads store.heads batch product; index const",
-    "decomposed..assigned placed..checked": "pairs diag_inverse load.last load.piece store.piece maximum.bound minimum.bound",
+    "decomposed..assigned placed..checked": "diag_inverse load.last load.piece store.piece maximum.bound minimum.bound",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents of_token load.tokens",
     "assigned fed..checked": "move transpose load.head store.head scalar.head",
@@ -91,7 +92,7 @@ RANGES: dict[str, str] = {name: ranges for ranges, names in LEGAL.items() for na
 _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() if s in between(r)) for s in STAGES}
 #: The annotations of each class of node, with their default values.
 _PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
-_TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "cleared": False, "slots": 1}
+_TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "wide": False, "cleared": False, "slots": 1}
 _KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "one_loop": (), "comments": ()}
 _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}

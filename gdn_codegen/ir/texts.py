@@ -40,7 +40,13 @@ def const(o: Op, x: list[str]) -> str:
 
 def last(o: Op, x: list[str]) -> str:
     """The last entry of a vector, or the last row of a tile."""
-    return f"{x[0]}[..., -1]" if o.type is not None and not o.type.dims else f"{x[0]}[..., -1:, :]"
+    return f"{x[0]}[..., -1]" if o.type is not None and not o.type.dims else f"{x[0]}[..., -1, :]"
+
+
+def cumsum(o: Op, x: list[str]) -> str:
+    """Running sums of a vector, or of each column of a tile."""
+    sums = f"{x[0]}.cumsum({-o.type.rank if o.type is not None else -1})"
+    return f"{sums} - {x[0]}" if o.attr("exclusive") else sums
 
 
 def matmul(o: Op, x: list[str]) -> str:

@@ -116,6 +116,8 @@ class Tensor:
     which the tiles after its chunks follow one another. Nothing is stored where such a number is negative. "numbers" at a
     "number": how many chunks to count, from 1.
     over: the tensor whose memory this tensor shares.
+    wide: for an input with several numbers for each token, whether it has the dtype of inputs with one number (float32 by
+    default) and not that of q: a log decay, whose sums are exponents.
     cleared: for an output of tokens, whether its kernel writes zeros to the rows that no sequence covers: rows past the end of
     the last sequence, and rows of skipped sequences. A parameter of the kernel (`clear_NAME`) turns this off, so that a caller's
     own buffer keeps its content there.
@@ -133,6 +135,7 @@ class Tensor:
     strided: bool = False
     at: str = ""
     over: str = ""
+    wide: bool = False
     cleared: bool = False
 
     def __post_init__(self) -> None:

@@ -98,6 +98,16 @@ def masked(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...
     return NONE if attrs.get("fill") else zero[0]
 
 
+def differences(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """For differences between rows: columns that are zero in all operands."""
+    return frozenset.intersection(*zero) - ROWS
+
+
+def decayed_product(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Row i is zero if row i of a is, and column j if row j of b is. Entries above the diagonal are zero."""
+    return _below((zero[0] & ROWS) | transpose(zero[1] & ROWS))
+
+
 def inverted(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
     """(I + x)^-1 has ones on the diagonal, also where x is zero. The optional vector scales all columns, including these
     ones."""

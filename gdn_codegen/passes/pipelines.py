@@ -25,6 +25,7 @@ from .algebra.accumulate import accumulate
 from .algebra.bounds import bounds
 from .algebra.canonical import canonical
 from .algebra.clamp_decay import clamp_decay
+from .algebra.decayed_products import decayed_products
 from .algebra.decompose import decompose
 from .algebra.fold_into_inverse import fold_into_inverse
 from .algebra.masks import masks
@@ -102,6 +103,7 @@ FRONT: Passes = (
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("clamp_decay", lambda p, c: clamp_decay(p)),
+    ("decayed_products", lambda p, c: decayed_products(p)),
     ("row_scales", lambda p, c: row_scales(p)),
     ("decay_bound", lambda p, c: decay_bound(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),

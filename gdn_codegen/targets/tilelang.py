@@ -31,7 +31,7 @@ LARGE = 18
 #: From which class of walks on, and for which classes of mean tokens, blocks take several walks. With fewer walks few blocks have
 #: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class
 #: 0, is that of a call which says no size. TIMED: the K and V that were timed so (docs/performance.md); others have whole walks.
-MANY, SHORT, TIMED = 8, range(1, 9), (128, 128)
+MANY, SHORT, TIMED = 8, range(1, 9), ((128, 128), (64, 64))
 
 
 def _model(x: Asked) -> Iterator[Candidate]:
@@ -44,7 +44,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
             yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
                             arch=ARCH)
         yield Candidate(varied("walk", ARCH, partition="decay"), "parts take less time than whole walks", arch=ARCH)
-    elif x.few is False and x.head_dims == TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
+    elif x.few is False and x.head_dims in TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
         yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)

@@ -57,6 +57,7 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
     the forms and dtypes of the build's contract, with the numbers [HV] that they bring."""
     gen = torch.Generator().manual_seed(case.seed)
     total, out, decays = sum(case.lengths), {}, log_decays(p)
+    keys = {t.dims[:1] for t in p.role("input") if t.optional}  # of rows that multiply a state
     for t in p.role("input"):
         heads = case.heads if t.heads == "H" else case.value_heads
         shape = (total, heads, *t.tile.shape(b.sizes)[1:])
@@ -65,23 +66,24 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         if t.optional:
             shape = (len(case.lengths), case.value_heads, *t.tile.shape(b.sizes))
         normal = page = torch.randn(shape, generator=gen)
-        if t.heads == "H" and len(t.dims) > 1:
+        if len(t.dims) > 1 and (t.heads == "H" or t.dims[1:] in keys) and t.name not in decays:
             page = torch.nn.functional.normalize(normal, dim=-1)
-        elif t.index == "token" and len(t.dims) == 1:
+        elif t.index == "token" and (len(t.dims) == 1 or t.name in decays):
             page = torch.rand(shape, generator=gen).clamp(1e-6, 1 - 1e-6)
             page = 2 * case.gate * page if t.name in decays else page
         elif t.name in decays:
             page = torch.full(shape, case.gate)
-        rate = torch.tensor(max(-case.gate, 1e-3)).expand(heads)
+        rate = torch.tensor(max(-case.gate, 1e-3)).expand(heads, *(1 for _ in t.dims[1:]))
         form = b.contract.input_form(t.name)
         samples = _functions(draws(INPUT_FORMS[form], between(t, form, decays))) if form else {}
         x = samples.pop("x")(page, normal, rate) if samples else page
         if t.index in ("token", "head"):
-            x = x.to(TORCH[b.dtype if len(t.dims) > 1 else b.contract.dtype(t.name)])
+            x = x.to(TORCH[b.dtype if len(t.dims) > 1 and not t.wide else b.contract.dtype(t.name)])
         out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
         for n, sample in samples.items():
             own = t.tile.shape(b.sizes)[1:] if n in INPUT_FORMS[form].vectors else ()
-            out[n] = sample(None, torch.randn(heads, *own, generator=gen), rate).to(TORCH[b.contract.dtype(n)])
+            drawn = sample(None, torch.randn(heads, *own, generator=gen), rate if own else rate.view(-1))
+            out[n] = drawn.to(TORCH[b.contract.dtype(n)])
     return out
 
 

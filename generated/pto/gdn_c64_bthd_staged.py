@@ -3967,6 +3967,12 @@ def _unit_lower_inverse(x: Any) -> Any:
     return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
 
 
+def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+    decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
+    return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
+
+
 class Check:
     """Compares a module's kernels with its page in float64 on a small problem.
 
@@ -4081,15 +4087,18 @@ class Check:
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
+        keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
         for name, of, dims, dtype in tables.inputs:
             normal = torch.randn(total, count[of], *dims, generator=gen, **on_cpu)
-            page = normal / normal.norm(dim=-1, keepdim=True) if dims and of == "H" else normal
-            if not dims:
-                page = torch.rand(total, count[of], generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
+            page = normal / normal.norm(dim=-1, keepdim=True) if dims and (of == "H" or dims in keys) else normal
+            if not dims or name in tables.decays:
+                page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    page = -2 * page * rate[:count[of]]
+                    page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
+            elif all(row[1] == "HV" for row in tables.inputs):
+                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])

@@ -569,32 +569,32 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
     const int64_t sub = get_subblockid();
     UbTile<float, 1, 64> expand_g_first;
     TASSIGN(expand_g_first, 0x100);
-    UbTile<float, 1, 64> each_raw_first;
-    TASSIGN(each_raw_first, 0x0);
-    UbTile<float, 1, 64> each_first;
-    TASSIGN(each_first, 0x0);
-    UbTile<float, 1, 64> exp_each_first;
-    TASSIGN(exp_each_first, 0x100);
-    UbTile<float, 1, 64> exp_each_times_0_first;
-    TASSIGN(exp_each_times_0_first, 0x100);
-    UbTile<float, 1, 64> each_max_minus_105_first;
-    TASSIGN(each_max_minus_105_first, 0x0);
-    UbTile<float, 1, 64> exp_each_times_sum_first;
-    TASSIGN(exp_each_times_sum_first, 0x0);
-    UbTile<float, 1, 64> exp_each_segment_first;
-    TASSIGN(exp_each_segment_first, 0x0);
-    UbTile<float, 64, 64> exp_each_expand_first;
-    TASSIGN(exp_each_expand_first, 0x4000);
+    UbTile<float, 1, 64> gs_raw_first;
+    TASSIGN(gs_raw_first, 0x0);
+    UbTile<float, 1, 64> gs_first;
+    TASSIGN(gs_first, 0x0);
+    UbTile<float, 1, 64> exp_gs_first;
+    TASSIGN(exp_gs_first, 0x100);
+    UbTile<float, 1, 64> exp_gs_times_0_first;
+    TASSIGN(exp_gs_times_0_first, 0x100);
+    UbTile<float, 1, 64> gs_max_minus_105_first;
+    TASSIGN(gs_max_minus_105_first, 0x0);
+    UbTile<float, 1, 64> exp_gs_times_0_sum_first;
+    TASSIGN(exp_gs_times_0_sum_first, 0x0);
+    UbTile<float, 1, 64> exp_gs_segment_first;
+    TASSIGN(exp_gs_segment_first, 0x0);
+    UbTile<float, 64, 64> exp_gs_expand_first;
+    TASSIGN(exp_gs_expand_first, 0x4000);
     UbTile<half, 32, 128> v_first;
     TASSIGN(v_first, 0x8000);
     UbTile<float, 32, 128> v_f32_first;
     TASSIGN(v_f32_first, 0x0);
     UbTile<float, 64, 64> lower_64_mask_first;
     TASSIGN(lower_64_mask_first, 0x8000);
-    UbTile<float, 64, 64> lower_64_scaled_first;
-    TASSIGN(lower_64_scaled_first, 0x4000);
-    UbTile<float, 1, 64> lower_64_row_sum_first;
-    TASSIGN(lower_64_row_sum_first, 0x8000);
+    UbTile<float, 64, 64> exp_gs_scaled_first;
+    TASSIGN(exp_gs_scaled_first, 0x4000);
+    UbTile<float, 1, 64> exp_gs_row_sum_first;
+    TASSIGN(exp_gs_row_sum_first, 0x8000);
     UbTile<float, 1, 64> G_first;
     TASSIGN(G_first, 0x28000);
     UbCol<float, 32> G_col_first;
@@ -649,32 +649,32 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
     UbCol<float, 32> exp_G_col;
     UbTile<float, 1, 64> expand_g_next;
     TASSIGN(expand_g_next, 0x24000);
-    UbTile<float, 1, 64> each_raw_next;
-    TASSIGN(each_raw_next, 0x20000);
-    UbTile<float, 1, 64> each_next;
-    TASSIGN(each_next, 0x20000);
-    UbTile<float, 1, 64> exp_each_next;
-    TASSIGN(exp_each_next, 0x20100);
-    UbTile<float, 1, 64> exp_each_times_0_next;
-    TASSIGN(exp_each_times_0_next, 0x20100);
-    UbTile<float, 1, 64> each_max_minus_105_next;
-    TASSIGN(each_max_minus_105_next, 0x20000);
-    UbTile<float, 1, 64> exp_each_times_sum_next;
-    TASSIGN(exp_each_times_sum_next, 0x20000);
-    UbTile<float, 1, 64> exp_each_segment_next;
-    TASSIGN(exp_each_segment_next, 0x20000);
-    UbTile<float, 64, 64> exp_each_expand_next;
-    TASSIGN(exp_each_expand_next, 0x24000);
+    UbTile<float, 1, 64> gs_raw_next;
+    TASSIGN(gs_raw_next, 0x20000);
+    UbTile<float, 1, 64> gs_next;
+    TASSIGN(gs_next, 0x20000);
+    UbTile<float, 1, 64> exp_gs_next;
+    TASSIGN(exp_gs_next, 0x20100);
+    UbTile<float, 1, 64> exp_gs_times_0_next;
+    TASSIGN(exp_gs_times_0_next, 0x20100);
+    UbTile<float, 1, 64> gs_max_minus_105_next;
+    TASSIGN(gs_max_minus_105_next, 0x20000);
+    UbTile<float, 1, 64> exp_gs_times_0_sum_next;
+    TASSIGN(exp_gs_times_0_sum_next, 0x20000);
+    UbTile<float, 1, 64> exp_gs_segment_next;
+    TASSIGN(exp_gs_segment_next, 0x20000);
+    UbTile<float, 64, 64> exp_gs_expand_next;
+    TASSIGN(exp_gs_expand_next, 0x24000);
     UbTile<half, 32, 128> v_next;
     TASSIGN(v_next, 0x28200);
     UbTile<float, 32, 128> v_f32_next;
     TASSIGN(v_f32_next, 0x20000);
     UbTile<float, 64, 64> lower_64_mask_next;
     TASSIGN(lower_64_mask_next, 0x28200);
-    UbTile<float, 64, 64> lower_64_scaled_next;
-    TASSIGN(lower_64_scaled_next, 0x24000);
-    UbTile<float, 1, 64> lower_64_row_sum_next;
-    TASSIGN(lower_64_row_sum_next, 0x28300);
+    UbTile<float, 64, 64> exp_gs_scaled_next;
+    TASSIGN(exp_gs_scaled_next, 0x24000);
+    UbTile<float, 1, 64> exp_gs_row_sum_next;
+    TASSIGN(exp_gs_row_sum_next, 0x28300);
     UbTile<float, 1, 64> G_next;
     TASSIGN(G_next, 0x28200);
     UbCol<float, 32> G_col_next;
@@ -725,10 +725,10 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
     TASSIGN(o_f16, 0x24000);
     UbTile<float, 64, 128> S_next_part_in_next;
     UbTile<float, 32, 128> o_sum_part_in_next;
-    UbTile<float, 64, 64> lower_64_row_sum_first_scratch;
-    TASSIGN(lower_64_row_sum_first_scratch, 0x8100);
-    UbTile<float, 64, 64> lower_64_row_sum_next_scratch;
-    TASSIGN(lower_64_row_sum_next_scratch, 0x28400);
+    UbTile<float, 64, 64> exp_gs_row_sum_first_scratch;
+    TASSIGN(exp_gs_row_sum_first_scratch, 0x8100);
+    UbTile<float, 64, 64> exp_gs_row_sum_next_scratch;
+    TASSIGN(exp_gs_row_sum_next_scratch, 0x28400);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in_next -> expand_g_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -740,28 +740,28 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in_next -> expand_g_first
-        // each = valid(expand(g))
+        // gs = valid(expand(g))
         if (rows_next > 0) TEXPANDS(expand_g_first, g_gm[hv]);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMOV(each_raw_first, expand_g_first);
+        if (rows_next > 0) TMOV(gs_raw_first, expand_g_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
                 UbPart<float, 1, 64> valid(1, rows_next);
                 TASSIGN(valid, 0x0);
-                fill_row(each_first, valid, rows_next);
+                fill_row(gs_first, valid, rows_next);
             }
         }
         pipe_barrier(PIPE_V);
-        // G = cumsum(each)
-        if (rows_next > 0) TEXP(exp_each_first, each_first);
+        // G = cumsum(gs)
+        if (rows_next > 0) TEXP(exp_gs_first, gs_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(exp_each_times_0_first, exp_each_first, 0.0f);
-        if (rows_next > 0) TMAXS(each_max_minus_105_first, each_first, -105.0f);
+        if (rows_next > 0) TMULS(exp_gs_times_0_first, exp_gs_first, 0.0f);
+        if (rows_next > 0) TMAXS(gs_max_minus_105_first, gs_first, -105.0f);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(exp_each_times_sum_first, each_max_minus_105_first, exp_each_times_0_first);
+        if (rows_next > 0) TADD(exp_gs_times_0_sum_first, gs_max_minus_105_first, exp_gs_times_0_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCOLEXPAND(exp_each_expand_first, exp_each_segment_first);
+        if (rows_next > 0) TCOLEXPAND(exp_gs_expand_first, exp_gs_segment_first);
         UbPart<half, 32, 128> v_raw_first(part_next, 128);
         TASSIGN(v_raw_first, 0x8000);
         if (part_next > 0) {
@@ -781,15 +781,15 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
                 TLOAD(lower_64_mask_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> lower_64_scaled_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> lower_64_scaled_first
-        if (rows_next > 0) TMUL(lower_64_scaled_first, exp_each_expand_first, lower_64_mask_first);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> exp_gs_scaled_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> exp_gs_scaled_first
+        if (rows_next > 0) TMUL(exp_gs_scaled_first, exp_gs_expand_first, lower_64_mask_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
                 UbCol<float, 64> sums;
                 TASSIGN(sums, 0x8000);
-                TROWSUM(sums, lower_64_scaled_first, lower_64_row_sum_first_scratch);
+                TROWSUM(sums, exp_gs_scaled_first, exp_gs_row_sum_first_scratch);
             }
         }
         pipe_barrier(PIPE_V);
@@ -797,7 +797,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             {
                 UbTile<float, 1, 64> to;
                 TASSIGN(to, 0x28000);
-                TMOV(to, lower_64_row_sum_first);
+                TMOV(to, exp_gs_row_sum_first);
             }
         }
         set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
@@ -920,36 +920,36 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             const float chunk_decay = exp_G.GetValue(63);
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> expand_g_next
-            // each = valid(expand(g))
+            // gs = valid(expand(g))
             if (rows_next > 0) TEXPANDS(expand_g_next, g_gm[hv]);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_f16 -> store
             {
                 auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_f16);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> each_raw_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> gs_raw_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> each_raw_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> gs_raw_next
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMOV(each_raw_next, expand_g_next);
+            if (rows_next > 0) TMOV(gs_raw_next, expand_g_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
                     UbPart<float, 1, 64> valid(1, rows_next);
                     TASSIGN(valid, 0x20000);
-                    fill_row(each_next, valid, rows_next);
+                    fill_row(gs_next, valid, rows_next);
                 }
             }
             pipe_barrier(PIPE_V);
-            // G = cumsum(each)
-            if (rows_next > 0) TEXP(exp_each_next, each_next);
+            // G = cumsum(gs)
+            if (rows_next > 0) TEXP(exp_gs_next, gs_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(exp_each_times_0_next, exp_each_next, 0.0f);
-            if (rows_next > 0) TMAXS(each_max_minus_105_next, each_next, -105.0f);
+            if (rows_next > 0) TMULS(exp_gs_times_0_next, exp_gs_next, 0.0f);
+            if (rows_next > 0) TMAXS(gs_max_minus_105_next, gs_next, -105.0f);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(exp_each_times_sum_next, each_max_minus_105_next, exp_each_times_0_next);
+            if (rows_next > 0) TADD(exp_gs_times_0_sum_next, gs_max_minus_105_next, exp_gs_times_0_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(exp_each_expand_next, exp_each_segment_next);
+            if (rows_next > 0) TCOLEXPAND(exp_gs_expand_next, exp_gs_segment_next);
             UbPart<half, 32, 128> v_raw_next(part_next, 128);
             TASSIGN(v_raw_next, 0x28200);
             if (part_next > 0) {
@@ -969,15 +969,15 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
                     TLOAD(lower_64_mask_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // lower_64_mask_next -> lower_64_scaled_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // lower_64_mask_next -> lower_64_scaled_next
-            if (rows_next > 0) TMUL(lower_64_scaled_next, exp_each_expand_next, lower_64_mask_next);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // lower_64_mask_next -> exp_gs_scaled_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // lower_64_mask_next -> exp_gs_scaled_next
+            if (rows_next > 0) TMUL(exp_gs_scaled_next, exp_gs_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
                     UbCol<float, 64> sums;
                     TASSIGN(sums, 0x28300);
-                    TROWSUM(sums, lower_64_scaled_next, lower_64_row_sum_next_scratch);
+                    TROWSUM(sums, exp_gs_scaled_next, exp_gs_row_sum_next_scratch);
                 }
             }
             pipe_barrier(PIPE_V);
@@ -985,7 +985,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
                 {
                     UbTile<float, 1, 64> to;
                     TASSIGN(to, 0x28200);
-                    TMOV(to, lower_64_row_sum_next);
+                    TMOV(to, exp_gs_row_sum_next);
                 }
             }
             set_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
@@ -2331,6 +2331,12 @@ def _unit_lower_inverse(x: Any) -> Any:
     return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
 
 
+def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+    decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
+    return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
+
+
 class Check:
     """Compares a module's kernels with its page in float64 on a small problem.
 
@@ -2445,15 +2451,18 @@ class Check:
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
+        keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
         for name, of, dims, dtype in tables.inputs:
             normal = torch.randn(total, count[of], *dims, generator=gen, **on_cpu)
-            page = normal / normal.norm(dim=-1, keepdim=True) if dims and of == "H" else normal
-            if not dims:
-                page = torch.rand(total, count[of], generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
+            page = normal / normal.norm(dim=-1, keepdim=True) if dims and (of == "H" or dims in keys) else normal
+            if not dims or name in tables.decays:
+                page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    page = -2 * page * rate[:count[of]]
+                    page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
+            elif all(row[1] == "HV" for row in tables.inputs):
+                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
@@ -3008,11 +3017,11 @@ def _page(_inputs, _states, _numbers):
     S, = _states
     scale, = _numbers
     _tokens = q.shape[-2]
-    # each = per_token(g)
+    # gs = per_token(g)
     expand_g = g[..., None].expand(*g[..., None].shape[:-1], _tokens)
-    each = expand_g
-    # G = cumsum(each)
-    G = each.cumsum(-1)
+    gs = expand_g
+    # G = cumsum(gs)
+    G = gs.cumsum(-1)
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]

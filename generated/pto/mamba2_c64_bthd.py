@@ -26,17 +26,17 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("mamba2_o_S_fp16", ["lower_64_mask", "lower_fill", "S_f16_channel", "q_S_channel", "q_kT_channel", "q_kT_L_f16_channel", "u_f16_channel", "o_part_channel", "u_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("mamba2_o_S_fp16", ["lower_64_mask", "lower_fill", "S_f16_channel", "q_S_channel", "q_kT_channel", "q_kT_decays_f16_channel", "dt_v_f16_channel", "o_part_channel", "v_dt_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
     "S_f16_channel": ([128, 128], "float16"),
     "q_S_channel": ([64, 128], "float32"),
     "q_kT_channel": ([64, 64], "float32"),
-    "q_kT_L_f16_channel": ([64, 64], "float16"),
-    "u_f16_channel": ([64, 128], "float16"),
+    "q_kT_decays_f16_channel": ([64, 64], "float16"),
+    "dt_v_f16_channel": ([64, 128], "float16"),
     "o_part_channel": ([64, 128], "float32"),
-    "u_decay_to_end_f16_channel": ([64, 128], "float16"),
+    "v_dt_decay_to_end_f16_channel": ([64, 128], "float16"),
     "S_next_part_channel": ([128, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
@@ -191,10 +191,10 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * S_f16_channel: workspace, block, [K, V] float16
  * q_S_channel: workspace, block, [C, V] float32
  * q_kT_channel: workspace, block, [C, C] float32
- * q_kT_L_f16_channel: workspace, block, [C, C] float16
- * u_f16_channel: workspace, block, [C, V] float16
+ * q_kT_decays_f16_channel: workspace, block, [C, C] float16
+ * dt_v_f16_channel: workspace, block, [C, V] float16
  * o_part_channel: workspace, block, [C, V] float32
- * u_decay_to_end_f16_channel: workspace, block, [C, V] float16
+ * v_dt_decay_to_end_f16_channel: workspace, block, [C, V] float16
  * S_next_part_channel: workspace, block, [K, V] float32
  */
 PTO_ENTRY void mamba2_o_S_fp16(
@@ -212,10 +212,10 @@ PTO_ENTRY void mamba2_o_S_fp16(
     __gm__ uint8_t *S_f16_channel_bytes,
     __gm__ uint8_t *q_S_channel_bytes,
     __gm__ uint8_t *q_kT_channel_bytes,
-    __gm__ uint8_t *q_kT_L_f16_channel_bytes,
-    __gm__ uint8_t *u_f16_channel_bytes,
+    __gm__ uint8_t *q_kT_decays_f16_channel_bytes,
+    __gm__ uint8_t *dt_v_f16_channel_bytes,
     __gm__ uint8_t *o_part_channel_bytes,
-    __gm__ uint8_t *u_decay_to_end_f16_channel_bytes,
+    __gm__ uint8_t *v_dt_decay_to_end_f16_channel_bytes,
     __gm__ uint8_t *S_next_part_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -244,10 +244,10 @@ PTO_ENTRY void mamba2_o_S_fp16(
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
     __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(q_S_channel_bytes);
     __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
-    __gm__ half *q_kT_L_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_kT_L_f16_channel_bytes);
-    __gm__ half *u_f16_channel_gm = reinterpret_cast<__gm__ half *>(u_f16_channel_bytes);
+    __gm__ half *q_kT_decays_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_kT_decays_f16_channel_bytes);
+    __gm__ half *dt_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(dt_v_f16_channel_bytes);
     __gm__ float *o_part_channel_gm = reinterpret_cast<__gm__ float *>(o_part_channel_bytes);
-    __gm__ half *u_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(u_decay_to_end_f16_channel_bytes);
+    __gm__ half *v_dt_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(v_dt_decay_to_end_f16_channel_bytes);
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
@@ -269,18 +269,18 @@ PTO_ENTRY void mamba2_o_S_fp16(
     TASSIGN(q_S_right, 0x8000);
     TileAcc<float, 64, 128> q_S;
     TASSIGN(q_S, 0x4000);
-    L1Tile<half, 64, 128> u_decay_to_end_f16_in;
-    TASSIGN(u_decay_to_end_f16_in, 0x10000);
-    L1Tile<half, 64, 128> u_f16_in;
-    TASSIGN(u_f16_in, 0x14000);
+    L1Tile<half, 64, 128> v_dt_decay_to_end_f16_in;
+    TASSIGN(v_dt_decay_to_end_f16_in, 0x10000);
+    L1Tile<half, 64, 128> dt_v_f16_in;
+    TASSIGN(dt_v_f16_in, 0x14000);
     TileLeft<half, 128, 64> S_next_part_left;
     TASSIGN(S_next_part_left, 0x0);
     TileRight<half, 64, 128> S_next_part_right;
     TASSIGN(S_next_part_right, 0x0);
     TileAcc<float, 128, 128> S_next_part;
     TASSIGN(S_next_part, 0xc000);
-    L1Tile<half, 64, 64> q_kT_L_f16_in;
-    TASSIGN(q_kT_L_f16_in, 0x18000);
+    L1Tile<half, 64, 64> q_kT_decays_f16_in;
+    TASSIGN(q_kT_decays_f16_in, 0x18000);
     TileLeft<half, 64, 64> o_part_left;
     TASSIGN(o_part_left, 0x8000);
     TileRight<half, 64, 128> o_part_right;
@@ -324,7 +324,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right -> q_kT
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right -> q_kT
             wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_part -> q_kT
-            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u
+            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
             TMATMUL(q_kT, q_kT_left, q_kT_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
             wait_flag_dev(0);  // S_f16_channel -> S_f16_in
@@ -348,26 +348,26 @@ PTO_ENTRY void mamba2_o_S_fp16(
             TMATMUL(q_S, q_S_left, q_S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_S_left -> o_part_left
-            wait_flag_dev(0);  // u_decay_to_end_f16_channel -> u_decay_to_end_f16_in
+            wait_flag_dev(0);  // v_dt_decay_to_end_f16_channel -> v_dt_decay_to_end_f16_in
             {
-                auto from = view(u_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(u_decay_to_end_f16_in, from);
+                auto from = view(v_dt_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(v_dt_decay_to_end_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // u_decay_to_end_f16_in -> S_next_part_right
-            wait_flag_dev(0);  // u_f16_channel -> u_f16_in
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // v_dt_decay_to_end_f16_in -> S_next_part_right
+            wait_flag_dev(0);  // dt_v_f16_channel -> dt_v_f16_in
             {
-                auto from = view(u_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(u_f16_in, from);
+                auto from = view(dt_v_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(dt_v_f16_in, from);
             }
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // u_decay_to_end_f16_in -> S_next_part_right
-            TEXTRACT(S_next_part_right, u_decay_to_end_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // v_dt_decay_to_end_f16_in -> S_next_part_right
+            TEXTRACT(S_next_part_right, v_dt_decay_to_end_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
-            // S = exp(last_G) * S + k.T @ ((dt * exp(last_G - G))[:, None] * v)
+            // S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left -> q_kT_left
@@ -378,26 +378,26 @@ PTO_ENTRY void mamba2_o_S_fp16(
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_channel -> q_S_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // q_S -> o_part
-            wait_flag_dev(0);  // q_kT_L_f16_channel -> q_kT_L_f16_in
+            wait_flag_dev(0);  // q_kT_decays_f16_channel -> q_kT_decays_f16_in
             {
-                auto from = view(q_kT_L_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_kT_L_f16_in, from);
+                auto from = view(q_kT_decays_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(q_kT_decays_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_kT_L_f16_in -> o_part_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_kT_decays_f16_in -> o_part_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
             {
                 auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_kT_L_f16_in -> o_part_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_kT_decays_f16_in -> o_part_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_S_left -> o_part_left
-            TEXTRACT(o_part_left, q_kT_L_f16_in, 0, 0);
-            TEXTRACT(o_part_right, u_f16_in, 0, 0);
+            TEXTRACT(o_part_left, q_kT_decays_f16_in, 0, 0);
+            TEXTRACT(o_part_right, dt_v_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_part_right -> o_part
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_part_right -> o_part
             wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // q_S -> o_part
-            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u
+            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
             TMATMUL(o_part, o_part_left, o_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // o_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // o_part -> store
@@ -468,32 +468,32 @@ PTO_ENTRY void mamba2_o_S_fp16(
     TASSIGN(last_G_minus_G, 0x21600);
     UbTile<float, 1, 64> decay_to_end;
     TASSIGN(decay_to_end, 0x21600);
-    UbTile<float, 1, 64> dt_decay_to_end_2;
-    TASSIGN(dt_decay_to_end_2, 0x21600);
-    UbCol<float, 32> dt_decay_to_end;
-    TASSIGN(dt_decay_to_end, 0x21600 + sub * 128);
-    UbTile<float, 32, 128> u_decay_to_end;
-    TASSIGN(u_decay_to_end, 0x21700);
-    UbTile<half, 32, 128> u_decay_to_end_f16;
-    TASSIGN(u_decay_to_end_f16, 0x25700);
-    UbTile<float, 32, 128> u;
-    TASSIGN(u, 0x27700);
+    UbTile<float, 1, 64> dt_decay_to_end;
+    TASSIGN(dt_decay_to_end, 0x21600);
+    UbCol<float, 32> dt_decay_to_end_col;
+    TASSIGN(dt_decay_to_end_col, 0x21600 + sub * 128);
+    UbTile<float, 32, 128> v_dt_decay_to_end;
+    TASSIGN(v_dt_decay_to_end, 0x21700);
+    UbTile<half, 32, 128> v_dt_decay_to_end_f16;
+    TASSIGN(v_dt_decay_to_end_f16, 0x25700);
+    UbTile<float, 32, 128> dt_v;
+    TASSIGN(dt_v, 0x27700);
     UbTile<float, 32, 64> q_kT_in;
     TASSIGN(q_kT_in, 0x2b700);
     UbTile<float, 32, 64> G_times_expand;
     TASSIGN(G_times_expand, 0xe000);
     UbTile<float, 32, 64> G_minus_G;
     TASSIGN(G_minus_G, 0xe000);
-    UbTile<half, 32, 128> u_f16;
-    TASSIGN(u_f16, 0x10000);
+    UbTile<half, 32, 128> dt_v_f16;
+    TASSIGN(dt_v_f16, 0x10000);
     UbTile<float, 32, 64> lower_G_minus_G;
     TASSIGN(lower_G_minus_G, 0xe000);
-    UbTile<float, 32, 64> L;
-    TASSIGN(L, 0xe000);
-    UbTile<float, 32, 64> q_kT_L;
-    TASSIGN(q_kT_L, 0x2b700);
-    UbTile<half, 32, 64> q_kT_L_f16;
-    TASSIGN(q_kT_L_f16, 0x12000);
+    UbTile<float, 32, 64> decays;
+    TASSIGN(decays, 0xe000);
+    UbTile<float, 32, 64> q_kT_decays;
+    TASSIGN(q_kT_decays, 0x2b700);
+    UbTile<half, 32, 64> q_kT_decays_f16;
+    TASSIGN(q_kT_decays_f16, 0x12000);
     UbTile<float, 1, 64> exp_G;
     TASSIGN(exp_G, 0x21400);
     UbCol<float, 32> exp_G_col;
@@ -527,7 +527,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
         auto from = view(lower_64_mask_gm, 64, 64, 64);
         TLOAD(lower_64_mask, from);
     }
-    // L = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    // decays = exp(lower(G[:, None] - G[None, :], fill=-inf))
     {
         auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
         TLOAD(lower_fill, from);
@@ -574,7 +574,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
             fill_wide(dt_raw, rows, 0x14000);
             pipe_barrier(PIPE_V);
             TTRANS(dt, dt_wide, dt_scratch);
-            // u = dt[:, None] * v
+            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
             {
                 auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
@@ -611,75 +611,74 @@ PTO_ENTRY void mamba2_o_S_fp16(
                 TMOV(to, exp_g_row_sum);
             }
             set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
-            // L = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            // decays = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
             TMULS(G_times_minus_1, G, -1.0f);
             wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
-            // last_G = last(G)
+            // S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
             const float last_G = G.GetValue(63);
             pipe_barrier(PIPE_V);
-            // S = exp(last_G) * S + k.T @ ((dt * exp(last_G - G))[:, None] * v)
             TADDS(last_G_minus_G, G_times_minus_1, last_G);
             pipe_barrier(PIPE_V);
             TEXP(decay_to_end, last_G_minus_G);
             pipe_barrier(PIPE_V);
-            TMUL(dt_decay_to_end_2, dt, decay_to_end);
+            TMUL(dt_decay_to_end, dt, decay_to_end);
             pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(u_decay_to_end, v_f32, dt_decay_to_end);
+            TROWEXPANDMUL(v_dt_decay_to_end, v_f32, dt_decay_to_end_col);
             pipe_barrier(PIPE_V);
-            TCVT(u_decay_to_end_f16, u_decay_to_end, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // u_decay_to_end_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // u_decay_to_end_f16 -> store
+            TCVT(v_dt_decay_to_end_f16, v_dt_decay_to_end, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // v_dt_decay_to_end_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // v_dt_decay_to_end_f16 -> store
             {
-                auto to = view(u_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, u_decay_to_end_f16);
+                auto to = view(v_dt_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, v_dt_decay_to_end_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // u_decay_to_end_f16_channel -> u_decay_to_end_f16_in
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // u_decay_to_end_f16 -> chunk_decay_S
-            // u = dt[:, None] * v
-            TROWEXPANDMUL(u, v_f32, dt_col);
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // v_dt_decay_to_end_f16_channel -> v_dt_decay_to_end_f16_in
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // v_dt_decay_to_end_f16 -> chunk_decay_S
+            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
+            TROWEXPANDMUL(dt_v, v_f32, dt_col);
             wait_flag_dev(1);  // q_kT_channel -> q_kT_in
             {
                 auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(q_kT_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in -> q_kT_L
-            // L = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in -> q_kT_decays
+            // decays = exp(lower(G[:, None] - G[None, :], fill=-inf))
             TCOLEXPAND(G_times_expand, G_times_minus_1);
             pipe_barrier(PIPE_V);
             TROWEXPANDADD(G_minus_G, G_times_expand, G_col);
-            TCVT(u_f16, u, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // u_f16 -> store
+            TCVT(dt_v_f16, dt_v, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // dt_v_f16 -> store
             pipe_barrier(PIPE_V);
             TADD(lower_G_minus_G, G_minus_G, lower_fill);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // u_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // dt_v_f16 -> store
             {
-                auto to = view(u_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, u_f16);
+                auto to = view(dt_v_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, dt_v_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // u_f16_channel -> u_f16_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // dt_v_f16_channel -> dt_v_f16_in
             pipe_barrier(PIPE_V);
-            TEXP(L, lower_G_minus_G);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in -> q_kT_L
+            TEXP(decays, lower_G_minus_G);
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in -> q_kT_decays
             pipe_barrier(PIPE_V);
-            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u
-            TMUL(q_kT_L, q_kT_in, L);
+            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
+            TMUL(q_kT_decays, q_kT_in, decays);
             pipe_barrier(PIPE_V);
-            TCVT(q_kT_L_f16, q_kT_L, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_kT_L_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_kT_L_f16 -> store
+            TCVT(q_kT_decays_f16, q_kT_decays, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_kT_decays_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_kT_decays_f16 -> store
             {
-                auto to = view(q_kT_L_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, q_kT_L_f16);
+                auto to = view(q_kT_decays_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, q_kT_decays_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_kT_L_f16_channel -> q_kT_L_f16_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_kT_decays_f16_channel -> q_kT_decays_f16_in
             TEXP(exp_G, G);
             set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> chunk_decay
             TMULS(D_v, v_f32, D_gm[hv]);
             wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> chunk_decay
-            // S = exp(last_G) * S + k.T @ ((dt * exp(last_G - G))[:, None] * v)
+            // S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
             const float chunk_decay = exp_G.GetValue(63);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // u_decay_to_end_f16 -> chunk_decay_S
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // v_dt_decay_to_end_f16 -> chunk_decay_S
             TMULS(chunk_decay_S, S, chunk_decay);
             wait_flag_dev(1);  // q_S_channel -> q_S_in
             {
@@ -688,7 +687,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
-            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u
+            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
             TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
             pipe_barrier(PIPE_V);
             TADD(D_v_plus_exp_G_q_S, D_v, exp_G_q_S);
@@ -705,12 +704,12 @@ PTO_ENTRY void mamba2_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_part_in -> o
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
-            // S = exp(last_G) * S + k.T @ ((dt * exp(last_G - G))[:, None] * v)
+            // S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
             TADD(S_next, chunk_decay_S, S_next_part_in);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> v_raw
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_part_in -> o
             pipe_barrier(PIPE_V);
-            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u
+            // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
             TADD(o, D_v_plus_exp_G_q_S, o_part_in);
             pipe_barrier(PIPE_V);
             TCVT(o_f16, o, RoundMode::CAST_RINT);
@@ -756,10 +755,10 @@ extern "C" int call_mamba2_o_S_fp16(
     uint8_t *S_f16_channel_bytes,
     uint8_t *q_S_channel_bytes,
     uint8_t *q_kT_channel_bytes,
-    uint8_t *q_kT_L_f16_channel_bytes,
-    uint8_t *u_f16_channel_bytes,
+    uint8_t *q_kT_decays_f16_channel_bytes,
+    uint8_t *dt_v_f16_channel_bytes,
     uint8_t *o_part_channel_bytes,
-    uint8_t *u_decay_to_end_f16_channel_bytes,
+    uint8_t *v_dt_decay_to_end_f16_channel_bytes,
     uint8_t *S_next_part_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -774,7 +773,7 @@ extern "C" int call_mamba2_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    mamba2_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, dt_bytes, A_bytes, D_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, S_f16_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_L_f16_channel_bytes, u_f16_channel_bytes, o_part_channel_bytes, u_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
+    mamba2_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, dt_bytes, A_bytes, D_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, S_f16_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_decays_f16_channel_bytes, dt_v_f16_channel_bytes, o_part_channel_bytes, v_dt_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
     return 0;
 }
 #endif
@@ -1948,6 +1947,12 @@ def _unit_lower_inverse(x: Any) -> Any:
     return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
 
 
+def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+    decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
+    return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
+
+
 class Check:
     """Compares a module's kernels with its page in float64 on a small problem.
 
@@ -2062,15 +2067,18 @@ class Check:
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
+        keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
         for name, of, dims, dtype in tables.inputs:
             normal = torch.randn(total, count[of], *dims, generator=gen, **on_cpu)
-            page = normal / normal.norm(dim=-1, keepdim=True) if dims and of == "H" else normal
-            if not dims:
-                page = torch.rand(total, count[of], generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
+            page = normal / normal.norm(dim=-1, keepdim=True) if dims and (of == "H" or dims in keys) else normal
+            if not dims or name in tables.decays:
+                page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    page = -2 * page * rate[:count[of]]
+                    page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
+            elif all(row[1] == "HV" for row in tables.inputs):
+                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
@@ -2625,40 +2633,40 @@ def chunk_mamba2(q, k, v, dt, A, D=None, initial_state=None, output_final_state=
 def _page(_inputs, _states, _numbers):
     q, k, v, dt, A, D = _inputs
     S, = _states
-    # g = dt * A
-    g = dt * A[..., None]
+    # g = A * dt
+    g = A[..., None] * dt
     # G = cumsum(g)
     G = g.cumsum(-1)
-    # L = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    # decays = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
     G_minus_G = G_col - G_row
     lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
-    L = torch.exp(lower_G_minus_G)
-    # u = dt[:, None] * v
-    dt_col = dt[..., :, None]
-    u = dt_col * v
-    # o = exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u + D * v
+    decays = torch.exp(lower_G_minus_G)
+    # o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
+    D_v = D[..., None, None] * v
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
+    D_v_plus_exp_G_q_S = D_v + exp_G_q_S
     q_kT = q @ k.mT
-    q_kT_L = q_kT * L
-    q_kT_L_u = q_kT_L @ u
-    o_sum = exp_G_q_S + q_kT_L_u
-    D_v = D[..., None, None] * v
-    o = o_sum + D_v
-    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * u)
+    q_kT_decays = q_kT * decays
+    dt_col = dt[..., :, None]
+    dt_v = dt_col * v
+    q_kT_decays_dt_v = q_kT_decays @ dt_v
+    o = D_v_plus_exp_G_q_S + q_kT_decays_dt_v
+    # S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
     last_G = G[..., -1]
     chunk_decay = torch.exp(last_G)
     chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
     decay_to_end = torch.exp(last_G_minus_G)
-    decay_to_end_col = decay_to_end[..., :, None]
-    u_decay_to_end = decay_to_end_col * u
-    kT_u_decay_to_end = k.mT @ u_decay_to_end
-    S_next = chunk_decay_S + kT_u_decay_to_end
+    dt_decay_to_end = dt * decay_to_end
+    dt_decay_to_end_col = dt_decay_to_end[..., :, None]
+    v_dt_decay_to_end = dt_decay_to_end_col * v
+    S_product = k.mT @ v_dt_decay_to_end
+    S_next = chunk_decay_S + S_product
     return o, S_next
 
 

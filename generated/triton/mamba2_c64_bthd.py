@@ -105,7 +105,7 @@ def o_S_kernel(
         # G = cumsum(g)
         G = tl.cumsum(tl.maximum(tl.load(A_ptr + hv) * dt, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         v_f32 = v.to(tl.float32)
-        # o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u
+        # o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
         q_S = tl.dot(q, S.to(tl.float16))
         q_kT = tl.dot(q, tl.trans(k))
         o = tl.dot(
@@ -115,9 +115,8 @@ def o_S_kernel(
             (dt[:, None] * v_f32).to(tl.float16),
             acc=tl.load(D_ptr + hv) * v_f32 + tl.exp(G)[:, None] * q_S,
         )
-        # last_G = last(G)
+        # S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
         last_G = tl.sum(tl.where(i_C == C - 1, G, 0.0), axis=0)
-        # S = exp(last_G) * S + k.T @ ((dt * exp(last_G - G))[:, None] * v)
         S = tl.dot(tl.trans(k), ((dt * tl.exp(last_G - G))[:, None] * v_f32).to(tl.float16), acc=tl.exp(last_G) * S)
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
@@ -1296,6 +1295,12 @@ def _unit_lower_inverse(x: Any) -> Any:
     return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
 
 
+def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+    decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
+    return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
+
+
 class Check:
     """Compares a module's kernels with its page in float64 on a small problem.
 
@@ -1410,15 +1415,18 @@ class Check:
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
+        keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
         for name, of, dims, dtype in tables.inputs:
             normal = torch.randn(total, count[of], *dims, generator=gen, **on_cpu)
-            page = normal / normal.norm(dim=-1, keepdim=True) if dims and of == "H" else normal
-            if not dims:
-                page = torch.rand(total, count[of], generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
+            page = normal / normal.norm(dim=-1, keepdim=True) if dims and (of == "H" or dims in keys) else normal
+            if not dims or name in tables.decays:
+                page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    page = -2 * page * rate[:count[of]]
+                    page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
+            elif all(row[1] == "HV" for row in tables.inputs):
+                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
@@ -1907,40 +1915,40 @@ def chunk_mamba2(q, k, v, dt, A, D=None, initial_state=None, output_final_state=
 def _page(_inputs, _states, _numbers):
     q, k, v, dt, A, D = _inputs
     S, = _states
-    # g = dt * A
-    g = dt * A[..., None]
+    # g = A * dt
+    g = A[..., None] * dt
     # G = cumsum(g)
     G = g.cumsum(-1)
-    # L = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    # decays = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
     G_minus_G = G_col - G_row
     lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
-    L = torch.exp(lower_G_minus_G)
-    # u = dt[:, None] * v
-    dt_col = dt[..., :, None]
-    u = dt_col * v
-    # o = exp(G)[:, None] * (q @ S) + ((q @ k.T) * L) @ u + D * v
+    decays = torch.exp(lower_G_minus_G)
+    # o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
+    D_v = D[..., None, None] * v
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     q_S = q @ S
     exp_G_q_S = exp_G_col * q_S
+    D_v_plus_exp_G_q_S = D_v + exp_G_q_S
     q_kT = q @ k.mT
-    q_kT_L = q_kT * L
-    q_kT_L_u = q_kT_L @ u
-    o_sum = exp_G_q_S + q_kT_L_u
-    D_v = D[..., None, None] * v
-    o = o_sum + D_v
-    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * u)
+    q_kT_decays = q_kT * decays
+    dt_col = dt[..., :, None]
+    dt_v = dt_col * v
+    q_kT_decays_dt_v = q_kT_decays @ dt_v
+    o = D_v_plus_exp_G_q_S + q_kT_decays_dt_v
+    # S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
     last_G = G[..., -1]
     chunk_decay = torch.exp(last_G)
     chunk_decay_S = chunk_decay[..., None, None] * S
     last_G_minus_G = last_G[..., None] - G
     decay_to_end = torch.exp(last_G_minus_G)
-    decay_to_end_col = decay_to_end[..., :, None]
-    u_decay_to_end = decay_to_end_col * u
-    kT_u_decay_to_end = k.mT @ u_decay_to_end
-    S_next = chunk_decay_S + kT_u_decay_to_end
+    dt_decay_to_end = dt * decay_to_end
+    dt_decay_to_end_col = dt_decay_to_end[..., :, None]
+    v_dt_decay_to_end = dt_decay_to_end_col * v
+    S_product = k.mT @ v_dt_decay_to_end
+    S_next = chunk_decay_S + S_product
     return o, S_next
 
 

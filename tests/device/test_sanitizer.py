@@ -25,6 +25,7 @@ on_hopper = [pytest.mark.device, pytest.mark.skipif(
 KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
            "fused-bf16": ("fused_walk", {}, "bfloat16", -0.5),
            "fused-parts": ("fused_walk", {"partition": "decay", "part_chunks": 2}, "float16", -0.5),
+           "fused-persistent": ("fused_walk", {"persistent": True}, "float16", -0.5),
            "fused-summaries": ("fused_walk", {"partition": "decay", "part_chunks": 1}, "float16", -0.001),
            "walk": ("walk", {}, "float16", -0.5),
            "walk-parts": ("walk", {"partition": "decay", "part_chunks": 2, "longest_first": True}, "float16", -0.5),
@@ -73,9 +74,11 @@ def sanitized(path, name, tools):
 
 
 def one_call(path, name):
-    """In the process that is looked at: sequences with tails, without tokens, of whole chunks, beside float64."""
-    _, _, dtype, gate = KERNELS[name]
-    x = problem([321, 64, 0, 30], 1, 4, 128, 128, getattr(torch, dtype), gate=gate)
+    """In the process that is looked at: sequences with tails, without tokens, of whole chunks, beside float64. Persistent walks
+    are more than a GPU has multiprocessors."""
+    _, fields, dtype, gate = KERNELS[name]
+    lengths = [65, 0, 30, 64] * 12 if fields.get("persistent") else [321, 64, 0, 30]
+    x = problem(lengths, 1, 4, 128, 128, getattr(torch, dtype), gate=gate)
     fn = import_path(Path(path)).chunk_gated_delta_rule
     move = lambda t: t.cuda() if isinstance(t, torch.Tensor) else t
     got = call(lambda *a, **k: fn(*map(move, a), **{n: move(t) for n, t in k.items()}), x)

@@ -107,7 +107,7 @@ MEMBERS = {
                                                "g": "log_decay", "beta1": "beta", "beta2": "beta"}),
     "gla": Member(recurrences.gla, {**_QKV, "g": "log_decay"}),
     "kimi_delta_attention": Member(recurrences.kimi_delta_attention, {**_QKV, "g": "log_decay", "beta": "beta"}),
-    "gated_delta_rule_2": Member(recurrences.gated_delta_rule_2, {**_QKV, "g": "log_decay", "b": "share", "w": "share"}),
+    "gated_delta_rule_2": Member(recurrences.gated_delta_rule_2, {**_QKV, "g": "log_decay", "b": "beta", "w": "share"}),
     "rwkv7": Member(recurrences.rwkv7, {"r": "unit", "w": "log_decay", "k": "unit", "v": "normal", "a": "unit", "b": "minus a"}),
     "mamba2": Member(recurrences.mamba2, {**_QKV, "dt": "share", "A": "rate", "D": "skip"}),
     "lightning_attention": Member(recurrences.lightning_attention, {**_QKV, "g": "rate"}),

@@ -105,8 +105,13 @@ def keeps_the_meaning(p, done):
 
 @pytest.mark.parametrize("name", names())
 def test_the_packages_pages_are_canonical(name):
+    """Some as they are written."""
     p = find(name).trace()
-    assert canonical(p, ONE) == p
+    done = canonical(p, ONE)
+    if not any(t.index == "head" for t in p.tensors):
+        keeps_the_meaning(p, done)
+    assert canonical(done, ONE) == done
+    assert name not in ("gated_delta_rule", "delta_rule", "simple_gla", "lightning_attention") or done == p
 
 
 @pytest.mark.parametrize("page", OTHERS, ids=lambda p: p.name)

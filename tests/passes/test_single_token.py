@@ -39,7 +39,7 @@ def odd(q, k, v, a, b, w, S, Z):
     total = cumsum(row_sum(w * w))
     near = exp(lower(total[None, :] - total[:, None], fill=-inf))
     B = strictly_lower((a @ b.T) * near)
-    y = unit_lower_inverse(B) @ (v + (a * last(w)) @ S) + B @ v
+    y = unit_lower_inverse(B) @ (v + (a * last(w)[None, :]) @ S) + B @ v
     o = lower(q @ k.T) @ y + (q * Z[None, :]) @ S + log(1 + total * total)[:, None] * v
     S = exp(-last(total)) * S + k.T @ y
     Z = Z + row_sum(k.T @ w)
@@ -105,7 +105,7 @@ def test_several_states_are_kept_for_each_token(target, page, state):
 def columns(k, v, S):
     """Tiles [V, C]: rows of one entry where a chunk has one token."""
     x = S.T @ k.T
-    o = lower((k @ k.T) * last(x)) @ v + row_sum(row_norm(x))[None, :] * v
+    o = lower((k @ k.T) * last(x)[None, :]) @ v + row_sum(row_norm(x))[None, :] * v
     S = S + k.T @ v
     return o, S
 

@@ -266,6 +266,7 @@ def test_many_short_sequences_take_persistent_walks(gpu, x, want):
     assert (found.build.plan.name, found.build.plan.persistent) == ("fused_walk", want)
     assert ("many short sequences" in str(found)) == want
     assert not ask(replace(x, sequences=ANY_BATCH, tokens=ANY_BATCH)).build.plan.persistent  # a call that says no size
+    assert ask(x, K=64, V=64).build.plan.persistent == want
     assert not ask(x, K=64).build.plan.persistent  # not timed
 
 

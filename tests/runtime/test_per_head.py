@@ -153,7 +153,7 @@ def test_a_use_that_does_not_fit_names_the_line():
     @algorithm(q="C K", a="HV", S=carried("K V"))
     def wrong(q, a, S):
         return cumsum(a)[:, None] * (q @ S), S
-    with pytest.raises(TypeRuleError, match=r"wrong \(test_per_head.py, line \d+\): cumsum takes a vector"):
+    with pytest.raises(TypeRuleError, match=r"wrong \(test_per_head.py, line \d+\): cumsum takes "):
         wrong.trace()
 
 

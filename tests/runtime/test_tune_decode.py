@@ -75,7 +75,7 @@ def test_steps_choose_from_what_tune_wrote(table, monkeypatch):
 def test_the_models_choice_at_each_shape_is_timed_first_and_nothing_twice():
     todo = tune_decode.jobs(ABOUT, tune_decode.CONTRACTS[:1], SHAPES, 132)
     assert [(j.build.target, j.build.plan.v_block, j.shape.name) for j in todo[:2]] == [
-        ("triton", 32, "256 x 1, 16/32"), ("triton", 16, "1 x 4, 4/8")]
+        ("triton", 16, "256 x 1, 16/32"), ("triton", 8, "1 x 4, 4/8")]
     assert len({j.key for j in todo}) == len(todo) == len(set(todo)) and {j.build.target for j in todo} == {"triton", "tilelang"}
 
 

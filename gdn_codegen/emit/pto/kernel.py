@@ -12,8 +12,9 @@ from .values import CTYPE, agents, counted, moves_all_heads
 
 rule = Rules("pto", {
     "diag_inverse": "decompose",
-    "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "eye": "vectorise",
-    "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer", "fence": "mbarriers", "drain": "mbarriers",
+    "cumsum": "vectorise", "to_middle": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise",
+    "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
+    "fence": "mbarriers", "drain": "mbarriers",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
     "diagonal": "norms_from_products", "column_sum": "single_token", "of_token": "token_groups",
     "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})

@@ -104,7 +104,18 @@ def row(w: KernelWriter, o: Op, x: Value) -> At:
 @rule("last")
 def last(w: KernelWriter, o: Op, x: Value) -> At:
     end = f"{w.dim(x.dims[0])} - 1"
-    return lambda *index: x.at(end, *index[1:])
+    return lambda *index: x.at(end, *index)
+
+
+@rule("to_middle")
+def to_middle(w: KernelWriter, o: Op, x: Value, before: Value | None = None) -> At:
+    size = o.attr("size")
+
+    def at(i: str, j: str) -> Text:
+        here, middle = x.at(i, j), x.at(f"{i} // {2 * size} * {2 * size} + {size - 1}", j)
+        after = before.at(i, j) if before is not None else here
+        return Text(f"T.if_then_else({i} // {size} % 2 == 1, {after} - {middle}, {middle} - {here})")
+    return at
 
 
 def _keep(kind: str, size: int, i: str, j: str) -> str:

@@ -52,8 +52,12 @@ def least(o: Op) -> list[str]:
 
 @rule("cumsum", statement=True)
 def cumsum(w: KernelWriter, o: Op, x: Value) -> None:
+    """Running sums of a vector, of vectors side by side, or of each column of a tile."""
     row = w.gather(o)
-    if len(row) == 1:
+    if len(x.dims) == 2:
+        exclusive = ["exclusive=True"] if o.attr("exclusive") else []
+        w.line(f"t.column_cumsum({', '.join([_storage(w, o, x), w.name(o.buffer), *least(o), *exclusive])})")
+    elif len(row) == 1:
         w.line(f"t.cumsum({', '.join([_storage(w, o, x), w.name(o.buffer), *least(o)])})")
     elif row:
         sources = [w.name(w.env[y.args[0]].buffer) for y in row]

@@ -98,14 +98,25 @@ def matmul(w: KernelWriter, o: Op, a: Text, b: Text, acc: Text | None = None) ->
 def cumsum(w: KernelWriter, o: Op, x: Text) -> Text:
     if o.attr("least") is not None:
         x = Text(f"tl.maximum({x}, {_number(o.attr('least'))}, propagate_nan=tl.PropagateNan.ALL)")
-    return Text(f"tl.cumsum({x}, axis=0)")
+    return Text(f"tl.cumsum({x}, axis=0){f' - {x}' if o.attr('exclusive') else ''}", SUM if o.attr("exclusive") else ATOM)
 
 
 @rule("last")
 def last(w: KernelWriter, o: Op, x: Text) -> Text:
     dims = w.type[o.args[0]].dims
     here = f"{w.index(dims[0], 0, len(dims))} == {w.dim(dims[0])} - 1"
-    return Text(f"tl.sum(tl.where({here}, {x}, 0.0), axis=0{', keep_dims=True' if len(dims) > 1 else ''})")
+    return Text(f"tl.sum(tl.where({here}, {x}, 0.0), axis=0)")
+
+
+@rule("to_middle")
+def to_middle(w: KernelWriter, o: Op, x: Text, before: Text | None = None) -> Text:
+    """The middle row of each block is the sum of the block's rows with all other rows masked."""
+    (rows, columns), size = (w.dim(d) for d in w.type[o.args[0]].dims), o.attr("size")
+    i = w.index(w.type[o.args[0]].dims[0], 0, 2)
+    blocks = f"[{rows} // {2 * size}, {2 * size}, {columns}]"
+    middle = f"tl.sum(tl.reshape(tl.where({i} % {2 * size} == {size - 1}, {x}, 0.0), {blocks}), axis=1)[:, None, :]"
+    m = f"tl.reshape(tl.broadcast_to({middle}, {blocks}), [{rows}, {columns}])"
+    return Text(f"tl.where({i} // {size} % 2 == 1, {before or x} - {m}, {m} - {x})")
 
 
 @rule("row_sum")

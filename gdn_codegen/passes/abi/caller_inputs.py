@@ -44,9 +44,10 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
             if n not in known:
                 raise ContractError(f"{field}: got {n!r}; accepted: {', '.join(known)}, the inputs of {p.name}")
     for n in sorted(dtypes):
-        if n in tokens and tokens[n].dims != ("C",):
+        if n in tokens and len(tokens[n].dims) > 1 and not tokens[n].wide:
             raise ContractError(f"dtypes: got {n}={c.dtype(n)!r}; accepted: a dtype for inputs of one number per token "
-                                f"and head alone: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
+                                "and head, and log decays: "
+                                f"{', '.join(x for x, t in tokens.items() if len(t.dims) == 1 or t.wide)}")
     for n, form in c.inputs:
         if INPUT_FORMS[form].rows and len(tokens[n].dims) == 1:
             fit = [f for f, x in INPUT_FORMS.items() if not x.rows]

@@ -30,9 +30,9 @@ def clamp_decay(p: Program) -> Program:
     for o in p.walk.body:
         assert isinstance(o, Op)
         if signs.get(o.out) == 1:
-            b.op("cumsum", *o.args, name=o.out, line=o.line, least=FLOOR)
+            b.op("cumsum", *o.args, name=o.out, line=o.line, **dict(o.attrs), least=FLOOR)
         elif signs.get(o.out) == -1:
-            total = b.op("cumsum", b.op("neg", *o.args, line=o.line), line=o.line, least=FLOOR)
+            total = b.op("cumsum", b.op("neg", *o.args, line=o.line), line=o.line, **dict(o.attrs), least=FLOOR)
             b.op("neg", total, name=o.out, line=o.line)
         else:
             b.copy(o)

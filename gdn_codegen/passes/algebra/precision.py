@@ -1,7 +1,8 @@
 """precision: gives memory and operands of products their dtypes, as explicit `cast` ops. All targets run it.
 
 - Tensors of tiles (q, k, v, o) have the caller's dtype.
-- Tensors of one number per token (gates, beta) have the contract's dtype, float32 by default. Loads cast them to float32.
+- Tensors of one number per token (gates, beta), and log decays of any shape, have the contract's dtype, float32 by default.
+  Loads cast them to float32.
 - Carried states are float32. States in callers' memory have the contract's dtype. They are cast to float32 where a walk begins,
   and rounded where it ends.
 - Elementwise ops compute in float32.
@@ -40,7 +41,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
         if t.index in ("sequence", "checkpoint") and t.role != "workspace":
             return c.state_dtype
         if t.index == "token":
-            return dtype if len(t.dims) > 1 else c.dtype(t.name)
+            return dtype if len(t.dims) > 1 and not t.wide else c.dtype(t.name)
         if t.index == "head":
             return t.dtype
         return dtype if only_products.get(t.name) else "float32"

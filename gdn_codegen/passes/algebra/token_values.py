@@ -60,11 +60,9 @@ class TokenValue:
         return None if self.o.attr("given") else self.o.args[0]
 
     def last(self) -> str:
-        """The operand: of a tile [C, K] as a row [1, K]. Of a tile [K, C] the last entry of the operand."""
+        """The operand: of a tile [C, K] a vector. Of a tile [K, C] the last entry of the operand."""
         x = self.o.args[0]
-        if self.before[0].dims[0] != "C":
-            return self.put("last", x, name=self.o.out)
-        return x if not self.dims else self.put("row", x, name=self.o.out)
+        return x if self.before[0].dims[0] == "C" else self.put("last", x, name=self.o.out)
 
     def full(self) -> str:
         """A vector, or a number."""

@@ -101,6 +101,9 @@ class _Rules:
         if o.kind == "sigmoid":
             y = op("add", op("exp", op("mul", x, number(-1.0))), number(1.0))
             return b.op("exp", op("mul", op("log", y), number(-1.0)), name=o.out, line=o.line)
+        if o.kind in ("cumsum", "to_middle") and b.types[x].rank == 2:
+            raise ScheduleError(f"{o.kind} ({o.out}, {o.line}): got a tile {b.types[x]}, and each vector core holds some of its "
+                                "rows; accepted on vector cores: gates of one number per token")
         if o.kind == "cumsum":
             return self.cumsum(o, b)
         if o.kind in BINARY and len(o.args) == 2:

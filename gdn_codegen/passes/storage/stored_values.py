@@ -83,6 +83,8 @@ class StoredValues:
             return str(o.attr("space"))
         if value in self.operands():
             return d.operand
+        if (o is not None and OPS[o.kind].across_rows) or any(OPS[r.kind].across_rows for r, _ in self.readers.get(value, [])):
+            return d.loaded
         if o is None or o.kind == "matmul" or value in self.carried:
             return d.product
         return d.loaded if o.kind == "load" else d.tile

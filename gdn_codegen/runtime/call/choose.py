@@ -35,15 +35,9 @@ PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
 SPLIT = 128
 #: Columns of the state in an instance over single tokens, which has one warp, by the order of the state in memory: for many
 #: walks, and for a few, so that more instances share the work. For K above 128 the second serves both, so that registers hold
-#: them. In the order kv an instance reads pieces of so many columns, which should not be short.
+#: them. In the order kv an instance reads pieces of so many columns, which should not be short. All targets take the same: in the
+#: order vk 16 and 8 are the fastest or near it on TileLang and Triton (docs/performance.md, Decoding).
 TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
-#: The same for Triton, in any order. On an H100 256 sequences of 4 tokens take 294 us with 32 columns, and 314 with 16 (vk).
-TRITON_COLUMNS = (32, 16)
-
-
-def token_columns(target: str, layout: str) -> tuple[int, int]:
-    """Columns of the state in an instance over single tokens: for many walks, and for a few."""
-    return TRITON_COLUMNS if target == "triton" else TOKEN_COLUMNS[layout]
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,7 @@ def by_token(b: Build, few: bool, one: bool = False) -> Build:
     if groups of tokens are computed late; with four tokens they take 1.2 (64 and 256 sequences)."""
     c = b.contract
     kept = c.parents and (c.state_layout, c.state_dtype == "float32") != ("vk", False)  # registers hold initial states as well
-    columns = token_columns(b.target, c.state_layout)[few or b.head_dim_k > 128 or kept]
+    columns = TOKEN_COLUMNS[c.state_layout][few or b.head_dim_k > 128 or kept]
     fields: dict[str, Any] = {"v_block": columns, "state_layout": c.state_layout}
     if "warps" not in b.of.lowering.unused:
         fields["warps"] = 1

@@ -19,7 +19,7 @@ from ...targets import DEFAULT_SCHEDULE, find
 from ..build import Build
 from ..targets import choose, runs
 from . import tables
-from .choose import Choice, by_token, first, said, token_columns
+from .choose import TOKEN_COLUMNS, Choice, by_token, first, said
 from .device import Facts, facts
 from .request import DECODE_CHUNK, DTYPES, Call
 from .tables import Extent
@@ -92,7 +92,7 @@ def modelled(b: Build, x: Extent, units: int, wanted: Sequence[str], any_device:
     for target in wanted:
         mine = replace(b, target=target, heads=(x.H, x.HV) if find(target).head_counts else None)
         if b.contract.by_token or ((units or any_device) and by_tokens(x)):
-            few = x.walks * b.head_dim_v // token_columns(target, b.contract.state_layout)[False] <= 2 * units
+            few = x.walks * b.head_dim_v // TOKEN_COLUMNS[b.contract.state_layout][False] <= 2 * units
             one = x.tokens <= x.sequences and not b.contract.by_token
             yield by_token(mine, few, one), ("states by token" if b.contract.by_token else
                                         f"at most {FEW} tokens of a sequence on average")

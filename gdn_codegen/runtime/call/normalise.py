@@ -24,7 +24,7 @@ from .by_token import words
 from .request import DECODE_CHUNK, DTYPES, Request
 
 #: The words for forms of g and beta, with the contract's names of them. The first word is for what the page reads.
-GATES = {"log": "", **{form: form for form in algorithms.FORMS["g"]}}
+GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", **{form: form for form in algorithms.FORMS["beta"]}}
 _INTEGERS = frozenset(Tensors._fields[n] for n in INTEGERS)
 

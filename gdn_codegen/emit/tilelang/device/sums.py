@@ -48,6 +48,28 @@ def cumsums_cpu(sources, sums, least=None):
 
 
 @T.macro
+def column_cumsum_cuda(src, dst, least=None, exclusive=False):
+    """Running sums of each column of a tile, by one thread. exclusive: without the row itself."""
+    for j in T.Parallel(src.shape[1]):
+        total = T.alloc_var(T.float32, init=0.0)
+        for i in T.serial(src.shape[0]):
+            x = bounded(src[i, j], least)
+            dst[i, j] = total if exclusive else total + x
+            total = total + x
+
+
+@T.macro
+def column_cumsum_cpu(src, dst, least=None, exclusive=False):
+    """Running sums of each column of a tile, by one thread. exclusive: without the row itself."""
+    for j in T.serial(src.shape[1]):
+        total = T.alloc_var(T.float32, init=0.0)
+        for i in T.serial(src.shape[0]):
+            x = bounded(src[i, j], least)
+            dst[i, j] = total if exclusive else total + x
+            total = total + x
+
+
+@T.macro
 def sum_row(src, dst, row, tokens, least):
     """Running sums of the first `tokens` entries of a row, by one thread."""
     loads = min(tokens, 32)

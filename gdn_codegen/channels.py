@@ -1,0 +1,182 @@
+"""Ops of members with a gate for each channel of the key, with the names and argument orders of FLA's functions.
+
+All take the keywords of `chunk_gated_delta_rule` that suit their inputs, as the ops of family.py do, and FLA's own. Of these
+disable_recompute, use_graph and max_num_seqs change no result. safe_gate is a promise that g is -5 or more, which kernels do not
+need. `fused_recurrent_...` take any number of tokens; up to 16 per sequence are a decoding step.
+
+Inputs: q, k [B, T, H, K]; v [B, T, HV, V], where HV is a multiple of H; g [B, T, HV, K], logs of decays, or raw gates with
+use_gate_in_kernel=True: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)) if lower_bound is
+given. A_log is [HV], dt_bias [HV K] or [HV, K]. torch computes this in float32 before the kernels.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .host.arguments import _check_flag
+from .host.tensors import _fail
+from .runtime.call import members
+from .runtime.call.normalise import check_plain, shape_of, token_axis
+
+State = Tensor | None
+_call: Callable[..., tuple[Any, ...]] = members.call
+#: FLA's keywords that change no result of a forward pass.
+_NO_RESULT = ("disable_recompute", "use_graph", "max_num_seqs")
+
+
+def _named(initial_state: State, output_final_state: bool, cu_seqlens: Tensor | None, **more: Any) -> dict[str, Any]:
+    return dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, **more)
+
+
+def _others(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {n: x for n, x in kwargs.items() if n not in _NO_RESULT}
+
+
+def _decays(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate: Any, others: dict[str, Any],
+            name: str = "g") -> Any:
+    """Logs of decays in float32, from those or from raw gates. ValueError for what contradicts. name: the argument's."""
+    _check_flag("use_gate_in_kernel", raw)
+    _check_flag("safe_gate", safe_gate)
+    if lower_bound is not None and (isinstance(lower_bound, bool) or not isinstance(lower_bound, (int, float))
+                                    or not lower_bound < 0):
+        _fail("lower_bound", repr(lower_bound), "a number below 0, or None")
+    if len(shape_of(name, g)) != 4:
+        return g  # the call refuses it
+    if not raw:
+        return g.float()
+    if safe_gate and (lower_bound is None or lower_bound < -5):
+        _fail("lower_bound", lower_bound, "-5 or more, which safe_gate=True needs")
+    if A_log is None and lower_bound is None:
+        _fail("A_log", None, "a tensor [HV], or lower_bound")
+    at = 3 - token_axis(others)  # of heads
+    heads, K = g.shape[at], g.shape[3]
+    for of, x, count, accepted in (("A_log", A_log, heads, f"({heads},)"), ("dt_bias", dt_bias, heads * K, f"({heads}, {K})")):
+        if x is not None:
+            check_plain(of, x)
+            if x.numel() != count:
+                _fail(of, f"shape {tuple(x.shape)}", f"shape {accepted}")
+    shape = (heads, -1) if at == 2 else (heads, 1, -1)
+    x = g.float() if dt_bias is None else g.float() + dt_bias.float().view(shape)
+    rate: Any = 1.0 if A_log is None else torch.exp(A_log.float().view(shape))
+    return -rate * torch.nn.functional.softplus(x) if lower_bound is None else lower_bound * torch.sigmoid(rate * x)
+
+
+def chunk_kda(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None, initial_state: State = None,
+        output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
+        use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, safe_gate: bool = False,
+        lower_bound: float | None = None, disable_recompute: bool = False, return_intermediate_states: bool = False,
+        state_v_first: bool = False, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
+        cp_context: None = None, use_graph: bool = False, max_num_seqs: int | None = None, *, A_log: State = None,
+        dt_bias: State = None, **kwargs: Any) -> tuple[Any, ...]:
+    """Kimi Delta Attention (arXiv:2510.26692). Returns (o, final state or None). Forward only. beta: [B, T, HV]."""
+    g = _decays(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate, kwargs)
+    named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                   allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first)
+    others = _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "return_intermediate_states": return_intermediate_states,
+                                "cp_context": cp_context, "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel}
+    return _call("kimi_delta_attention", dict(q=q, k=k, v=v, g=g, beta=beta), {"scale": scale}, named, others)
+
+
+def fused_recurrent_kda(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: State = None, dt_bias: State = None,
+        scale: float | None = None, initial_state: State = None, output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
+        allow_neg_eigval: bool = False, lower_bound: float | None = None, state_v_first: bool = False,
+        cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """`chunk_kda` for any number of tokens."""
+    g = _decays(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, False, kwargs)
+    named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                   allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first)
+    others = _others(kwargs) | {"use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel}
+    return _call("kimi_delta_attention", dict(q=q, k=k, v=v, g=g, beta=beta), {"scale": scale}, named, others, recurrent=True)
+
+
+def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = None, initial_state: State = None,
+              output_final_state: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
+              cu_seqlens_cpu: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """Gated linear attention (arXiv:2312.06635). Returns (o, final state or None). Forward only."""
+    named = _named(initial_state, output_final_state, cu_seqlens, state_v_first=state_v_first)
+    g = _decays(g, False, None, None, None, False, kwargs)
+    return _call("gla", dict(q=q, k=k, v=v, g=g), {"scale": scale}, named, {"cu_seqlens_cpu": cu_seqlens_cpu, **kwargs})
+
+
+def fused_recurrent_gla(
+        q: Tensor, k: Tensor, v: Tensor, gk: State = None, gv: None = None, scale: float | None = None,
+        initial_state: State = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
+        cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """`chunk_gla` for any number of tokens. gk: g; None is no decay. gv must be None, and reverse False."""
+    if gv is not None:
+        _fail("gv", "a value", "None: gates are for channels of the key")
+    if reverse is not False:
+        _fail("reverse", repr(reverse), "False: tokens are read from the first to the last")
+    if gk is None:
+        shape = shape_of("v", v)
+        gk = v.new_zeros((*shape[:3], *shape_of("k", k)[3:]), dtype=torch.float32)
+    named = _named(initial_state, output_final_state, cu_seqlens, state_v_first=state_v_first)
+    gk = _decays(gk, False, None, None, None, False, kwargs, "gk")
+    return _call("gla", dict(q=q, k=k, v=v, g=gk), {"scale": scale}, named, kwargs, called={"g": "gk"}, recurrent=True)
+
+
+def chunk_gdn2(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor, scale: float | None = None, initial_state: State = None,
+        output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
+        cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, safe_gate: bool = False,
+        lower_bound: float | None = None, disable_recompute: bool = False, return_intermediate_states: bool = False,
+        state_v_first: bool = False, cp_context: None = None, *, A_log: State = None, dt_bias: State = None, **kwargs: Any
+        ) -> tuple[Any, ...]:
+    """Gated DeltaNet 2: channels of the key are erased by b [B, T, HV, K], those of the value written by w [B, T, HV, V]. Returns
+    (o, final state or None). Forward only."""
+    g = _decays(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate, kwargs)
+    named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                   state_v_first=state_v_first)
+    others = _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "return_intermediate_states": return_intermediate_states,
+                                "cp_context": cp_context}
+    return _call("gated_delta_rule_2", dict(q=q, k=k, v=v, g=g, b=b, w=w), {"scale": scale}, named, others)
+
+
+def fused_recurrent_gdn2(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor, A_log: State = None, dt_bias: State = None,
+        scale: float | None = None, initial_state: State = None, output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, lower_bound: float | None = None,
+        state_v_first: bool = False, cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """`chunk_gdn2` for any number of tokens."""
+    g = _decays(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, False, kwargs)
+    named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                   state_v_first=state_v_first)
+    return _call("gated_delta_rule_2", dict(q=q, k=k, v=v, g=g, b=b, w=w), {"scale": scale}, named, _others(kwargs),
+                 recurrent=True)
+
+
+def chunk_rwkv7(
+        r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, scale: float | None = 1.0, initial_state: State = None,
+        output_final_state: bool = False, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
+        safe_gate: bool = False, chunk_size: int | None = None, disable_recompute: bool = False, cp_context: None = None,
+        lower_bound: float | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """RWKV-7 (arXiv:2503.14456). Returns (o, final state or None). Forward only.
+
+    r, w, k, a, b: [B, T, HV, K]; v: [B, T, HV, V]. w: logs of decays. scale: None means K ** -0.5. lower_bound: a promise that w
+    is as large, which kernels do not need.
+    """
+    named = _named(initial_state, output_final_state, cu_seqlens)
+    w, scale = _decays(w, False, None, None, lower_bound, safe_gate, kwargs, "w"), _of_width(scale, r)
+    return _call("rwkv7", dict(r=r, w=w, k=k, v=v, a=a, b=b), {"scale": scale}, named,
+                 _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "cp_context": cp_context, "chunk_size": chunk_size})
+
+
+def fused_recurrent_rwkv7(
+        r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, scale: float | None = None, initial_state: State = None,
+        output_final_state: bool = True, cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """`chunk_rwkv7` for any number of tokens, with FLA's defaults of this function."""
+    named = _named(initial_state, output_final_state, cu_seqlens)
+    w, scale = _decays(w, False, None, None, None, False, kwargs, "w"), _of_width(scale, r)
+    return _call("rwkv7", dict(r=r, w=w, k=k, v=v, a=a, b=b), {"scale": scale}, named, kwargs, recurrent=True)
+
+
+def _of_width(scale: float | None, r: Tensor) -> float | None:
+    """The scale, or that of rows of r."""
+    width = shape_of("r", r)[3:].numel()
+    return width ** -0.5 if scale is None and width else scale
