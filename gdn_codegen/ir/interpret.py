@@ -379,7 +379,8 @@ class Interpreter:
         `unfilled`), and for a part that does not exist. The initial state is zero unless the walk begins at chunk 0."""
         t, heads = self.p.tensor(o.attr("tensor")), o.attr("heads", 0)
         if t.index == "block":
-            return self.channel[t.name, at.iteration % t.slots].clone()
+            there = self.channel[t.name, at.iteration % t.slots]
+            return (there[-1] if o.attr("last") else there).clone()
         if n := o.attr("tokens"):  # those of the group in which the chunk's token is
             tile = torch.zeros(t.moved(one_token=True, tokens=n).shape(sizes), dtype=self.memory[t.name].dtype)
             first, one = at.chunk // n * n, o.with_attrs(tokens=None)
@@ -443,10 +444,16 @@ class Interpreter:
 
 def const_tile(t: Tensor, sizes: dict[str, int]) -> torch.Tensor:
     """The content of a tensor of index "const". Its `fill` is "KIND[:SIZE] KEPT OTHER": entries that `ir.ops.keep` keeps for
-    KIND and SIZE are KEPT, the others are OTHER."""
+    KIND and SIZE are KEPT, the others are OTHER. Or it is "KIND:SIZE of I/N": what the op KIND makes of N tiles, of which number
+    I is the identity and the others are zero."""
     kind, kept, other = t.fill.split()
     name, _, size = kind.partition(":")
     n = t.tile.shape(sizes)[0]
+    if kept == "of":
+        which, count = map(int, other.split("/"))
+        evaluate = OPS[name].evaluate
+        assert evaluate is not None
+        return evaluate({"size": int(size)}, *(torch.eye(n) * (i == which) for i in range(count)))
     return torch.where(keep(name, n, int(size or 0)), float(kept), float(other))
 
 

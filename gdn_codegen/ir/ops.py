@@ -52,7 +52,8 @@ class OpDef:
     from the operand's storage when the op runs. It needs no storage of its own.
     across_rows: whether a row of the result depends on other rows of a tile, so that the tile has to be in memory that all
     threads of an agent read.
-    loaded: the attribute with which a load reads only the result, of a vector in a workspace. "" if there is none.
+    loaded: the attribute with which a load reads only the result, of a vector in a workspace or a tile in a channel. "" if there
+    is none.
     """
 
     name: str
@@ -517,9 +518,10 @@ op("transpose", "the transpose, in memory space `space`. `columns`: the result i
 op("load", "a tile from global memory. An asynchronous copy arrives at the barrier `channel`, or at `tail` for a ragged "
    "tail. With an operand: a conditional load, which happens if that number is negative; otherwise the result is the second "
    "operand, or zeros. `parts_ahead`: loads the tile of this number of parts later; zeros past the last part. `last`: only "
-   "the last entry of a vector. `one_token`: the row of a chunk's only token, without the axis of tokens. `tokens`: the rows of "
-   "a group of so many such tokens, in which this one is. `described`: uses a tensor descriptor of the sequence's rows. "
-   "`unfilled`: rows past the sequence's end may hold anything. `piece`: (first, size), only these columns of rows in memory",
+   "the last entry of a vector, or the last row of a tile in a channel. `one_token`: the row of a chunk's only token, without "
+   "the axis of tokens. `tokens`: the rows of a group of so many such tokens, in which this one is. `described`: uses a tensor "
+   "descriptor of the sequence's rows. `unfilled`: rows past the sequence's end may hold anything. `piece`: (first, size), only "
+   "these columns of rows in memory",
    _loaded, effect="read",
    attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
           "tokens", "unfilled", "piece"))

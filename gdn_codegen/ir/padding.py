@@ -133,9 +133,7 @@ class _Walk:
 
 def _in_memory(t: Tensor, o: Op, axes: Axes) -> Axes:
     """Maps zero axes of the value that `o` moves to axes of the tile in memory, and the reverse."""
-    if o.attr("last"):
-        return NONE  # a number
-    if o.attr("one_token") and not o.attr("tokens"):
+    if o.attr("last") or (o.attr("one_token") and not o.attr("tokens")):
         return frozenset(n - 1 for n in axes if n)
     swapped = o.attr("transposed") or (o.attr("heads") and t.index != "token")  # of several heads, each is a row
     return transpose(axes, bool(swapped))

@@ -157,15 +157,15 @@ class Tensor:
 
         By default this is the tile of one head, or its transpose if `transposed`. heads: for a tensor with one value for each
         token, the values of this number of value heads. Then a head is a column if the index is "token", else a row. last: only
-        the last entry, a number. one_token: the row of a chunk's only token, without the axis of tokens. tokens: the rows of
-        so many tokens, each a chunk. piece: (first, size) of the columns of each row, if not all.
+        the last row of a tile, or the last entry of a vector. one_token: the row of a chunk's only token, without the axis of
+        tokens. tokens: the rows of so many tokens, each a chunk. piece: (first, size) of the columns of each row, if not all.
         """
         if piece:
             return replace(self, dims=(*self.dims[:-1], piece[1])).moved(heads, transposed, last, one_token, tokens)
         if one_token:
             return _tile((*([tokens] if tokens else []), *self.dims[1:]), self.dtype)
         if last:
-            return _tile((), self.dtype)
+            return _tile(self.dims[1:], self.dtype)
         if not heads:
             return _tile(self.dims[::-1], self.dtype) if transposed else self.tile
         return _tile((*self.dims, heads) if self.index == "token" else (heads, *self.dims), self.dtype)

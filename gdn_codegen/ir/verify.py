@@ -245,8 +245,8 @@ class _Kernel:
         if t.index in ("token", "slot") and not inside and not (at.get("ahead") and self.k.grid != "chunks"):
             raise self.fail(o, f"tensor {name} has one tile for each chunk, and this op is outside of the loop over chunks")
         last = o.kind == "load" and at.get("last", False)
-        if last and len(t.dims) != 1:
-            raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
+        if last and len(t.dims) != 1 and t.index != "block":
+            raise self.fail(o, f"takes the last entry of a vector, or the last row in a channel; {name} holds {t.tile}")
         if at.get("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
         if at.get("piece") and not has_columns(self.p, t, o):

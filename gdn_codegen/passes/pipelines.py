@@ -22,6 +22,7 @@ from .agents.operands import operands
 from .agents.transfer import transfer
 from .agents.warp_groups import warp_groups
 from .algebra.accumulate import accumulate
+from .algebra.across_rows import across_rows
 from .algebra.bounds import bounds
 from .algebra.canonical import canonical
 from .algebra.clamp_decay import clamp_decay
@@ -187,6 +188,7 @@ GROUPS: Passes = (
 CORES: Passes = (
     *FRONT,
     ("heads_by_product", lambda p, c: heads_by_product(p, c.schedule, c.cores)),
+    ("across_rows", lambda p, c: across_rows(p)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("transfer", lambda p, c: transfer(p, c.cores)),

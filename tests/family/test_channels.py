@@ -21,7 +21,7 @@ from gdn_codegen.channels import (
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import module
 
-#: By page: the op and its name's counterpart for any number of tokens. Cores of PTO have no gates for each channel yet.
+#: By page: the op and its name's counterpart for any number of tokens. PTO's simulator takes long; tests of pages run it.
 OPS = {"gla": (chunk_gla, fused_recurrent_gla), "kimi_delta_attention": (chunk_kda, fused_recurrent_kda),
        "gated_delta_rule_2": (chunk_gdn2, fused_recurrent_gdn2), "rwkv7": (chunk_rwkv7, fused_recurrent_rwkv7)}
 GPU = [t for t in HERE if t != "pto"]

@@ -44,9 +44,9 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
                 f"TASSIGN({name}, {k.address(o.out)});",
                 f"if ({part} > 0) {{", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', part, k.cols(t))};",
                 f"    TLOAD({name}, from);", "}"]
-    if len(t.dims) == 1:
-        n = k.cols(t)
-        shape, some, view = f"1, {b.shape[0]}", f"1, {n}", f"view({k.at(o, '0')[0]}, 1, {n}, {n})"
+    if len(t.dims) == 1 or o.attr("last"):
+        n, row = k.cols(t), str(t.tile.shape(k.sizes)[0] - 1) if o.attr("last") else "0"
+        shape, some, view = f"1, {b.shape[0]}", f"1, {n}", f"view({k.at(o, row)[0]}, 1, {n}, {n})"
     else:
         row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
         view, (rows, cols) = _mine(k, o, o.out, t, row)

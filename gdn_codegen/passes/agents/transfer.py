@@ -2,7 +2,8 @@
 
 Cores that share no memory exchange values in workspaces of index "block" (channels). The producer stores a value after
 computing it. The reader loads it before its first use. An operand that is itself a product takes the same way, because the
-device cannot move it directly; a cast of a product can be moved. Carried values belong to the first agent.
+device cannot move it directly; a cast of a product can be moved. Of a value of which an op reads the last row, only this row is
+loaded. Carried values belong to the first agent.
 
 Example:
     before:  vector: a = exp(x)                           cube: y = a @ b
@@ -11,6 +12,7 @@ Example:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ...devices import Cores
 from ...ir.builder import Body
@@ -118,6 +120,11 @@ class _Kernel:
                 for a, row, col in zip(s.args, (0, 0, size, size), (0, size, 0, size), strict=True):
                     b.op("store", a, tensor=tensor, row=row, col=col, agent=s.agent)
                 b.op("load", name=s.out, tensor=tensor, agent=first, line=s.line)
+                continue
+            part = OPS[s.kind].loaded
+            if part and self.crosses(s.agent, s.args[0], False):  # the agent loads only what the op reads
+                only: dict[str, Any] = {part: True}
+                b.op("load", name=s.out, tensor=self.workspace(b, s.args[0]), agent=s.agent, line=s.line, **only)
                 continue
             args = tuple(self.receive(b, a, s.agent, got) if self.crosses(s.agent, a, s.kind == "matmul" and n < 2) else a
                          for n, a in enumerate(s.args))

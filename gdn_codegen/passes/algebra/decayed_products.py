@@ -27,7 +27,7 @@ from ..stage import takes
 @takes("traced")
 def decayed_products(p: Program) -> Program:
     """`p` without `decayed_product`. Products that decay by the same sums are computed together, level by level, so that the
-    scaled operands of one level are live at a time."""
+    scaled operands and the products of one level are live at a time."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     if not any(o.kind == "decayed_product" for o in ops):
         return p
@@ -55,22 +55,32 @@ def _strict(ops: list[Op], count: dict[str, int]) -> set[str]:
 
 def _levels(group: list[Op], b: Body, size: int, strict: set[str]) -> None:
     """Append the ops that compute `group` for chunks of `size` tokens. strict: the values whose diagonal is not needed."""
-    terms: dict[str, list[str]] = {o.out: [] for o in group}
+    total: dict[str, str] = {}
     half = size // 2
+
+    def add(o: Op, term: str, last: bool) -> None:
+        """Add a term to what `o` computes. last: whether it is the last one."""
+        if o.out in total:
+            total[o.out] = b.op("add", total[o.out], term, name=o.out if last else "", line=o.line)
+        else:
+            total[o.out] = b.op("mul", term, b.op("const", value=1.0), name=o.out, line=o.line) if last else term
+
     while half:
         for o in group:
             x, y, *sums = o.args
             x, y = (b.op("mul", a, b.op("exp", b.op("to_middle", *s, size=half, line=o.line), line=o.line), line=o.line)
                     for a, s in ((x, sums), (y, sums[:1])))
-            terms[o.out].append(b.op("pairs", b.op("matmul", x, y, tb=True, line=o.line), size=half, line=o.line))
+            term = b.op("pairs", b.op("matmul", x, y, tb=True, line=o.line), size=half, line=o.line)
+            add(o, term, half == 1 and not _diagonal(o, strict))
         half //= 2
     for o in group:
-        x, y, of = *o.args[:2], terms[o.out]
-        if not of and (o.out in strict or o.args[3:]):
-            of.append(b.op("full", dims=("C", "C"), value=0.0, line=o.line))
-        elif o.out not in strict and not o.args[3:]:
+        if _diagonal(o, strict):
             eye = b.op("eye", dims=("C", "C"), line=o.line)
-            of.append(b.op("mul", b.op("matmul", x, y, tb=True, line=o.line), eye, line=o.line))
-        total = of[0] if of[1:] else b.op("mul", of[0], b.op("const", value=1.0), name=o.out, line=o.line)
-        for n, term in enumerate(of[1:], 2):
-            total = b.op("add", total, term, name=o.out if n == len(of) else "", line=o.line)
+            add(o, b.op("mul", b.op("matmul", *o.args[:2], tb=True, line=o.line), eye, line=o.line), True)
+        elif size == 1:
+            add(o, b.op("full", dims=("C", "C"), value=0.0, line=o.line), True)
+
+
+def _diagonal(o: Op, strict: set[str]) -> bool:
+    """Whether `o` needs a diagonal: if somebody reads it, and it is not zero."""
+    return o.out not in strict and not o.args[3:]

@@ -101,9 +101,6 @@ class _Rules:
         if o.kind == "sigmoid":
             y = op("add", op("exp", op("mul", x, number(-1.0))), number(1.0))
             return b.op("exp", op("mul", op("log", y), number(-1.0)), name=o.out, line=o.line)
-        if o.kind in ("cumsum", "to_middle") and b.types[x].rank == 2:
-            raise ScheduleError(f"{o.kind} ({o.out}, {o.line}): got a tile {b.types[x]}, and each vector core holds some of its "
-                                "rows; accepted on vector cores: gates of one number per token")
         if o.kind == "cumsum":
             return self.cumsum(o, b)
         if o.kind in BINARY and len(o.args) == 2:
@@ -121,14 +118,20 @@ class _Rules:
         name = f"lower_{size}_mask"
         b.tensors[name] = self.made[name] = Tensor(name, "workspace", "const", "HV", (size, size), fill="lower 1.0 0.0")
         mask = b.op("load", name=b.fresh(name), tensor=name, line=o.line)
-        x, sums = o.args[0], list[str]()
-        if o.attr("least") is not None:  # maximum may drop a NaN on a vector core; exp(x) * 0 keeps it and is 0 for -inf
-            zero = b.op("mul", b.op("exp", x, line=o.line), b.op("const", value=0.0), line=o.line)
-            x = b.op("maximum", x, b.op("const", value=o.attr("least")), line=o.line)
-            x = b.op("add", x, zero, line=o.line)
+        x, sums = bounded(o, b), list[str]()
         for start in range(0, self.chunk, size):
             segment = b.op("row", b.op("segment", x, start=start, size=size, line=o.line), line=o.line)
             tile = b.op("mul", b.op("expand", segment, dims=(size, size), line=o.line), mask, line=o.line)
             total = b.op("row_sum", tile, line=o.line)
             sums.append(b.op("add", total, b.op("last", sums[-1], line=o.line), line=o.line) if sums else total)
         return b.op("join", *sums, dim="C", name=o.out, line=o.line)
+
+
+def bounded(o: Op, b: Body) -> str:
+    """The terms of a running sum, none below its `least`."""
+    x = o.args[0]
+    if o.attr("least") is None:
+        return x
+    zero = b.op("mul", b.op("exp", x, line=o.line), b.op("const", value=0.0), line=o.line)
+    x = b.op("maximum", x, b.op("const", value=o.attr("least")), line=o.line)
+    return b.op("add", x, zero, line=o.line)  # maximum may drop a NaN on a vector core; exp(x) * 0 keeps it and is 0 for -inf

@@ -1,0 +1,4827 @@
+"""Token t: S <- Diag(exp(g)) S; u = w * v - S^T (b * k); S <- S + k u^T; o = scale S^T q.
+
+Generated PTO C++: schedule fused, chunks of 64 tokens, layout bthd, float16. Needs torch, and on an Ascend A2 or A3
+torch_npu, bisheng (CANN) and PTO-ISA's headers; CPU tensors run in the simulator of gdn_codegen, which needs g++.
+Made by: gdn_codegen build --target pto --chunk 64 --layout bthd --algorithm gated_delta_rule_2 --schedule fused --dtype float16 --head-dim-k 128 --head-dim-v 128
+"""
+import contextlib
+import ctypes
+import fcntl
+import functools
+import hashlib
+import itertools
+import math
+import operator
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+# C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
+SYMBOLS = {
+    "o_S": ("gated_delta_rule_2_o_S_fp16", ["lower_mask", "to_middle_32_of_0_1", "to_middle_16_of_0_1", "to_middle_8_of_0_1", "to_middle_4_of_0_1", "to_middle_2_of_0_1", "to_middle_1_of_0_1", "pairs_32_mask", "pairs_16_mask", "pairs_8_mask", "pairs_4_mask", "pairs_2_mask", "pairs_1_mask", "eye_mask", "strictly_lower_mask", "identity_float16_C", "exp_g_times_0_sum_channel", "G_channel", "G_to_32_channel", "erase_exp_G_to_32_f16_channel", "k_exp_G_to_32_f16_channel", "k_exp_G_to_product_channel", "q_exp_G_to_32_f16_channel", "q_exp_G_to_product_channel", "G_to_16_channel", "erase_exp_G_to_16_f16_channel", "k_exp_G_to_16_f16_channel", "k_exp_G_to_product_2_channel", "q_exp_G_to_16_f16_channel", "q_exp_G_to_product_2_channel", "G_to_8_channel", "erase_exp_G_to_8_f16_channel", "k_exp_G_to_8_f16_channel", "k_exp_G_to_product_3_channel", "q_exp_G_to_8_f16_channel", "q_exp_G_to_product_3_channel", "G_to_4_channel", "erase_exp_G_to_4_f16_channel", "k_exp_G_to_4_f16_channel", "k_exp_G_to_product_4_channel", "q_exp_G_to_4_f16_channel", "q_exp_G_to_product_4_channel", "G_to_2_channel", "erase_exp_G_to_2_f16_channel", "k_exp_G_to_2_f16_channel", "k_exp_G_to_product_5_channel", "q_exp_G_to_2_f16_channel", "q_exp_G_to_product_5_channel", "G_to_1_channel", "erase_exp_G_to_1_f16_channel", "k_exp_G_to_1_f16_channel", "k_exp_G_to_product_6_channel", "q_exp_G_to_1_f16_channel", "q_exp_G_to_product_6_channel", "q_kT_channel", "Tinv_strictly_4_f16_channel", "Tinv_rows_2_f16_channel", "Tinv_strictly_8_f16_channel", "Tinv_strictly_16_f16_channel", "Tinv_strictly_32_f16_channel", "Tinv_strictly_64_f16_channel", "exp_G_erase_f16_channel", "S_f16_channel", "exp_G_erase_S_channel", "operand_of_U_f16_channel", "operand_of_o_f16_channel", "exp_G_q_f16_channel", "o_sum_channel", "k_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+}
+# name, dims, dtype of what cores of a group hand each other: one a group
+CHANNELS = {
+    "exp_g_times_0_sum_channel": ([64, 128], "float32"),
+    "G_channel": ([64, 128], "float32"),
+    "G_to_32_channel": ([64, 128], "float32"),
+    "erase_exp_G_to_32_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_32_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_product_channel": ([64, 64], "float32"),
+    "q_exp_G_to_32_f16_channel": ([64, 128], "float16"),
+    "q_exp_G_to_product_channel": ([64, 64], "float32"),
+    "G_to_16_channel": ([64, 128], "float32"),
+    "erase_exp_G_to_16_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_16_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_product_2_channel": ([64, 64], "float32"),
+    "q_exp_G_to_16_f16_channel": ([64, 128], "float16"),
+    "q_exp_G_to_product_2_channel": ([64, 64], "float32"),
+    "G_to_8_channel": ([64, 128], "float32"),
+    "erase_exp_G_to_8_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_8_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_product_3_channel": ([64, 64], "float32"),
+    "q_exp_G_to_8_f16_channel": ([64, 128], "float16"),
+    "q_exp_G_to_product_3_channel": ([64, 64], "float32"),
+    "G_to_4_channel": ([64, 128], "float32"),
+    "erase_exp_G_to_4_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_4_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_product_4_channel": ([64, 64], "float32"),
+    "q_exp_G_to_4_f16_channel": ([64, 128], "float16"),
+    "q_exp_G_to_product_4_channel": ([64, 64], "float32"),
+    "G_to_2_channel": ([64, 128], "float32"),
+    "erase_exp_G_to_2_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_2_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_product_5_channel": ([64, 64], "float32"),
+    "q_exp_G_to_2_f16_channel": ([64, 128], "float16"),
+    "q_exp_G_to_product_5_channel": ([64, 64], "float32"),
+    "G_to_1_channel": ([64, 128], "float32"),
+    "erase_exp_G_to_1_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_1_f16_channel": ([64, 128], "float16"),
+    "k_exp_G_to_product_6_channel": ([64, 64], "float32"),
+    "q_exp_G_to_1_f16_channel": ([64, 128], "float16"),
+    "q_exp_G_to_product_6_channel": ([64, 64], "float32"),
+    "q_kT_channel": ([64, 64], "float32"),
+    "Tinv_strictly_4_f16_channel": ([64, 64], "float16"),
+    "Tinv_rows_2_f16_channel": ([64, 64], "float16"),
+    "Tinv_strictly_8_f16_channel": ([64, 64], "float16"),
+    "Tinv_strictly_16_f16_channel": ([64, 64], "float16"),
+    "Tinv_strictly_32_f16_channel": ([64, 64], "float16"),
+    "Tinv_strictly_64_f16_channel": ([64, 64], "float16"),
+    "exp_G_erase_f16_channel": ([64, 128], "float16"),
+    "S_f16_channel": ([128, 128], "float16"),
+    "exp_G_erase_S_channel": ([64, 128], "float32"),
+    "operand_of_U_f16_channel": ([64, 128], "float16"),
+    "operand_of_o_f16_channel": ([64, 64], "float16"),
+    "exp_G_q_f16_channel": ([64, 128], "float16"),
+    "o_sum_channel": ([64, 128], "float32"),
+    "k_decay_to_end_f16_channel": ([64, 128], "float16"),
+    "S_next_part_channel": ([128, 128], "float32"),
+}
+# masks: kind[:size], value kept, value elsewhere; side; dtype
+CONSTANTS = {
+    "lower_mask": ("lower 1.0 0.0", 64, "float32"),
+    "to_middle_32_of_0_1": ("to_middle:32 of 0/1", 64, "float32"),
+    "to_middle_16_of_0_1": ("to_middle:16 of 0/1", 64, "float32"),
+    "to_middle_8_of_0_1": ("to_middle:8 of 0/1", 64, "float32"),
+    "to_middle_4_of_0_1": ("to_middle:4 of 0/1", 64, "float32"),
+    "to_middle_2_of_0_1": ("to_middle:2 of 0/1", 64, "float32"),
+    "to_middle_1_of_0_1": ("to_middle:1 of 0/1", 64, "float32"),
+    "pairs_32_mask": ("pairs:32 1.0 0.0", 64, "float32"),
+    "pairs_16_mask": ("pairs:16 1.0 0.0", 64, "float32"),
+    "pairs_8_mask": ("pairs:8 1.0 0.0", 64, "float32"),
+    "pairs_4_mask": ("pairs:4 1.0 0.0", 64, "float32"),
+    "pairs_2_mask": ("pairs:2 1.0 0.0", 64, "float32"),
+    "pairs_1_mask": ("pairs:1 1.0 0.0", 64, "float32"),
+    "eye_mask": ("eye 1.0 0.0", 64, "float32"),
+    "strictly_lower_mask": ("strictly_lower 1.0 0.0", 64, "float32"),
+    "identity_float16_C": ("eye 1.0 0.0", 64, "float16"),
+}
+
+SOURCE = r'''
+// Token t: S <- Diag(exp(g)) S; u = w * v - S^T (b * k); S <- S + k u^T; o = scale S^T q.
+// Generated PTO C++ for Ascend A2 and A3: schedule fused, chunks of 64 tokens, layout bthd, float16.
+// Made by: gdn_codegen build --target pto --chunk 64 --layout bthd --algorithm gated_delta_rule_2 --schedule fused --dtype float16 --head-dim-k 128 --head-dim-v 128
+#include <pto/pto-inst.hpp>
+#include "acl/acl.h"
+#include <runtime/rt_ffts.h>
+using namespace pto;
+
+#ifndef PTO_ENTRY
+#define PTO_ENTRY extern "C" __global__ AICORE
+#endif
+
+#if defined(__CCE_AICORE__)
+// Tiles in UB: rows of values; a vector as a column; a vector with a stride of 32 bytes; and tiles with fewer valid rows.
+template <typename E, int Rows, int Cols>
+using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows>
+using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
+template <typename E, int Rows>
+using UbWide = Tile<TileType::Vec, E, Rows, 32 / sizeof(E), BLayout::RowMajor, Rows, 1>;
+template <typename E, int Rows>
+using UbWidePart = Tile<TileType::Vec, E, Rows, 32 / sizeof(E), BLayout::RowMajor, DYNAMIC, 1>;
+// Tiles in L1, the transposed view of one, and tiles with fewer valid rows.
+template <typename E, int Rows, int Cols>
+using L1Tile = Tile<TileType::Mat, E, Rows, Cols, BLayout::ColMajor, Rows, Cols, SLayout::RowMajor, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using L1View = Tile<TileType::Mat, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::ColMajor, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using L1Part = Tile<TileType::Mat, E, Rows, Cols, BLayout::ColMajor, DYNAMIC, DYNAMIC, SLayout::RowMajor, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
+// Rows in global memory.
+template <typename E>
+using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
+
+template <typename E>
+AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+{
+    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+}
+
+// Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
+AICORE inline int64_t token_at(int64_t heads, int64_t head, int64_t dim, int64_t b, int64_t tokens, int64_t t)
+{
+    return ((b * tokens + t) * heads + head) * dim;
+}
+
+AICORE inline int64_t token_stride(int64_t heads, int64_t dim)
+{
+    return heads * dim;
+}
+
+// The last sequence whose first chunk slot, cu_seqlens[n] / chunk + n, is not after `slot`.
+AICORE inline int64_t sequence_of(__gm__ int32_t *cu_seqlens, int64_t sequences, int64_t slot, int64_t chunk)
+{
+    int64_t low = 0, high = sequences - 1;
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (cu_seqlens[middle] / chunk + middle <= slot) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+// Of a chunk's valid rows, those that fall to vector core `sub`, which holds `half` rows.
+AICORE inline int64_t part_of(int64_t rows, int64_t sub, int64_t half)
+{
+    const int64_t left = rows - sub * half;
+    if (left < 0) return 0;
+    return left < half ? left : half;
+}
+
+// The flag `id` between a cube core and its vector cores.
+AICORE inline uint64_t group_flag(uint64_t id)
+{
+    return 1 | (2 << 4) | (id << 8);
+}
+
+// The flag `id` by which all cores of a kind join.
+AICORE inline uint64_t all_flag(uint64_t id)
+{
+    return 1 | (id << 8);
+}
+
+#if defined(__DAV_C220_VEC__)
+// Zeroes the rows of a tile past its first `rows`.
+template <typename Whole, typename Part>
+AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t address)
+{
+    if (rows >= Whole::Rows) return;
+    if (rows > 0) {
+        TFILLPAD_INPLACE(whole, part);
+    } else {
+        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
+        TASSIGN(bits, address);
+        TEXPANDS(bits, 0.0f);
+    }
+}
+
+// Zeroes a tile past its first `rows`, and past the columns that memory has.
+template <typename Whole, typename Part>
+AICORE inline void fill_tile(Whole &whole, Part &part, int64_t rows, int64_t address)
+{
+    if (rows > 0) TFILLPAD_INPLACE(whole, part);
+    else fill_rows(whole, part, rows, address);
+}
+
+// Zeroes a vector past its first `rows`.
+template <typename Whole, typename Part>
+AICORE inline void fill_row(Whole &whole, Part &part, int64_t rows)
+{
+    if (rows >= Whole::Cols) return;
+    if (rows > 0) TFILLPAD_INPLACE(whole, part);
+    else TEXPANDS(whole, 0.0f);
+}
+
+template <typename Part>
+AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
+{
+    if (rows >= Part::Rows) return;
+    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
+    TASSIGN(whole, address);
+    TFILLPAD_INPLACE(whole, part);
+}
+#endif
+#endif
+
+/**
+ * @brief o_S over sequences.
+ * q: input, token, [C, K] float16
+ * k: input, token, [C, K] float16
+ * v: input, token, [C, V] float16
+ * g: input, token, [C, K] float32
+ * b: input, token, [C, K] float16
+ * w: input, token, [C, V] float16
+ * o: output, token, [C, V] float16
+ * initial_state: input, sequence, [K, V] float32 (optional)
+ * final_state: output, sequence, [K, V] float32 (optional)
+ * lower_mask: workspace, const, [C, C] float32
+ * to_middle_32_of_0_1: workspace, const, [C, C] float32
+ * to_middle_16_of_0_1: workspace, const, [C, C] float32
+ * to_middle_8_of_0_1: workspace, const, [C, C] float32
+ * to_middle_4_of_0_1: workspace, const, [C, C] float32
+ * to_middle_2_of_0_1: workspace, const, [C, C] float32
+ * to_middle_1_of_0_1: workspace, const, [C, C] float32
+ * pairs_32_mask: workspace, const, [C, C] float32
+ * pairs_16_mask: workspace, const, [C, C] float32
+ * pairs_8_mask: workspace, const, [C, C] float32
+ * pairs_4_mask: workspace, const, [C, C] float32
+ * pairs_2_mask: workspace, const, [C, C] float32
+ * pairs_1_mask: workspace, const, [C, C] float32
+ * eye_mask: workspace, const, [C, C] float32
+ * strictly_lower_mask: workspace, const, [C, C] float32
+ * identity_float16_C: workspace, const, [C, C] float16
+ * exp_g_times_0_sum_channel: workspace, block, [C, K] float32
+ * G_channel: workspace, block, [C, K] float32
+ * G_to_32_channel: workspace, block, [C, K] float32
+ * erase_exp_G_to_32_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_32_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_product_channel: workspace, block, [C, C] float32
+ * q_exp_G_to_32_f16_channel: workspace, block, [C, K] float16
+ * q_exp_G_to_product_channel: workspace, block, [C, C] float32
+ * G_to_16_channel: workspace, block, [C, K] float32
+ * erase_exp_G_to_16_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_16_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_product_2_channel: workspace, block, [C, C] float32
+ * q_exp_G_to_16_f16_channel: workspace, block, [C, K] float16
+ * q_exp_G_to_product_2_channel: workspace, block, [C, C] float32
+ * G_to_8_channel: workspace, block, [C, K] float32
+ * erase_exp_G_to_8_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_8_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_product_3_channel: workspace, block, [C, C] float32
+ * q_exp_G_to_8_f16_channel: workspace, block, [C, K] float16
+ * q_exp_G_to_product_3_channel: workspace, block, [C, C] float32
+ * G_to_4_channel: workspace, block, [C, K] float32
+ * erase_exp_G_to_4_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_4_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_product_4_channel: workspace, block, [C, C] float32
+ * q_exp_G_to_4_f16_channel: workspace, block, [C, K] float16
+ * q_exp_G_to_product_4_channel: workspace, block, [C, C] float32
+ * G_to_2_channel: workspace, block, [C, K] float32
+ * erase_exp_G_to_2_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_2_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_product_5_channel: workspace, block, [C, C] float32
+ * q_exp_G_to_2_f16_channel: workspace, block, [C, K] float16
+ * q_exp_G_to_product_5_channel: workspace, block, [C, C] float32
+ * G_to_1_channel: workspace, block, [C, K] float32
+ * erase_exp_G_to_1_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_1_f16_channel: workspace, block, [C, K] float16
+ * k_exp_G_to_product_6_channel: workspace, block, [C, C] float32
+ * q_exp_G_to_1_f16_channel: workspace, block, [C, K] float16
+ * q_exp_G_to_product_6_channel: workspace, block, [C, C] float32
+ * q_kT_channel: workspace, block, [C, C] float32
+ * Tinv_strictly_4_f16_channel: workspace, block, [C, C] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
+ * Tinv_strictly_8_f16_channel: workspace, block, [C, C] float16
+ * Tinv_strictly_16_f16_channel: workspace, block, [C, C] float16
+ * Tinv_strictly_32_f16_channel: workspace, block, [C, C] float16
+ * Tinv_strictly_64_f16_channel: workspace, block, [C, C] float16
+ * exp_G_erase_f16_channel: workspace, block, [C, K] float16
+ * S_f16_channel: workspace, block, [K, V] float16
+ * exp_G_erase_S_channel: workspace, block, [C, V] float32
+ * operand_of_U_f16_channel: workspace, block, [C, V] float16
+ * operand_of_o_f16_channel: workspace, block, [C, C] float16
+ * exp_G_q_f16_channel: workspace, block, [C, K] float16
+ * o_sum_channel: workspace, block, [C, V] float32
+ * k_decay_to_end_f16_channel: workspace, block, [C, K] float16
+ * S_next_part_channel: workspace, block, [K, V] float32
+ */
+PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
+    __gm__ uint8_t *q_bytes,
+    __gm__ uint8_t *k_bytes,
+    __gm__ uint8_t *v_bytes,
+    __gm__ uint8_t *g_bytes,
+    __gm__ uint8_t *b_bytes,
+    __gm__ uint8_t *w_bytes,
+    __gm__ uint8_t *o_bytes,
+    __gm__ uint8_t *initial_state_bytes,
+    __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *lower_mask_bytes,
+    __gm__ uint8_t *to_middle_32_of_0_1_bytes,
+    __gm__ uint8_t *to_middle_16_of_0_1_bytes,
+    __gm__ uint8_t *to_middle_8_of_0_1_bytes,
+    __gm__ uint8_t *to_middle_4_of_0_1_bytes,
+    __gm__ uint8_t *to_middle_2_of_0_1_bytes,
+    __gm__ uint8_t *to_middle_1_of_0_1_bytes,
+    __gm__ uint8_t *pairs_32_mask_bytes,
+    __gm__ uint8_t *pairs_16_mask_bytes,
+    __gm__ uint8_t *pairs_8_mask_bytes,
+    __gm__ uint8_t *pairs_4_mask_bytes,
+    __gm__ uint8_t *pairs_2_mask_bytes,
+    __gm__ uint8_t *pairs_1_mask_bytes,
+    __gm__ uint8_t *eye_mask_bytes,
+    __gm__ uint8_t *strictly_lower_mask_bytes,
+    __gm__ uint8_t *identity_float16_C_bytes,
+    __gm__ uint8_t *exp_g_times_0_sum_channel_bytes,
+    __gm__ uint8_t *G_channel_bytes,
+    __gm__ uint8_t *G_to_32_channel_bytes,
+    __gm__ uint8_t *erase_exp_G_to_32_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_32_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_product_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_32_f16_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_product_channel_bytes,
+    __gm__ uint8_t *G_to_16_channel_bytes,
+    __gm__ uint8_t *erase_exp_G_to_16_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_16_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_product_2_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_16_f16_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_product_2_channel_bytes,
+    __gm__ uint8_t *G_to_8_channel_bytes,
+    __gm__ uint8_t *erase_exp_G_to_8_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_8_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_product_3_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_8_f16_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_product_3_channel_bytes,
+    __gm__ uint8_t *G_to_4_channel_bytes,
+    __gm__ uint8_t *erase_exp_G_to_4_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_4_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_product_4_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_4_f16_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_product_4_channel_bytes,
+    __gm__ uint8_t *G_to_2_channel_bytes,
+    __gm__ uint8_t *erase_exp_G_to_2_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_2_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_product_5_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_2_f16_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_product_5_channel_bytes,
+    __gm__ uint8_t *G_to_1_channel_bytes,
+    __gm__ uint8_t *erase_exp_G_to_1_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_1_f16_channel_bytes,
+    __gm__ uint8_t *k_exp_G_to_product_6_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_1_f16_channel_bytes,
+    __gm__ uint8_t *q_exp_G_to_product_6_channel_bytes,
+    __gm__ uint8_t *q_kT_channel_bytes,
+    __gm__ uint8_t *Tinv_strictly_4_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_strictly_8_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_strictly_16_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_strictly_32_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_strictly_64_f16_channel_bytes,
+    __gm__ uint8_t *exp_G_erase_f16_channel_bytes,
+    __gm__ uint8_t *S_f16_channel_bytes,
+    __gm__ uint8_t *exp_G_erase_S_channel_bytes,
+    __gm__ uint8_t *operand_of_U_f16_channel_bytes,
+    __gm__ uint8_t *operand_of_o_f16_channel_bytes,
+    __gm__ uint8_t *exp_G_q_f16_channel_bytes,
+    __gm__ uint8_t *o_sum_channel_bytes,
+    __gm__ uint8_t *k_decay_to_end_f16_channel_bytes,
+    __gm__ uint8_t *S_next_part_channel_bytes,
+    __gm__ uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    int64_t has_initial_state,
+    int64_t has_final_state,
+    float scale,
+    uint64_t ffts)
+{
+#if defined(__CCE_AICORE__)
+    set_ffts_base_addr(ffts);
+    __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
+    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
+    __gm__ half *b_gm = reinterpret_cast<__gm__ half *>(b_bytes);
+    __gm__ half *w_gm = reinterpret_cast<__gm__ half *>(w_bytes);
+    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
+    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
+    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(lower_mask_bytes);
+    __gm__ float *to_middle_32_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_32_of_0_1_bytes);
+    __gm__ float *to_middle_16_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_16_of_0_1_bytes);
+    __gm__ float *to_middle_8_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_8_of_0_1_bytes);
+    __gm__ float *to_middle_4_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_4_of_0_1_bytes);
+    __gm__ float *to_middle_2_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_2_of_0_1_bytes);
+    __gm__ float *to_middle_1_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_1_of_0_1_bytes);
+    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
+    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
+    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
+    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
+    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
+    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
+    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
+    __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
+    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
+    __gm__ float *exp_g_times_0_sum_channel_gm = reinterpret_cast<__gm__ float *>(exp_g_times_0_sum_channel_bytes);
+    __gm__ float *G_channel_gm = reinterpret_cast<__gm__ float *>(G_channel_bytes);
+    __gm__ float *G_to_32_channel_gm = reinterpret_cast<__gm__ float *>(G_to_32_channel_bytes);
+    __gm__ half *erase_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_32_f16_channel_bytes);
+    __gm__ half *k_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_32_f16_channel_bytes);
+    __gm__ float *k_exp_G_to_product_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_channel_bytes);
+    __gm__ half *q_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_32_f16_channel_bytes);
+    __gm__ float *q_exp_G_to_product_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_channel_bytes);
+    __gm__ float *G_to_16_channel_gm = reinterpret_cast<__gm__ float *>(G_to_16_channel_bytes);
+    __gm__ half *erase_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_16_f16_channel_bytes);
+    __gm__ half *k_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_16_f16_channel_bytes);
+    __gm__ float *k_exp_G_to_product_2_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_2_channel_bytes);
+    __gm__ half *q_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_16_f16_channel_bytes);
+    __gm__ float *q_exp_G_to_product_2_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_2_channel_bytes);
+    __gm__ float *G_to_8_channel_gm = reinterpret_cast<__gm__ float *>(G_to_8_channel_bytes);
+    __gm__ half *erase_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_8_f16_channel_bytes);
+    __gm__ half *k_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_8_f16_channel_bytes);
+    __gm__ float *k_exp_G_to_product_3_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_3_channel_bytes);
+    __gm__ half *q_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_8_f16_channel_bytes);
+    __gm__ float *q_exp_G_to_product_3_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_3_channel_bytes);
+    __gm__ float *G_to_4_channel_gm = reinterpret_cast<__gm__ float *>(G_to_4_channel_bytes);
+    __gm__ half *erase_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_4_f16_channel_bytes);
+    __gm__ half *k_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_4_f16_channel_bytes);
+    __gm__ float *k_exp_G_to_product_4_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_4_channel_bytes);
+    __gm__ half *q_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_4_f16_channel_bytes);
+    __gm__ float *q_exp_G_to_product_4_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_4_channel_bytes);
+    __gm__ float *G_to_2_channel_gm = reinterpret_cast<__gm__ float *>(G_to_2_channel_bytes);
+    __gm__ half *erase_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_2_f16_channel_bytes);
+    __gm__ half *k_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_2_f16_channel_bytes);
+    __gm__ float *k_exp_G_to_product_5_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_5_channel_bytes);
+    __gm__ half *q_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_2_f16_channel_bytes);
+    __gm__ float *q_exp_G_to_product_5_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_5_channel_bytes);
+    __gm__ float *G_to_1_channel_gm = reinterpret_cast<__gm__ float *>(G_to_1_channel_bytes);
+    __gm__ half *erase_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_1_f16_channel_bytes);
+    __gm__ half *k_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_1_f16_channel_bytes);
+    __gm__ float *k_exp_G_to_product_6_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_6_channel_bytes);
+    __gm__ half *q_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_1_f16_channel_bytes);
+    __gm__ float *q_exp_G_to_product_6_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_6_channel_bytes);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
+    __gm__ half *Tinv_strictly_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_4_f16_channel_bytes);
+    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
+    __gm__ half *Tinv_strictly_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_8_f16_channel_bytes);
+    __gm__ half *Tinv_strictly_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_16_f16_channel_bytes);
+    __gm__ half *Tinv_strictly_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_32_f16_channel_bytes);
+    __gm__ half *Tinv_strictly_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_64_f16_channel_bytes);
+    __gm__ half *exp_G_erase_f16_channel_gm = reinterpret_cast<__gm__ half *>(exp_G_erase_f16_channel_bytes);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
+    __gm__ float *exp_G_erase_S_channel_gm = reinterpret_cast<__gm__ float *>(exp_G_erase_S_channel_bytes);
+    __gm__ half *operand_of_U_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_U_f16_channel_bytes);
+    __gm__ half *operand_of_o_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_o_f16_channel_bytes);
+    __gm__ half *exp_G_q_f16_channel_gm = reinterpret_cast<__gm__ half *>(exp_G_q_f16_channel_bytes);
+    __gm__ float *o_sum_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_channel_bytes);
+    __gm__ half *k_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_decay_to_end_f16_channel_bytes);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+#if defined(__DAV_C220_CUBE__)
+    L1Tile<float, 64, 64> lower_mask;
+    TASSIGN(lower_mask, 0x0);
+    TileLeft<float, 64, 64> G_left;
+    TASSIGN(G_left, 0x0);
+    L1Tile<float, 64, 128> exp_g_times_0_sum_in;
+    TASSIGN(exp_g_times_0_sum_in, 0x4000);
+    TileRight<float, 64, 128> G_right;
+    TASSIGN(G_right, 0x0);
+    TileAcc<float, 64, 128> G;
+    TASSIGN(G, 0x0);
+    L1Tile<float, 64, 64> to_middle_32_of_0_1;
+    TASSIGN(to_middle_32_of_0_1, 0xc000);
+    TileLeft<float, 64, 64> G_to_32_left;
+    TASSIGN(G_to_32_left, 0x8000);
+    L1Tile<float, 64, 128> G_in;
+    TASSIGN(G_in, 0x10000);
+    TileRight<float, 64, 128> G_to_32_right;
+    TASSIGN(G_to_32_right, 0x8000);
+    TileAcc<float, 64, 128> G_to_32;
+    TASSIGN(G_to_32, 0x8000);
+    L1Tile<float, 64, 64> to_middle_16_of_0_1;
+    TASSIGN(to_middle_16_of_0_1, 0x18000);
+    TileLeft<float, 64, 64> G_to_16_left;
+    TASSIGN(G_to_16_left, 0x0);
+    TileRight<float, 64, 128> G_to_16_right;
+    TASSIGN(G_to_16_right, 0x0);
+    TileAcc<float, 64, 128> G_to_16;
+    TASSIGN(G_to_16, 0x10000);
+    L1Tile<float, 64, 64> to_middle_8_of_0_1;
+    TASSIGN(to_middle_8_of_0_1, 0x1c000);
+    TileLeft<float, 64, 64> G_to_8_left;
+    TASSIGN(G_to_8_left, 0x8000);
+    TileRight<float, 64, 128> G_to_8_right;
+    TASSIGN(G_to_8_right, 0x8000);
+    TileAcc<float, 64, 128> G_to_8;
+    TASSIGN(G_to_8, 0x18000);
+    L1Tile<float, 64, 64> to_middle_4_of_0_1;
+    TASSIGN(to_middle_4_of_0_1, 0x20000);
+    TileLeft<float, 64, 64> G_to_4_left;
+    TASSIGN(G_to_4_left, 0x0);
+    TileRight<float, 64, 128> G_to_4_right;
+    TASSIGN(G_to_4_right, 0x0);
+    TileAcc<float, 64, 128> G_to_4;
+    TASSIGN(G_to_4, 0x0);
+    L1Tile<float, 64, 64> to_middle_2_of_0_1;
+    TASSIGN(to_middle_2_of_0_1, 0x24000);
+    TileLeft<float, 64, 64> G_to_2_left;
+    TASSIGN(G_to_2_left, 0x8000);
+    TileRight<float, 64, 128> G_to_2_right;
+    TASSIGN(G_to_2_right, 0x8000);
+    TileAcc<float, 64, 128> G_to_2;
+    TASSIGN(G_to_2, 0x8000);
+    L1Tile<float, 64, 64> to_middle_1_of_0_1;
+    TASSIGN(to_middle_1_of_0_1, 0x28000);
+    TileLeft<float, 64, 64> G_to_1_left;
+    TASSIGN(G_to_1_left, 0x0);
+    TileRight<float, 64, 128> G_to_1_right;
+    TASSIGN(G_to_1_right, 0x0);
+    TileAcc<float, 64, 128> G_to_1;
+    TASSIGN(G_to_1, 0x10000);
+    L1Tile<half, 64, 128> q_cube;
+    TASSIGN(q_cube, 0x2c000);
+    TileLeft<half, 64, 128> q_kT_left;
+    TASSIGN(q_kT_left, 0x8000);
+    L1Tile<half, 64, 128> k_cube;
+    TASSIGN(k_cube, 0x30000);
+    TileRight<half, 128, 64> q_kT_right;
+    TASSIGN(q_kT_right, 0x8000);
+    TileAcc<float, 64, 64> q_kT;
+    TASSIGN(q_kT, 0x18000);
+    L1Tile<half, 64, 128> erase_exp_G_to_32_f16_in;
+    TASSIGN(erase_exp_G_to_32_f16_in, 0x34000);
+    TileLeft<half, 64, 128> k_exp_G_to_product_left;
+    TASSIGN(k_exp_G_to_product_left, 0x0);
+    L1Tile<half, 64, 128> k_exp_G_to_32_f16_in;
+    TASSIGN(k_exp_G_to_32_f16_in, 0x38000);
+    TileRight<half, 128, 64> k_exp_G_to_product_right;
+    TASSIGN(k_exp_G_to_product_right, 0x0);
+    TileAcc<float, 64, 64> k_exp_G_to_product;
+    TASSIGN(k_exp_G_to_product, 0x1c000);
+    L1Tile<half, 64, 128> q_exp_G_to_32_f16_in;
+    TASSIGN(q_exp_G_to_32_f16_in, 0x3c000);
+    TileLeft<half, 64, 128> q_exp_G_to_product_left;
+    TASSIGN(q_exp_G_to_product_left, 0x8000);
+    TileRight<half, 128, 64> q_exp_G_to_product_right;
+    TASSIGN(q_exp_G_to_product_right, 0x8000);
+    TileAcc<float, 64, 64> q_exp_G_to_product;
+    TASSIGN(q_exp_G_to_product, 0x0);
+    L1Tile<half, 64, 128> erase_exp_G_to_16_f16_in;
+    TASSIGN(erase_exp_G_to_16_f16_in, 0x40000);
+    TileLeft<half, 64, 128> k_exp_G_to_product_2_left;
+    TASSIGN(k_exp_G_to_product_2_left, 0x0);
+    L1Tile<half, 64, 128> k_exp_G_to_16_f16_in;
+    TASSIGN(k_exp_G_to_16_f16_in, 0x44000);
+    TileRight<half, 128, 64> k_exp_G_to_product_2_right;
+    TASSIGN(k_exp_G_to_product_2_right, 0x0);
+    TileAcc<float, 64, 64> k_exp_G_to_product_2;
+    TASSIGN(k_exp_G_to_product_2, 0x4000);
+    L1Tile<half, 64, 128> q_exp_G_to_16_f16_in;
+    TASSIGN(q_exp_G_to_16_f16_in, 0x48000);
+    TileLeft<half, 64, 128> q_exp_G_to_product_2_left;
+    TASSIGN(q_exp_G_to_product_2_left, 0x8000);
+    TileRight<half, 128, 64> q_exp_G_to_product_2_right;
+    TASSIGN(q_exp_G_to_product_2_right, 0x8000);
+    TileAcc<float, 64, 64> q_exp_G_to_product_2;
+    TASSIGN(q_exp_G_to_product_2, 0x8000);
+    L1Tile<half, 64, 128> erase_exp_G_to_8_f16_in;
+    TASSIGN(erase_exp_G_to_8_f16_in, 0x4c000);
+    TileLeft<half, 64, 128> k_exp_G_to_product_3_left;
+    TASSIGN(k_exp_G_to_product_3_left, 0x0);
+    L1Tile<half, 64, 128> k_exp_G_to_8_f16_in;
+    TASSIGN(k_exp_G_to_8_f16_in, 0x50000);
+    TileRight<half, 128, 64> k_exp_G_to_product_3_right;
+    TASSIGN(k_exp_G_to_product_3_right, 0x0);
+    TileAcc<float, 64, 64> k_exp_G_to_product_3;
+    TASSIGN(k_exp_G_to_product_3, 0xc000);
+    L1Tile<half, 64, 128> q_exp_G_to_8_f16_in;
+    TASSIGN(q_exp_G_to_8_f16_in, 0x54000);
+    TileLeft<half, 64, 128> q_exp_G_to_product_3_left;
+    TASSIGN(q_exp_G_to_product_3_left, 0x8000);
+    TileRight<half, 128, 64> q_exp_G_to_product_3_right;
+    TASSIGN(q_exp_G_to_product_3_right, 0x8000);
+    TileAcc<float, 64, 64> q_exp_G_to_product_3;
+    TASSIGN(q_exp_G_to_product_3, 0x10000);
+    L1Tile<half, 64, 128> erase_exp_G_to_4_f16_in;
+    TASSIGN(erase_exp_G_to_4_f16_in, 0x58000);
+    TileLeft<half, 64, 128> k_exp_G_to_product_4_left;
+    TASSIGN(k_exp_G_to_product_4_left, 0x0);
+    L1Tile<half, 64, 128> k_exp_G_to_4_f16_in;
+    TASSIGN(k_exp_G_to_4_f16_in, 0x5c000);
+    TileRight<half, 128, 64> k_exp_G_to_product_4_right;
+    TASSIGN(k_exp_G_to_product_4_right, 0x0);
+    TileAcc<float, 64, 64> k_exp_G_to_product_4;
+    TASSIGN(k_exp_G_to_product_4, 0x14000);
+    L1Tile<half, 64, 128> q_exp_G_to_4_f16_in;
+    TASSIGN(q_exp_G_to_4_f16_in, 0x60000);
+    TileLeft<half, 64, 128> q_exp_G_to_product_4_left;
+    TASSIGN(q_exp_G_to_product_4_left, 0x8000);
+    TileRight<half, 128, 64> q_exp_G_to_product_4_right;
+    TASSIGN(q_exp_G_to_product_4_right, 0x8000);
+    TileAcc<float, 64, 64> q_exp_G_to_product_4;
+    TASSIGN(q_exp_G_to_product_4, 0x18000);
+    L1Tile<half, 64, 128> erase_exp_G_to_2_f16_in;
+    TASSIGN(erase_exp_G_to_2_f16_in, 0x64000);
+    TileLeft<half, 64, 128> k_exp_G_to_product_5_left;
+    TASSIGN(k_exp_G_to_product_5_left, 0x0);
+    L1Tile<half, 64, 128> k_exp_G_to_2_f16_in;
+    TASSIGN(k_exp_G_to_2_f16_in, 0x68000);
+    TileRight<half, 128, 64> k_exp_G_to_product_5_right;
+    TASSIGN(k_exp_G_to_product_5_right, 0x0);
+    TileAcc<float, 64, 64> k_exp_G_to_product_5;
+    TASSIGN(k_exp_G_to_product_5, 0x1c000);
+    L1Tile<half, 64, 128> q_exp_G_to_2_f16_in;
+    TASSIGN(q_exp_G_to_2_f16_in, 0x6c000);
+    TileLeft<half, 64, 128> q_exp_G_to_product_5_left;
+    TASSIGN(q_exp_G_to_product_5_left, 0x8000);
+    TileRight<half, 128, 64> q_exp_G_to_product_5_right;
+    TASSIGN(q_exp_G_to_product_5_right, 0x8000);
+    TileAcc<float, 64, 64> q_exp_G_to_product_5;
+    TASSIGN(q_exp_G_to_product_5, 0x0);
+    L1Tile<half, 64, 128> erase_exp_G_to_1_f16_in;
+    TASSIGN(erase_exp_G_to_1_f16_in, 0x70000);
+    TileLeft<half, 64, 128> k_exp_G_to_product_6_left;
+    TASSIGN(k_exp_G_to_product_6_left, 0x0);
+    L1Tile<half, 64, 128> k_exp_G_to_1_f16_in;
+    TASSIGN(k_exp_G_to_1_f16_in, 0x74000);
+    TileRight<half, 128, 64> k_exp_G_to_product_6_right;
+    TASSIGN(k_exp_G_to_product_6_right, 0x0);
+    TileAcc<float, 64, 64> k_exp_G_to_product_6;
+    TASSIGN(k_exp_G_to_product_6, 0x4000);
+    L1Tile<half, 64, 128> q_exp_G_to_1_f16_in;
+    TASSIGN(q_exp_G_to_1_f16_in, 0x78000);
+    TileLeft<half, 64, 128> q_exp_G_to_product_6_left;
+    TASSIGN(q_exp_G_to_product_6_left, 0x8000);
+    TileRight<half, 128, 64> q_exp_G_to_product_6_right;
+    TASSIGN(q_exp_G_to_product_6_right, 0x8000);
+    TileAcc<float, 64, 64> q_exp_G_to_product_6;
+    TASSIGN(q_exp_G_to_product_6, 0x8000);
+    L1Tile<half, 64, 64> Tinv_strictly_4_f16_in;
+    TASSIGN(Tinv_strictly_4_f16_in, 0x7c000);
+    TileLeft<half, 64, 64> Tinv_below_4_left;
+    TASSIGN(Tinv_below_4_left, 0x0);
+    L1Tile<half, 64, 64> Tinv_rows_2_f16_in;
+    TASSIGN(Tinv_rows_2_f16_in, 0x7e000);
+    TileRight<half, 64, 64> Tinv_below_4_right;
+    TASSIGN(Tinv_below_4_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_4;
+    TASSIGN(Tinv_below_4, 0xc000);
+    L1Tile<half, 64, 64> Tinv_below_4_f16;
+    TASSIGN(Tinv_below_4_f16, 0x0);
+    TileLeft<half, 64, 64> identity_product_left;
+    TASSIGN(identity_product_left, 0x8000);
+    L1Tile<half, 64, 64> identity;
+    TASSIGN(identity, 0x2000);
+    TileRight<half, 64, 64> identity_product_right;
+    TASSIGN(identity_product_right, 0x8000);
+    TileAcc<float, 64, 64> identity_product;
+    TASSIGN(identity_product, 0x10000);
+    TileLeft<half, 64, 64> Tinv_rows_4_left;
+    TASSIGN(Tinv_rows_4_left, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_4_right;
+    TASSIGN(Tinv_rows_4_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_4;
+    TASSIGN(Tinv_rows_4, 0x10000);
+    L1Tile<half, 64, 64> Tinv_rows_4_f16;
+    TASSIGN(Tinv_rows_4_f16, 0x4000);
+    L1Tile<half, 64, 64> Tinv_strictly_8_f16_in;
+    TASSIGN(Tinv_strictly_8_f16_in, 0x6000);
+    TileLeft<half, 64, 64> Tinv_below_8_left;
+    TASSIGN(Tinv_below_8_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_8_right;
+    TASSIGN(Tinv_below_8_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_8;
+    TASSIGN(Tinv_below_8, 0x14000);
+    L1Tile<half, 64, 64> Tinv_below_8_f16;
+    TASSIGN(Tinv_below_8_f16, 0x8000);
+    L1Tile<half, 64, 128> exp_G_erase_f16_in;
+    TASSIGN(exp_G_erase_f16_in, 0xa000);
+    TileLeft<half, 64, 128> exp_G_erase_S_left;
+    TASSIGN(exp_G_erase_S_left, 0x0);
+    L1Tile<half, 128, 128> S_f16_in;
+    TASSIGN(S_f16_in, 0xe000);
+    TileRight<half, 128, 128> exp_G_erase_S_right;
+    TASSIGN(exp_G_erase_S_right, 0x0);
+    TileAcc<float, 64, 128> exp_G_erase_S;
+    TASSIGN(exp_G_erase_S, 0x18000);
+    TileLeft<half, 64, 64> Tinv_rows_8_left;
+    TASSIGN(Tinv_rows_8_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_8_right;
+    TASSIGN(Tinv_rows_8_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_8;
+    TASSIGN(Tinv_rows_8, 0x10000);
+    L1Tile<half, 64, 64> Tinv_rows_8_f16;
+    TASSIGN(Tinv_rows_8_f16, 0x16000);
+    L1Tile<half, 64, 64> Tinv_strictly_16_f16_in;
+    TASSIGN(Tinv_strictly_16_f16_in, 0x18000);
+    TileLeft<half, 64, 64> Tinv_below_16_left;
+    TASSIGN(Tinv_below_16_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_16_right;
+    TASSIGN(Tinv_below_16_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_16;
+    TASSIGN(Tinv_below_16, 0x0);
+    L1Tile<half, 64, 64> Tinv_below_16_f16;
+    TASSIGN(Tinv_below_16_f16, 0x1a000);
+    TileLeft<half, 64, 64> Tinv_rows_16_left;
+    TASSIGN(Tinv_rows_16_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_16_right;
+    TASSIGN(Tinv_rows_16_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_16;
+    TASSIGN(Tinv_rows_16, 0x10000);
+    L1Tile<half, 64, 64> Tinv_rows_16_f16;
+    TASSIGN(Tinv_rows_16_f16, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_strictly_32_f16_in;
+    TASSIGN(Tinv_strictly_32_f16_in, 0x1e000);
+    TileLeft<half, 64, 64> Tinv_below_32_left;
+    TASSIGN(Tinv_below_32_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_32_right;
+    TASSIGN(Tinv_below_32_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_32;
+    TASSIGN(Tinv_below_32, 0x4000);
+    L1Tile<half, 64, 64> Tinv_below_32_f16;
+    TASSIGN(Tinv_below_32_f16, 0x20000);
+    TileLeft<half, 64, 64> Tinv_rows_32_left;
+    TASSIGN(Tinv_rows_32_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_32_right;
+    TASSIGN(Tinv_rows_32_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_32;
+    TASSIGN(Tinv_rows_32, 0x10000);
+    L1Tile<half, 64, 64> Tinv_rows_32_f16;
+    TASSIGN(Tinv_rows_32_f16, 0x22000);
+    L1Tile<half, 64, 64> Tinv_strictly_64_f16_in;
+    TASSIGN(Tinv_strictly_64_f16_in, 0x24000);
+    TileLeft<half, 64, 64> Tinv_below_64_left;
+    TASSIGN(Tinv_below_64_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_64_right;
+    TASSIGN(Tinv_below_64_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_64;
+    TASSIGN(Tinv_below_64, 0x8000);
+    L1Tile<half, 64, 64> Tinv_below_64_f16;
+    TASSIGN(Tinv_below_64_f16, 0x26000);
+    TileLeft<half, 64, 64> Tinv_left;
+    TASSIGN(Tinv_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_right;
+    TASSIGN(Tinv_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv;
+    TASSIGN(Tinv, 0x10000);
+    L1Tile<half, 64, 64> Tinv_f16;
+    TASSIGN(Tinv_f16, 0x28000);
+    TileLeft<half, 64, 64> U_left;
+    TASSIGN(U_left, 0x0);
+    L1Tile<half, 64, 128> operand_of_U_f16_in;
+    TASSIGN(operand_of_U_f16_in, 0x2a000);
+    TileRight<half, 64, 128> U_right;
+    TASSIGN(U_right, 0x0);
+    TileAcc<float, 64, 128> U;
+    TASSIGN(U, 0xc000);
+    L1Tile<half, 64, 128> U_f16;
+    TASSIGN(U_f16, 0x2e000);
+    L1Tile<half, 64, 128> k_decay_to_end_f16_in;
+    TASSIGN(k_decay_to_end_f16_in, 0x32000);
+    TileLeft<half, 128, 64> S_next_part_left;
+    TASSIGN(S_next_part_left, 0x8000);
+    TileRight<half, 64, 128> S_next_part_right;
+    TASSIGN(S_next_part_right, 0x8000);
+    TileAcc<float, 128, 128> S_next_part;
+    TASSIGN(S_next_part, 0x0);
+    L1Tile<half, 64, 64> operand_of_o_f16_in;
+    TASSIGN(operand_of_o_f16_in, 0x36000);
+    TileLeft<half, 64, 64> operand_of_o_U_left;
+    TASSIGN(operand_of_o_U_left, 0x0);
+    TileRight<half, 64, 128> operand_of_o_U_right;
+    TASSIGN(operand_of_o_U_right, 0x0);
+    TileAcc<float, 64, 128> operand_of_o_U;
+    TASSIGN(operand_of_o_U, 0x10000);
+    L1Tile<half, 64, 128> exp_G_q_f16_in;
+    TASSIGN(exp_G_q_f16_in, 0x38000);
+    TileLeft<half, 64, 128> o_sum_left;
+    TASSIGN(o_sum_left, 0x8000);
+    TileRight<half, 128, 128> o_sum_right;
+    TASSIGN(o_sum_right, 0x8000);
+    TileAcc<float, 64, 128> o_sum;
+    TASSIGN(o_sum, 0x10000);
+    for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t n = item / HV, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
+        pipe_barrier(PIPE_ALL);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_U_left -> G_left
+        for (int64_t c = 0; c * 64 < length; ++c) {
+            const int64_t slot = first / 64 + n + c;
+            const int64_t t = first - b * T + c * 64;
+            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+            // G = cumsum(g)
+            {
+                auto from = view(lower_mask_gm, 64, 64, 64);
+                TLOAD(lower_mask, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> G_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> G_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_U_left -> G_left
+            TEXTRACT(G_left, lower_mask, 0, 0);
+            wait_flag_dev(0);  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in
+            {
+                auto from = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(exp_g_times_0_sum_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_g_times_0_sum_in -> G_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_g_times_0_sum_in -> G_right
+            TEXTRACT(G_right, exp_g_times_0_sum_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // G_right -> G
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // G_right -> G
+            TMATMUL(G, G_left, G_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G -> store
+            {
+                auto to = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, G);
+            }
+            set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // G_channel -> G_in
+            // exp_G_to_32 = exp(to_middle(G))
+            {
+                auto from = view(to_middle_32_of_0_1_gm, 64, 64, 64);
+                TLOAD(to_middle_32_of_0_1, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_32_of_0_1 -> G_to_32_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_32_of_0_1 -> G_to_32_left
+            TEXTRACT(G_to_32_left, to_middle_32_of_0_1, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // G_channel -> G_in
+            {
+                auto from = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(G_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // G_in -> G_to_32_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // G_in -> G_to_32_right
+            TEXTRACT(G_to_32_right, G_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // G_to_32_right -> G_to_32
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // G_to_32_right -> G_to_32
+            TMATMUL(G_to_32, G_to_32_left, G_to_32_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // G_to_32 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // G_to_32_left -> G_to_8_left
+            // exp_G_to_16 = exp(to_middle(G))
+            {
+                auto from = view(to_middle_16_of_0_1_gm, 64, 64, 64);
+                TLOAD(to_middle_16_of_0_1, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_16_of_0_1 -> G_to_16_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_16_of_0_1 -> G_to_16_left
+            TEXTRACT(G_to_16_left, to_middle_16_of_0_1, 0, 0);
+            TEXTRACT(G_to_16_right, G_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // G_to_16_right -> G_to_16
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // G_to_16_right -> G_to_16
+            TMATMUL(G_to_16, G_to_16_left, G_to_16_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // G_to_16 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // G_to_16_left -> G_to_4_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // G_to_32 -> store
+            {
+                auto to = view(G_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, G_to_32);
+            }
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // G_to_32 -> G_to_2
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_to_32_channel -> G_to_32_in
+            // exp_G_to_8 = exp(to_middle(G))
+            {
+                auto from = view(to_middle_8_of_0_1_gm, 64, 64, 64);
+                TLOAD(to_middle_8_of_0_1, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_8_of_0_1 -> G_to_8_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_8_of_0_1 -> G_to_8_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // G_to_32_left -> G_to_8_left
+            TEXTRACT(G_to_8_left, to_middle_8_of_0_1, 0, 0);
+            TEXTRACT(G_to_8_right, G_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // G_to_8_right -> G_to_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // G_to_8_right -> G_to_8
+            TMATMUL(G_to_8, G_to_8_left, G_to_8_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_8 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // G_to_8_left -> G_to_2_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // G_to_16 -> store
+            {
+                auto to = view(G_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, G_to_16);
+            }
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // G_to_16 -> G_to_1
+            // exp_G_to_4 = exp(to_middle(G))
+            {
+                auto from = view(to_middle_4_of_0_1_gm, 64, 64, 64);
+                TLOAD(to_middle_4_of_0_1, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_4_of_0_1 -> G_to_4_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_4_of_0_1 -> G_to_4_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // G_to_16_left -> G_to_4_left
+            TEXTRACT(G_to_4_left, to_middle_4_of_0_1, 0, 0);
+            TEXTRACT(G_to_4_right, G_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // G_to_4_right -> G_to_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // G_to_4_right -> G_to_4
+            TMATMUL(G_to_4, G_to_4_left, G_to_4_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_4 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // G_to_4_left -> G_to_1_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_8 -> store
+            {
+                auto to = view(G_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, G_to_8);
+            }
+            // exp_G_to_2 = exp(to_middle(G))
+            {
+                auto from = view(to_middle_2_of_0_1_gm, 64, 64, 64);
+                TLOAD(to_middle_2_of_0_1, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_2_of_0_1 -> G_to_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_2_of_0_1 -> G_to_2_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // G_to_8_left -> G_to_2_left
+            TEXTRACT(G_to_2_left, to_middle_2_of_0_1, 0, 0);
+            TEXTRACT(G_to_2_right, G_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // G_to_2_right -> G_to_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // G_to_2_right -> G_to_2
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // G_to_32 -> G_to_2
+            TMATMUL(G_to_2, G_to_2_left, G_to_2_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // G_to_2 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // G_to_2_left -> q_kT_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_4 -> store
+            {
+                auto to = view(G_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, G_to_4);
+            }
+            // exp_G_to_1 = exp(to_middle(G))
+            {
+                auto from = view(to_middle_1_of_0_1_gm, 64, 64, 64);
+                TLOAD(to_middle_1_of_0_1, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_1_of_0_1 -> G_to_1_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_1_of_0_1 -> G_to_1_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // G_to_4_left -> G_to_1_left
+            TEXTRACT(G_to_1_left, to_middle_1_of_0_1, 0, 0);
+            TEXTRACT(G_to_1_right, G_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // G_to_1_right -> G_to_1
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // G_to_1_right -> G_to_1
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // G_to_16 -> G_to_1
+            TMATMUL(G_to_1, G_to_1_left, G_to_1_right);
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // G_to_2 -> store
+            {
+                auto to = view(G_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, G_to_2);
+            }
+            L1Part<half, 64, 128> q_cube_raw(rows, 128);
+            TASSIGN(q_cube_raw, 0x2c000);
+            auto q_cube_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
+            TLOAD(q_cube_raw, q_cube_raw_from);
+            if (rows < 64) TFILLPAD(q_cube_raw, q_cube_raw);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_cube -> q_kT_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_cube -> q_kT_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // G_to_2_left -> q_kT_left
+            TEXTRACT(q_kT_left, q_cube, 0, 0);
+            L1Part<half, 64, 128> k_cube_raw(rows, 128);
+            TASSIGN(k_cube_raw, 0x30000);
+            auto k_cube_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
+            TLOAD(k_cube_raw, k_cube_raw_from);
+            if (rows < 64) TFILLPAD(k_cube_raw, k_cube_raw);
+            pipe_barrier(PIPE_ALL);
+            L1View<half, 128, 64> q_kT_right_from;
+            TRESHAPE(q_kT_right_from, k_cube);
+            TEXTRACT(q_kT_right, q_kT_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_kT_right -> q_kT
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_kT_right -> q_kT
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMATMUL(q_kT, q_kT_left, q_kT_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT -> store
+            {
+                auto to = view(G_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, G_to_1);
+            }
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT -> store
+            {
+                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_kT);
+            }
+            wait_flag_dev(0);  // erase_exp_G_to_32_f16_channel -> erase_exp_G_to_32_f16_in
+            {
+                auto from = view(erase_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(erase_exp_G_to_32_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // erase_exp_G_to_32_f16_in -> k_exp_G_to_product_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // erase_exp_G_to_32_f16_in -> k_exp_G_to_product_left
+            TEXTRACT(k_exp_G_to_product_left, erase_exp_G_to_32_f16_in, 0, 0);
+            wait_flag_dev(0);  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in
+            {
+                auto from = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_G_to_32_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_G_to_32_f16_in -> k_exp_G_to_product_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_G_to_32_f16_in -> k_exp_G_to_product_right
+            L1View<half, 128, 64> k_exp_G_to_product_right_from;
+            TRESHAPE(k_exp_G_to_product_right_from, k_exp_G_to_32_f16_in);
+            TEXTRACT(k_exp_G_to_product_right, k_exp_G_to_product_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_exp_G_to_product_right -> k_exp_G_to_product
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_exp_G_to_product_right -> k_exp_G_to_product
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMATMUL(k_exp_G_to_product, k_exp_G_to_product_left, k_exp_G_to_product_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product -> store
+            {
+                auto to = view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, k_exp_G_to_product);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_channel -> k_exp_G_to_product_in
+            wait_flag_dev(0);  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in
+            {
+                auto from = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(q_exp_G_to_32_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_32_f16_in -> q_exp_G_to_product_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_32_f16_in -> q_exp_G_to_product_left
+            TEXTRACT(q_exp_G_to_product_left, q_exp_G_to_32_f16_in, 0, 0);
+            L1View<half, 128, 64> q_exp_G_to_product_right_from;
+            TRESHAPE(q_exp_G_to_product_right_from, k_exp_G_to_32_f16_in);
+            TEXTRACT(q_exp_G_to_product_right, q_exp_G_to_product_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_exp_G_to_product_right -> q_exp_G_to_product
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_exp_G_to_product_right -> q_exp_G_to_product
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMATMUL(q_exp_G_to_product, q_exp_G_to_product_left, q_exp_G_to_product_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product -> store
+            {
+                auto to = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_exp_G_to_product);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_channel -> q_exp_G_to_product_in
+            wait_flag_dev(0);  // erase_exp_G_to_16_f16_channel -> erase_exp_G_to_16_f16_in
+            {
+                auto from = view(erase_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(erase_exp_G_to_16_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // erase_exp_G_to_16_f16_in -> k_exp_G_to_product_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // erase_exp_G_to_16_f16_in -> k_exp_G_to_product_2_left
+            TEXTRACT(k_exp_G_to_product_2_left, erase_exp_G_to_16_f16_in, 0, 0);
+            wait_flag_dev(0);  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in
+            {
+                auto from = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_G_to_16_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_G_to_16_f16_in -> k_exp_G_to_product_2_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_G_to_16_f16_in -> k_exp_G_to_product_2_right
+            L1View<half, 128, 64> k_exp_G_to_product_2_right_from;
+            TRESHAPE(k_exp_G_to_product_2_right_from, k_exp_G_to_16_f16_in);
+            TEXTRACT(k_exp_G_to_product_2_right, k_exp_G_to_product_2_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k_exp_G_to_product_2_right -> k_exp_G_to_product_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k_exp_G_to_product_2_right -> k_exp_G_to_product_2
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMATMUL(k_exp_G_to_product_2, k_exp_G_to_product_2_left, k_exp_G_to_product_2_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_2 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_2 -> store
+            {
+                auto to = view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, k_exp_G_to_product_2);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_2_channel -> k_exp_G_to_product_2_in
+            wait_flag_dev(0);  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in
+            {
+                auto from = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(q_exp_G_to_16_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_16_f16_in -> q_exp_G_to_product_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_16_f16_in -> q_exp_G_to_product_2_left
+            TEXTRACT(q_exp_G_to_product_2_left, q_exp_G_to_16_f16_in, 0, 0);
+            L1View<half, 128, 64> q_exp_G_to_product_2_right_from;
+            TRESHAPE(q_exp_G_to_product_2_right_from, k_exp_G_to_16_f16_in);
+            TEXTRACT(q_exp_G_to_product_2_right, q_exp_G_to_product_2_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // q_exp_G_to_product_2_right -> q_exp_G_to_product_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // q_exp_G_to_product_2_right -> q_exp_G_to_product_2
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMATMUL(q_exp_G_to_product_2, q_exp_G_to_product_2_left, q_exp_G_to_product_2_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_2 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_2 -> store
+            {
+                auto to = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_exp_G_to_product_2);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in
+            wait_flag_dev(0);  // erase_exp_G_to_8_f16_channel -> erase_exp_G_to_8_f16_in
+            {
+                auto from = view(erase_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(erase_exp_G_to_8_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // erase_exp_G_to_8_f16_in -> k_exp_G_to_product_3_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // erase_exp_G_to_8_f16_in -> k_exp_G_to_product_3_left
+            TEXTRACT(k_exp_G_to_product_3_left, erase_exp_G_to_8_f16_in, 0, 0);
+            wait_flag_dev(0);  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in
+            {
+                auto from = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_G_to_8_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_8_f16_in -> k_exp_G_to_product_3_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_8_f16_in -> k_exp_G_to_product_3_right
+            L1View<half, 128, 64> k_exp_G_to_product_3_right_from;
+            TRESHAPE(k_exp_G_to_product_3_right_from, k_exp_G_to_8_f16_in);
+            TEXTRACT(k_exp_G_to_product_3_right, k_exp_G_to_product_3_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k_exp_G_to_product_3_right -> k_exp_G_to_product_3
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k_exp_G_to_product_3_right -> k_exp_G_to_product_3
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMATMUL(k_exp_G_to_product_3, k_exp_G_to_product_3_left, k_exp_G_to_product_3_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k_exp_G_to_product_3 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k_exp_G_to_product_3 -> store
+            {
+                auto to = view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, k_exp_G_to_product_3);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_3_channel -> k_exp_G_to_product_3_in
+            wait_flag_dev(0);  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in
+            {
+                auto from = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(q_exp_G_to_8_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_8_f16_in -> q_exp_G_to_product_3_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_8_f16_in -> q_exp_G_to_product_3_left
+            TEXTRACT(q_exp_G_to_product_3_left, q_exp_G_to_8_f16_in, 0, 0);
+            L1View<half, 128, 64> q_exp_G_to_product_3_right_from;
+            TRESHAPE(q_exp_G_to_product_3_right_from, k_exp_G_to_8_f16_in);
+            TEXTRACT(q_exp_G_to_product_3_right, q_exp_G_to_product_3_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // q_exp_G_to_product_3_right -> q_exp_G_to_product_3
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // q_exp_G_to_product_3_right -> q_exp_G_to_product_3
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMATMUL(q_exp_G_to_product_3, q_exp_G_to_product_3_left, q_exp_G_to_product_3_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_exp_G_to_product_3 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_exp_G_to_product_3 -> store
+            {
+                auto to = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_exp_G_to_product_3);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in
+            wait_flag_dev(0);  // erase_exp_G_to_4_f16_channel -> erase_exp_G_to_4_f16_in
+            {
+                auto from = view(erase_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(erase_exp_G_to_4_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // erase_exp_G_to_4_f16_in -> k_exp_G_to_product_4_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // erase_exp_G_to_4_f16_in -> k_exp_G_to_product_4_left
+            TEXTRACT(k_exp_G_to_product_4_left, erase_exp_G_to_4_f16_in, 0, 0);
+            wait_flag_dev(0);  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in
+            {
+                auto from = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_G_to_4_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_G_to_4_f16_in -> k_exp_G_to_product_4_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_G_to_4_f16_in -> k_exp_G_to_product_4_right
+            L1View<half, 128, 64> k_exp_G_to_product_4_right_from;
+            TRESHAPE(k_exp_G_to_product_4_right_from, k_exp_G_to_4_f16_in);
+            TEXTRACT(k_exp_G_to_product_4_right, k_exp_G_to_product_4_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_exp_G_to_product_4_right -> k_exp_G_to_product_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_exp_G_to_product_4_right -> k_exp_G_to_product_4
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMATMUL(k_exp_G_to_product_4, k_exp_G_to_product_4_left, k_exp_G_to_product_4_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_exp_G_to_product_4 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_exp_G_to_product_4 -> store
+            {
+                auto to = view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, k_exp_G_to_product_4);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_4_channel -> k_exp_G_to_product_4_in
+            wait_flag_dev(0);  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in
+            {
+                auto from = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(q_exp_G_to_4_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_exp_G_to_4_f16_in -> q_exp_G_to_product_4_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_exp_G_to_4_f16_in -> q_exp_G_to_product_4_left
+            TEXTRACT(q_exp_G_to_product_4_left, q_exp_G_to_4_f16_in, 0, 0);
+            L1View<half, 128, 64> q_exp_G_to_product_4_right_from;
+            TRESHAPE(q_exp_G_to_product_4_right_from, k_exp_G_to_4_f16_in);
+            TEXTRACT(q_exp_G_to_product_4_right, q_exp_G_to_product_4_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_exp_G_to_product_4_right -> q_exp_G_to_product_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_exp_G_to_product_4_right -> q_exp_G_to_product_4
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMATMUL(q_exp_G_to_product_4, q_exp_G_to_product_4_left, q_exp_G_to_product_4_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_exp_G_to_product_4 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_exp_G_to_product_4 -> store
+            {
+                auto to = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_exp_G_to_product_4);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in
+            wait_flag_dev(0);  // erase_exp_G_to_2_f16_channel -> erase_exp_G_to_2_f16_in
+            {
+                auto from = view(erase_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(erase_exp_G_to_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // erase_exp_G_to_2_f16_in -> k_exp_G_to_product_5_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // erase_exp_G_to_2_f16_in -> k_exp_G_to_product_5_left
+            TEXTRACT(k_exp_G_to_product_5_left, erase_exp_G_to_2_f16_in, 0, 0);
+            wait_flag_dev(0);  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in
+            {
+                auto from = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_G_to_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_2_f16_in -> k_exp_G_to_product_5_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_2_f16_in -> k_exp_G_to_product_5_right
+            L1View<half, 128, 64> k_exp_G_to_product_5_right_from;
+            TRESHAPE(k_exp_G_to_product_5_right_from, k_exp_G_to_2_f16_in);
+            TEXTRACT(k_exp_G_to_product_5_right, k_exp_G_to_product_5_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_exp_G_to_product_5_right -> k_exp_G_to_product_5
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_exp_G_to_product_5_right -> k_exp_G_to_product_5
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMATMUL(k_exp_G_to_product_5, k_exp_G_to_product_5_left, k_exp_G_to_product_5_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product_5 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product_5 -> store
+            {
+                auto to = view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, k_exp_G_to_product_5);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_5_channel -> k_exp_G_to_product_5_in
+            wait_flag_dev(0);  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in
+            {
+                auto from = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(q_exp_G_to_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_2_f16_in -> q_exp_G_to_product_5_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_2_f16_in -> q_exp_G_to_product_5_left
+            TEXTRACT(q_exp_G_to_product_5_left, q_exp_G_to_2_f16_in, 0, 0);
+            L1View<half, 128, 64> q_exp_G_to_product_5_right_from;
+            TRESHAPE(q_exp_G_to_product_5_right_from, k_exp_G_to_2_f16_in);
+            TEXTRACT(q_exp_G_to_product_5_right, q_exp_G_to_product_5_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_exp_G_to_product_5_right -> q_exp_G_to_product_5
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_exp_G_to_product_5_right -> q_exp_G_to_product_5
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMATMUL(q_exp_G_to_product_5, q_exp_G_to_product_5_left, q_exp_G_to_product_5_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product_5 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product_5 -> store
+            {
+                auto to = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_exp_G_to_product_5);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_5_channel -> q_exp_G_to_product_5_in
+            wait_flag_dev(0);  // erase_exp_G_to_1_f16_channel -> erase_exp_G_to_1_f16_in
+            {
+                auto from = view(erase_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(erase_exp_G_to_1_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // erase_exp_G_to_1_f16_in -> k_exp_G_to_product_6_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // erase_exp_G_to_1_f16_in -> k_exp_G_to_product_6_left
+            TEXTRACT(k_exp_G_to_product_6_left, erase_exp_G_to_1_f16_in, 0, 0);
+            wait_flag_dev(0);  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in
+            {
+                auto from = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_G_to_1_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_G_to_1_f16_in -> k_exp_G_to_product_6_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_G_to_1_f16_in -> k_exp_G_to_product_6_right
+            L1View<half, 128, 64> k_exp_G_to_product_6_right_from;
+            TRESHAPE(k_exp_G_to_product_6_right_from, k_exp_G_to_1_f16_in);
+            TEXTRACT(k_exp_G_to_product_6_right, k_exp_G_to_product_6_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k_exp_G_to_product_6_right -> k_exp_G_to_product_6
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k_exp_G_to_product_6_right -> k_exp_G_to_product_6
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMATMUL(k_exp_G_to_product_6, k_exp_G_to_product_6_left, k_exp_G_to_product_6_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_6 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_6 -> store
+            {
+                auto to = view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, k_exp_G_to_product_6);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_6_channel -> k_exp_G_to_product_6_in
+            wait_flag_dev(0);  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in
+            {
+                auto from = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(q_exp_G_to_1_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_exp_G_to_1_f16_in -> q_exp_G_to_product_6_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_exp_G_to_1_f16_in -> q_exp_G_to_product_6_left
+            TEXTRACT(q_exp_G_to_product_6_left, q_exp_G_to_1_f16_in, 0, 0);
+            L1View<half, 128, 64> q_exp_G_to_product_6_right_from;
+            TRESHAPE(q_exp_G_to_product_6_right_from, k_exp_G_to_1_f16_in);
+            TEXTRACT(q_exp_G_to_product_6_right, q_exp_G_to_product_6_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // q_exp_G_to_product_6_right -> q_exp_G_to_product_6
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // q_exp_G_to_product_6_right -> q_exp_G_to_product_6
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMATMUL(q_exp_G_to_product_6, q_exp_G_to_product_6_left, q_exp_G_to_product_6_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_6 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_6_left -> identity_product_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_6 -> store
+            {
+                auto to = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_exp_G_to_product_6);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in
+            wait_flag_dev(0);  // Tinv_strictly_4_f16_channel -> Tinv_strictly_4_f16_in
+            {
+                auto from = view(Tinv_strictly_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_strictly_4_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_strictly_4_f16_in -> Tinv_below_4_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_strictly_4_f16_in -> Tinv_below_4_left
+            TEXTRACT(Tinv_below_4_left, Tinv_strictly_4_f16_in, 0, 0);
+            wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
+            {
+                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_rows_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
+            TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right -> Tinv_below_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right -> Tinv_below_4
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMATMUL(Tinv_below_4, Tinv_below_4_left, Tinv_below_4_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_4 -> Tinv_below_4_f16
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left -> Tinv_rows_4_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_4 -> Tinv_below_4_f16
+            TMOV(Tinv_below_4_f16, Tinv_below_4);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_6_left -> identity_product_left
+            TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
+            {
+                auto from = view(identity_float16_C_gm, 64, 64, 64);
+                TLOAD(identity, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity -> identity_product_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity -> identity_product_right
+            TEXTRACT(identity_product_right, identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_product_right -> identity_product
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_product_right -> identity_product
+            TMATMUL(identity_product, identity_product_left, identity_product_right);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left -> Tinv_below_8_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left -> Tinv_rows_4_left
+            TEXTRACT(Tinv_rows_4_left, Tinv_rows_2_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
+            TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_rows_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_rows_4
+            TMATMUL_ACC(Tinv_rows_4, identity_product, Tinv_rows_4_left, Tinv_rows_4_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4 -> Tinv_rows_4_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4 -> Tinv_rows_4_f16
+            TMOV(Tinv_rows_4_f16, Tinv_rows_4);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
+            wait_flag_dev(0);  // Tinv_strictly_8_f16_channel -> Tinv_strictly_8_f16_in
+            {
+                auto from = view(Tinv_strictly_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_strictly_8_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_strictly_8_f16_in -> Tinv_below_8_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_strictly_8_f16_in -> Tinv_below_8_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left -> Tinv_below_8_left
+            TEXTRACT(Tinv_below_8_left, Tinv_strictly_8_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
+            TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right -> Tinv_below_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right -> Tinv_below_8
+            TMATMUL(Tinv_below_8, Tinv_below_8_left, Tinv_below_8_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_8 -> Tinv_below_8_f16
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_left -> Tinv_rows_8_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_8 -> Tinv_below_8_f16
+            TMOV(Tinv_below_8_f16, Tinv_below_8);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+            wait_flag_dev(0);  // exp_G_erase_f16_channel -> exp_G_erase_f16_in
+            {
+                auto from = view(exp_G_erase_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(exp_G_erase_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // exp_G_erase_f16_in -> exp_G_erase_S_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // exp_G_erase_f16_in -> exp_G_erase_S_left
+            TEXTRACT(exp_G_erase_S_left, exp_G_erase_f16_in, 0, 0);
+            {
+                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TLOAD(S_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> exp_G_erase_S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> exp_G_erase_S_right
+            TEXTRACT(exp_G_erase_S_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // exp_G_erase_S_right -> exp_G_erase_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // exp_G_erase_S_right -> exp_G_erase_S
+            // U = Tinv @ (v * w - (erase * exp_G) @ S)
+            TMATMUL(exp_G_erase_S, exp_G_erase_S_left, exp_G_erase_S_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // exp_G_erase_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // exp_G_erase_S_left -> Tinv_below_16_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_left -> Tinv_rows_8_left
+            TEXTRACT(Tinv_rows_8_left, Tinv_rows_4_f16, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+            TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right -> Tinv_rows_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right -> Tinv_rows_8
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMATMUL_ACC(Tinv_rows_8, Tinv_rows_4, Tinv_rows_8_left, Tinv_rows_8_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // exp_G_erase_S -> store
+            {
+                auto to = view(exp_G_erase_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, exp_G_erase_S);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // exp_G_erase_S_channel -> exp_G_erase_S_in
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
+            TMOV(Tinv_rows_8_f16, Tinv_rows_8);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
+            {
+                auto from = view(Tinv_strictly_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_strictly_16_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_strictly_16_f16_in -> Tinv_below_16_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_strictly_16_f16_in -> Tinv_below_16_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // exp_G_erase_S_left -> Tinv_below_16_left
+            TEXTRACT(Tinv_below_16_left, Tinv_strictly_16_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
+            TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
+            TMATMUL(Tinv_below_16, Tinv_below_16_left, Tinv_below_16_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
+            TMOV(Tinv_below_16_f16, Tinv_below_16);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16 -> Tinv_rows_16_right
+            TEXTRACT(Tinv_rows_16_left, Tinv_rows_8_f16, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16 -> Tinv_rows_16_right
+            TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
+            TMATMUL_ACC(Tinv_rows_16, Tinv_rows_8, Tinv_rows_16_left, Tinv_rows_16_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
+            TMOV(Tinv_rows_16_f16, Tinv_rows_16);
+            {
+                auto from = view(Tinv_strictly_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_strictly_32_f16_in, from);
+            }
+            pipe_barrier(PIPE_ALL);
+            TEXTRACT(Tinv_below_32_left, Tinv_strictly_32_f16_in, 0, 0);
+            TEXTRACT(Tinv_below_32_right, Tinv_rows_16_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
+            TMATMUL(Tinv_below_32, Tinv_below_32_left, Tinv_below_32_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
+            TMOV(Tinv_below_32_f16, Tinv_below_32);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_32_f16 -> Tinv_rows_32_right
+            TEXTRACT(Tinv_rows_32_left, Tinv_rows_16_f16, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_32_f16 -> Tinv_rows_32_right
+            TEXTRACT(Tinv_rows_32_right, Tinv_below_32_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_32_right -> Tinv_rows_32
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_32_right -> Tinv_rows_32
+            TMATMUL_ACC(Tinv_rows_32, Tinv_rows_16, Tinv_rows_32_left, Tinv_rows_32_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_32 -> Tinv_rows_32_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_32 -> Tinv_rows_32_f16
+            TMOV(Tinv_rows_32_f16, Tinv_rows_32);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16 -> Tinv_below_64_right
+            {
+                auto from = view(Tinv_strictly_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_strictly_64_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_strictly_64_f16_in -> Tinv_below_64_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_strictly_64_f16_in -> Tinv_below_64_left
+            TEXTRACT(Tinv_below_64_left, Tinv_strictly_64_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16 -> Tinv_below_64_right
+            TEXTRACT(Tinv_below_64_right, Tinv_rows_32_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right -> Tinv_below_64
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right -> Tinv_below_64
+            TMATMUL(Tinv_below_64, Tinv_below_64_left, Tinv_below_64_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_64 -> Tinv_below_64_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_64 -> Tinv_below_64_f16
+            TMOV(Tinv_below_64_f16, Tinv_below_64);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_right
+            TEXTRACT(Tinv_left, Tinv_rows_32_f16, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_right
+            TEXTRACT(Tinv_right, Tinv_below_64_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_right -> Tinv
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_right -> Tinv
+            TMATMUL_ACC(Tinv, Tinv_rows_32, Tinv_left, Tinv_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv -> Tinv_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv -> Tinv_f16
+            TMOV(Tinv_f16, Tinv);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_f16 -> U_left
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_f16 -> U_left
+            TEXTRACT(U_left, Tinv_f16, 0, 0);
+            wait_flag_dev(0);  // operand_of_U_f16_channel -> operand_of_U_f16_in
+            {
+                auto from = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(operand_of_U_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // operand_of_U_f16_in -> U_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // operand_of_U_f16_in -> U_right
+            TEXTRACT(U_right, operand_of_U_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_right -> U
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_right -> U
+            // U = Tinv @ (v * w - (erase * exp_G) @ S)
+            TMATMUL(U, U_left, U_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // U -> U_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // U -> U_f16
+            TMOV(U_f16, U);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // U_f16 -> S_next_part_right
+            {
+                auto from = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_decay_to_end_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_decay_to_end_f16_in -> S_next_part_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_decay_to_end_f16_in -> S_next_part_left
+            L1View<half, 128, 64> S_next_part_left_from;
+            TRESHAPE(S_next_part_left_from, k_decay_to_end_f16_in);
+            TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // U_f16 -> S_next_part_right
+            TEXTRACT(S_next_part_right, U_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
+            // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
+            TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // S_next_part_left -> o_sum_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
+            {
+                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TSTORE(to, S_next_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in
+            {
+                auto from = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(operand_of_o_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_o_f16_in -> operand_of_o_U_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_o_f16_in -> operand_of_o_U_left
+            TEXTRACT(operand_of_o_U_left, operand_of_o_f16_in, 0, 0);
+            TEXTRACT(operand_of_o_U_right, U_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // operand_of_o_U_right -> operand_of_o_U
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // operand_of_o_U_right -> operand_of_o_U
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMATMUL(operand_of_o_U, operand_of_o_U_left, operand_of_o_U_right);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_U_left -> G_left
+            {
+                auto from = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(exp_G_q_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // exp_G_q_f16_in -> o_sum_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // exp_G_q_f16_in -> o_sum_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // S_next_part_left -> o_sum_left
+            TEXTRACT(o_sum_left, exp_G_q_f16_in, 0, 0);
+            TEXTRACT(o_sum_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_sum_right -> o_sum
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_sum_right -> o_sum
+            TMATMUL_ACC(o_sum, operand_of_o_U, o_sum_left, o_sum_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // o_sum -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // o_sum -> store
+            {
+                auto to = view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, o_sum);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_channel -> o_sum_in
+        }
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_U_left -> G_left
+    }
+#endif
+#if defined(__DAV_C220_VEC__)
+    set_mask_norm();
+    set_vector_mask(-1, -1);
+    const int64_t sub = get_subblockid();
+    UbTile<float, 64, 128> S_0_raw;
+    TASSIGN(S_0_raw, 0x0);
+    UbTile<float, 64, 128> S_0;
+    TASSIGN(S_0, 0x0);
+    UbTile<float, 64, 128> S;
+    TASSIGN(S, 0x0);
+    UbTile<half, 64, 128> S_f16;
+    TASSIGN(S_f16, 0x8000);
+    UbTile<float, 32, 128> g;
+    TASSIGN(g, 0xc000);
+    UbTile<float, 32, 128> exp_g;
+    TASSIGN(exp_g, 0x10000);
+    UbTile<float, 32, 128> exp_g_times_0;
+    TASSIGN(exp_g_times_0, 0x10000);
+    UbTile<float, 32, 128> g_max_minus_105;
+    TASSIGN(g_max_minus_105, 0xc000);
+    UbTile<float, 32, 128> exp_g_times_0_sum;
+    TASSIGN(exp_g_times_0_sum, 0xc000);
+    UbTile<half, 32, 128> k;
+    TASSIGN(k, 0x14000);
+    UbTile<float, 32, 128> k_f32;
+    TASSIGN(k_f32, 0x16000);
+    UbTile<half, 32, 128> b_;
+    TASSIGN(b_, 0x1a000);
+    UbTile<float, 32, 128> b_f32;
+    TASSIGN(b_f32, 0x1c000);
+    UbTile<float, 32, 128> erase;
+    TASSIGN(erase, 0x1c000);
+    UbTile<float, 32, 128> G_to_32_in;
+    TASSIGN(G_to_32_in, 0x20000);
+    UbTile<float, 32, 128> exp_G_to_32;
+    TASSIGN(exp_G_to_32, 0x20000);
+    UbTile<float, 32, 128> erase_exp_G_to_32;
+    TASSIGN(erase_exp_G_to_32, 0x24000);
+    UbTile<float, 32, 128> k_exp_G_to_32;
+    TASSIGN(k_exp_G_to_32, 0x28000);
+    UbTile<half, 32, 128> erase_exp_G_to_32_f16;
+    TASSIGN(erase_exp_G_to_32_f16, 0x2c000);
+    UbTile<half, 32, 128> k_exp_G_to_32_f16;
+    TASSIGN(k_exp_G_to_32_f16, 0x8000);
+    UbTile<float, 32, 64> pairs_32_mask;
+    TASSIGN(pairs_32_mask, 0xa000);
+    UbTile<float, 32, 64> k_exp_G_to_product_in;
+    TASSIGN(k_exp_G_to_product_in, 0xc000);
+    UbTile<float, 32, 64> k_exp_G_to_64;
+    TASSIGN(k_exp_G_to_64, 0xc000);
+    UbTile<half, 32, 128> q;
+    TASSIGN(q, 0xe000);
+    UbTile<float, 32, 128> q_f32;
+    TASSIGN(q_f32, 0x10000);
+    UbTile<float, 32, 128> q_exp_G_to_32;
+    TASSIGN(q_exp_G_to_32, 0x20000);
+    UbTile<half, 32, 128> q_exp_G_to_32_f16;
+    TASSIGN(q_exp_G_to_32_f16, 0x14000);
+    UbTile<float, 32, 64> pairs_32_mask_2;
+    TASSIGN(pairs_32_mask_2, 0x1a000);
+    UbTile<float, 32, 64> q_exp_G_to_product_in;
+    TASSIGN(q_exp_G_to_product_in, 0x20000);
+    UbTile<float, 32, 64> q_exp_G_to_64;
+    TASSIGN(q_exp_G_to_64, 0x20000);
+    UbTile<float, 32, 128> G_to_16_in;
+    TASSIGN(G_to_16_in, 0x22000);
+    UbTile<float, 32, 128> exp_G_to_16;
+    TASSIGN(exp_G_to_16, 0x22000);
+    UbTile<float, 32, 128> erase_exp_G_to_16;
+    TASSIGN(erase_exp_G_to_16, 0x26000);
+    UbTile<float, 32, 128> k_exp_G_to_16;
+    TASSIGN(k_exp_G_to_16, 0x2a000);
+    UbTile<half, 32, 128> erase_exp_G_to_16_f16;
+    TASSIGN(erase_exp_G_to_16_f16, 0x8000);
+    UbTile<half, 32, 128> k_exp_G_to_16_f16;
+    TASSIGN(k_exp_G_to_16_f16, 0xa000);
+    UbTile<float, 32, 64> pairs_16_mask;
+    TASSIGN(pairs_16_mask, 0xe000);
+    UbTile<float, 32, 64> k_exp_G_to_product_2_in;
+    TASSIGN(k_exp_G_to_product_2_in, 0x14000);
+    UbTile<float, 32, 64> k_exp_G_to_32_2;
+    TASSIGN(k_exp_G_to_32_2, 0x14000);
+    UbTile<float, 32, 64> k_exp_G_to_64_sum;
+    TASSIGN(k_exp_G_to_64_sum, 0xc000);
+    UbTile<float, 32, 128> q_exp_G_to_16;
+    TASSIGN(q_exp_G_to_16, 0x22000);
+    UbTile<half, 32, 128> q_exp_G_to_16_f16;
+    TASSIGN(q_exp_G_to_16_f16, 0x1a000);
+    UbTile<float, 32, 64> pairs_16_mask_2;
+    TASSIGN(pairs_16_mask_2, 0x22000);
+    UbTile<float, 32, 64> q_exp_G_to_product_2_in;
+    TASSIGN(q_exp_G_to_product_2_in, 0x24000);
+    UbTile<float, 32, 64> q_exp_G_to_32_2;
+    TASSIGN(q_exp_G_to_32_2, 0x24000);
+    UbTile<float, 32, 64> q_exp_G_to_64_sum;
+    TASSIGN(q_exp_G_to_64_sum, 0x20000);
+    UbTile<float, 32, 128> G_to_8_in;
+    TASSIGN(G_to_8_in, 0x26000);
+    UbTile<float, 32, 128> exp_G_to_8;
+    TASSIGN(exp_G_to_8, 0x26000);
+    UbTile<float, 32, 128> erase_exp_G_to_8;
+    TASSIGN(erase_exp_G_to_8, 0x2a000);
+    UbTile<float, 32, 128> k_exp_G_to_8;
+    TASSIGN(k_exp_G_to_8, 0x8000);
+    UbTile<half, 32, 128> erase_exp_G_to_8_f16;
+    TASSIGN(erase_exp_G_to_8_f16, 0xe000);
+    UbTile<half, 32, 128> k_exp_G_to_8_f16;
+    TASSIGN(k_exp_G_to_8_f16, 0x14000);
+    UbTile<float, 32, 64> pairs_8_mask;
+    TASSIGN(pairs_8_mask, 0x1a000);
+    UbTile<float, 32, 64> k_exp_G_to_product_3_in;
+    TASSIGN(k_exp_G_to_product_3_in, 0x22000);
+    UbTile<float, 32, 64> k_exp_G_to_16_2;
+    TASSIGN(k_exp_G_to_16_2, 0x22000);
+    UbTile<float, 32, 64> k_exp_G_to_16_sum;
+    TASSIGN(k_exp_G_to_16_sum, 0xc000);
+    UbTile<float, 32, 128> q_exp_G_to_8;
+    TASSIGN(q_exp_G_to_8, 0x26000);
+    UbTile<half, 32, 128> q_exp_G_to_8_f16;
+    TASSIGN(q_exp_G_to_8_f16, 0x24000);
+    UbTile<float, 32, 64> pairs_8_mask_2;
+    TASSIGN(pairs_8_mask_2, 0x26000);
+    UbTile<float, 32, 64> q_exp_G_to_product_3_in;
+    TASSIGN(q_exp_G_to_product_3_in, 0x28000);
+    UbTile<float, 32, 64> q_exp_G_to_16_2;
+    TASSIGN(q_exp_G_to_16_2, 0x28000);
+    UbTile<float, 32, 64> q_exp_G_to_16_sum;
+    TASSIGN(q_exp_G_to_16_sum, 0x20000);
+    UbTile<float, 32, 128> G_to_4_in;
+    TASSIGN(G_to_4_in, 0x2a000);
+    UbTile<float, 32, 128> exp_G_to_4;
+    TASSIGN(exp_G_to_4, 0x2a000);
+    UbTile<float, 32, 128> erase_exp_G_to_4;
+    TASSIGN(erase_exp_G_to_4, 0x8000);
+    UbTile<float, 32, 128> k_exp_G_to_4;
+    TASSIGN(k_exp_G_to_4, 0x22000);
+    UbTile<half, 32, 128> erase_exp_G_to_4_f16;
+    TASSIGN(erase_exp_G_to_4_f16, 0x26000);
+    UbTile<half, 32, 128> k_exp_G_to_4_f16;
+    TASSIGN(k_exp_G_to_4_f16, 0x28000);
+    UbTile<float, 32, 64> pairs_4_mask;
+    TASSIGN(pairs_4_mask, 0x8000);
+    UbTile<float, 32, 64> k_exp_G_to_product_4_in;
+    TASSIGN(k_exp_G_to_product_4_in, 0xa000);
+    UbTile<float, 32, 64> k_exp_G_to_8_2;
+    TASSIGN(k_exp_G_to_8_2, 0xa000);
+    UbTile<float, 32, 64> k_exp_G_to_8_2_sum;
+    TASSIGN(k_exp_G_to_8_2_sum, 0xc000);
+    UbTile<float, 32, 128> q_exp_G_to_4;
+    TASSIGN(q_exp_G_to_4, 0x2a000);
+    UbTile<half, 32, 128> q_exp_G_to_4_f16;
+    TASSIGN(q_exp_G_to_4_f16, 0xe000);
+    UbTile<float, 32, 64> pairs_4_mask_2;
+    TASSIGN(pairs_4_mask_2, 0x14000);
+    UbTile<float, 32, 64> q_exp_G_to_product_4_in;
+    TASSIGN(q_exp_G_to_product_4_in, 0x1a000);
+    UbTile<float, 32, 64> q_exp_G_to_8_2;
+    TASSIGN(q_exp_G_to_8_2, 0x1a000);
+    UbTile<float, 32, 64> q_exp_G_to_8_2_sum;
+    TASSIGN(q_exp_G_to_8_2_sum, 0x20000);
+    UbTile<float, 32, 128> G_to_2_in;
+    TASSIGN(G_to_2_in, 0x22000);
+    UbTile<float, 32, 128> exp_G_to_2;
+    TASSIGN(exp_G_to_2, 0x22000);
+    UbTile<float, 32, 128> erase_exp_G_to_2;
+    TASSIGN(erase_exp_G_to_2, 0x26000);
+    UbTile<float, 32, 128> k_exp_G_to_2;
+    TASSIGN(k_exp_G_to_2, 0x2a000);
+    UbTile<half, 32, 128> erase_exp_G_to_2_f16;
+    TASSIGN(erase_exp_G_to_2_f16, 0x8000);
+    UbTile<half, 32, 128> k_exp_G_to_2_f16;
+    TASSIGN(k_exp_G_to_2_f16, 0xa000);
+    UbTile<float, 32, 64> pairs_2_mask;
+    TASSIGN(pairs_2_mask, 0xe000);
+    UbTile<float, 32, 64> k_exp_G_to_product_5_in;
+    TASSIGN(k_exp_G_to_product_5_in, 0x14000);
+    UbTile<float, 32, 64> k_exp_G_to_4_2;
+    TASSIGN(k_exp_G_to_4_2, 0x14000);
+    UbTile<float, 32, 64> k_exp_G_to_4_2_sum;
+    TASSIGN(k_exp_G_to_4_2_sum, 0xc000);
+    UbTile<float, 32, 128> q_exp_G_to_2;
+    TASSIGN(q_exp_G_to_2, 0x22000);
+    UbTile<half, 32, 128> q_exp_G_to_2_f16;
+    TASSIGN(q_exp_G_to_2_f16, 0x1a000);
+    UbTile<float, 32, 64> pairs_2_mask_2;
+    TASSIGN(pairs_2_mask_2, 0x22000);
+    UbTile<float, 32, 64> q_exp_G_to_product_5_in;
+    TASSIGN(q_exp_G_to_product_5_in, 0x24000);
+    UbTile<float, 32, 64> q_exp_G_to_4_2;
+    TASSIGN(q_exp_G_to_4_2, 0x24000);
+    UbTile<float, 32, 64> q_exp_G_to_4_2_sum;
+    TASSIGN(q_exp_G_to_4_2_sum, 0x20000);
+    UbTile<float, 32, 128> G_to_1_in;
+    TASSIGN(G_to_1_in, 0x26000);
+    UbTile<float, 32, 128> exp_G_to_1;
+    TASSIGN(exp_G_to_1, 0x26000);
+    UbTile<float, 32, 128> erase_exp_G_to_1;
+    TASSIGN(erase_exp_G_to_1, 0x2a000);
+    UbTile<float, 32, 128> k_exp_G_to_1;
+    TASSIGN(k_exp_G_to_1, 0x8000);
+    UbTile<half, 32, 128> erase_exp_G_to_1_f16;
+    TASSIGN(erase_exp_G_to_1_f16, 0xe000);
+    UbTile<half, 32, 128> k_exp_G_to_1_f16;
+    TASSIGN(k_exp_G_to_1_f16, 0x14000);
+    UbTile<float, 32, 64> pairs_1_mask;
+    TASSIGN(pairs_1_mask, 0x1a000);
+    UbTile<float, 32, 64> k_exp_G_to_product_6_in;
+    TASSIGN(k_exp_G_to_product_6_in, 0x22000);
+    UbTile<float, 32, 64> k_exp_G_to_2_2;
+    TASSIGN(k_exp_G_to_2_2, 0x22000);
+    UbTile<float, 32, 64> Tinv_decayed_product;
+    TASSIGN(Tinv_decayed_product, 0xc000);
+    UbTile<float, 32, 128> q_exp_G_to_1;
+    TASSIGN(q_exp_G_to_1, 0x26000);
+    UbTile<half, 32, 128> q_exp_G_to_1_f16;
+    TASSIGN(q_exp_G_to_1_f16, 0x24000);
+    UbTile<float, 32, 64> strictly_lower_mask;
+    TASSIGN(strictly_lower_mask, 0x26000);
+    UbTile<float, 32, 64> Tinv_strictly_lower;
+    TASSIGN(Tinv_strictly_lower, 0xc000);
+    UbTile<float, 32, 64> Tinv_strictly_neg;
+    TASSIGN(Tinv_strictly_neg, 0xc000);
+    UbTile<float, 32, 64> pairs_1_mask_3;
+    TASSIGN(pairs_1_mask_3, 0x28000);
+    UbTile<float, 32, 64> Tinv_strictly_2;
+    TASSIGN(Tinv_strictly_2, 0x28000);
+    UbTile<float, 32, 64> eye_mask;
+    TASSIGN(eye_mask, 0x2a000);
+    UbTile<float, 32, 64> Tinv_rows_2;
+    TASSIGN(Tinv_rows_2, 0x28000);
+    UbTile<float, 32, 64> pairs_2_mask_3;
+    TASSIGN(pairs_2_mask_3, 0x2c000);
+    UbTile<float, 32, 64> Tinv_strictly_4;
+    TASSIGN(Tinv_strictly_4, 0x2c000);
+    UbTile<float, 32, 64> pairs_4_mask_3;
+    TASSIGN(pairs_4_mask_3, 0x8000);
+    UbTile<float, 32, 64> Tinv_strictly_8;
+    TASSIGN(Tinv_strictly_8, 0x8000);
+    UbTile<float, 32, 64> pairs_8_mask_3;
+    TASSIGN(pairs_8_mask_3, 0xa000);
+    UbTile<float, 32, 64> Tinv_strictly_16;
+    TASSIGN(Tinv_strictly_16, 0xa000);
+    UbTile<float, 32, 64> pairs_16_mask_3;
+    TASSIGN(pairs_16_mask_3, 0xe000);
+    UbTile<float, 32, 64> Tinv_strictly_32;
+    TASSIGN(Tinv_strictly_32, 0xe000);
+    UbTile<float, 32, 64> pairs_32_mask_3;
+    TASSIGN(pairs_32_mask_3, 0x14000);
+    UbTile<float, 32, 64> Tinv_strictly_64;
+    TASSIGN(Tinv_strictly_64, 0xc000);
+    UbTile<float, 1, 128> last_G;
+    TASSIGN(last_G, 0x1a000);
+    UbTile<half, 32, 64> Tinv_strictly_4_f16;
+    TASSIGN(Tinv_strictly_4_f16, 0x1a200);
+    UbTile<half, 32, 64> Tinv_rows_2_f16;
+    TASSIGN(Tinv_rows_2_f16, 0x22000);
+    UbTile<half, 32, 64> Tinv_strictly_8_f16;
+    TASSIGN(Tinv_strictly_8_f16, 0x23000);
+    UbTile<half, 32, 64> Tinv_strictly_16_f16;
+    TASSIGN(Tinv_strictly_16_f16, 0x24000);
+    UbTile<float, 32, 128> G_in_2;
+    TASSIGN(G_in_2, 0x25000);
+    UbTile<float, 32, 128> exp_G;
+    TASSIGN(exp_G, 0x8000);
+    UbTile<float, 32, 128> exp_G_erase;
+    TASSIGN(exp_G_erase, 0x1c000);
+    UbTile<half, 32, 64> Tinv_strictly_32_f16;
+    TASSIGN(Tinv_strictly_32_f16, 0x14000);
+    UbTile<half, 32, 64> Tinv_strictly_64_f16;
+    TASSIGN(Tinv_strictly_64_f16, 0x15000);
+    UbTile<half, 32, 128> exp_G_erase_f16;
+    TASSIGN(exp_G_erase_f16, 0x22000);
+    UbTile<half, 32, 128> v;
+    TASSIGN(v, 0x2c000);
+    UbTile<float, 32, 128> v_f32;
+    TASSIGN(v_f32, 0xc000);
+    UbTile<half, 32, 128> w;
+    TASSIGN(w, 0x14000);
+    UbTile<float, 32, 128> w_f32;
+    TASSIGN(w_f32, 0x1a200);
+    UbTile<float, 32, 128> w_v;
+    TASSIGN(w_v, 0xc000);
+    UbTile<float, 32, 128> expand_last_G;
+    TASSIGN(expand_last_G, 0x1a200);
+    UbTile<float, 32, 128> last_G_minus_G;
+    TASSIGN(last_G_minus_G, 0x1a200);
+    UbTile<float, 32, 128> decay_to_end;
+    TASSIGN(decay_to_end, 0x1a200);
+    UbTile<float, 32, 128> k_decay_to_end;
+    TASSIGN(k_decay_to_end, 0x16000);
+    UbTile<half, 32, 128> k_decay_to_end_f16;
+    TASSIGN(k_decay_to_end_f16, 0x22000);
+    UbTile<float, 32, 128> exp_G_q;
+    TASSIGN(exp_G_q, 0x10000);
+    UbTile<float, 32, 64> pairs_1_mask_2;
+    TASSIGN(pairs_1_mask_2, 0x24000);
+    UbTile<float, 32, 64> q_exp_G_to_product_6_in;
+    TASSIGN(q_exp_G_to_product_6_in, 0x26000);
+    UbTile<float, 32, 64> q_exp_G_to_2_2;
+    TASSIGN(q_exp_G_to_2_2, 0x26000);
+    UbTile<half, 32, 128> exp_G_q_f16;
+    TASSIGN(exp_G_q_f16, 0x28000);
+    UbTile<float, 32, 64> q_exp_G_to_2_2_sum;
+    TASSIGN(q_exp_G_to_2_2_sum, 0x20000);
+    UbTile<float, 32, 64> q_kT_in;
+    TASSIGN(q_kT_in, 0x2c000);
+    UbTile<float, 32, 64> q_kT_identity;
+    TASSIGN(q_kT_identity, 0x2c000);
+    UbTile<float, 32, 64> operand_of_o;
+    TASSIGN(operand_of_o, 0x20000);
+    UbTile<half, 32, 64> operand_of_o_f16;
+    TASSIGN(operand_of_o_f16, 0x8000);
+    UbTile<float, 1, 128> chunk_decay;
+    TASSIGN(chunk_decay, 0x1a000);
+    UbCol<float, 64> chunk_decay_col;
+    TASSIGN(chunk_decay_col, 0x1a000 + sub * 256);
+    UbTile<float, 64, 128> chunk_decay_S;
+    TASSIGN(chunk_decay_S, 0x10000);
+    UbTile<float, 32, 128> exp_G_erase_S_in;
+    TASSIGN(exp_G_erase_S_in, 0x18000);
+    UbTile<float, 32, 128> operand_of_U;
+    TASSIGN(operand_of_U, 0xc000);
+    UbTile<half, 32, 128> operand_of_U_f16;
+    TASSIGN(operand_of_U_f16, 0x1c000);
+    UbTile<float, 64, 128> S_next_part_in;
+    TASSIGN(S_next_part_in, 0x1e000);
+    UbTile<float, 64, 128> S_next;
+    TASSIGN(S_next, 0x0);
+    UbTile<float, 32, 128> o_sum_in;
+    TASSIGN(o_sum_in, 0x26000);
+    UbTile<float, 32, 128> o;
+    TASSIGN(o, 0x26000);
+    UbTile<half, 32, 128> o_f16;
+    TASSIGN(o_f16, 0x2a000);
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t n = item / HV, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        if (has_initial_state) {
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+            TLOAD(S_0_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        if (!has_initial_state) TEXPANDS(S_0, 0);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_S -> k_raw
+        for (int64_t c = 0; c * 64 < length; ++c) {
+            const int64_t slot = first / 64 + n + c;
+            const int64_t t = first - b * T + c * 64;
+            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+            const int64_t part = part_of(rows, sub, 32);
+            pipe_barrier(PIPE_V);
+            TCVT(S_f16, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16 -> store
+            {
+                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TSTORE(to, S_f16);
+            }
+            UbPart<float, 32, 128> g_raw(part, 128);
+            TASSIGN(g_raw, 0xc000);
+            if (part > 0) {
+                auto from = view(g_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(g_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g
+            fill_rows(g, g_raw, part, 0xc000);
+            pipe_barrier(PIPE_V);
+            // G = cumsum(g)
+            TEXP(exp_g, g);
+            pipe_barrier(PIPE_V);
+            TMULS(exp_g_times_0, exp_g, 0.0f);
+            TMAXS(g_max_minus_105, g, -105.0f);
+            pipe_barrier(PIPE_V);
+            TADD(exp_g_times_0_sum, g_max_minus_105, exp_g_times_0);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_g_times_0_sum -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_g_times_0_sum -> store
+            {
+                auto to = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, exp_g_times_0_sum);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_S -> k_raw
+            UbPart<half, 32, 128> k_raw(part, 128);
+            TASSIGN(k_raw, 0x14000);
+            if (part > 0) {
+                auto from = view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
+                TLOAD(k_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw -> k
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw -> k
+            fill_rows(k, k_raw, part, 0x14000);
+            pipe_barrier(PIPE_V);
+            TCVT(k_f32, k, RoundMode::CAST_NONE);
+            UbPart<half, 32, 128> b_raw(part, 128);
+            TASSIGN(b_raw, 0x1a000);
+            if (part > 0) {
+                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(b_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw -> b
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw -> b
+            fill_rows(b_, b_raw, part, 0x1a000);
+            pipe_barrier(PIPE_V);
+            TCVT(b_f32, b_, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // erase = k * b
+            TMUL(erase, k_f32, b_f32);
+            wait_flag_dev(1);  // G_to_32_channel -> G_to_32_in
+            {
+                auto from = view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(G_to_32_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_32_in -> exp_G_to_32
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_32_in -> exp_G_to_32
+            // exp_G_to_32 = exp(to_middle(G))
+            TEXP(exp_G_to_32, G_to_32_in);
+            pipe_barrier(PIPE_V);
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMUL(erase_exp_G_to_32, erase, exp_G_to_32);
+            // k_exp_G_to_32 = k * exp_G_to_32
+            TMUL(k_exp_G_to_32, k_f32, exp_G_to_32);
+            pipe_barrier(PIPE_V);
+            TCVT(erase_exp_G_to_32_f16, erase_exp_G_to_32, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // erase_exp_G_to_32_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // erase_exp_G_to_32_f16 -> store
+            {
+                auto to = view(erase_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, erase_exp_G_to_32_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_32_f16_channel -> erase_exp_G_to_32_f16_in
+            TCVT(k_exp_G_to_32_f16, k_exp_G_to_32, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_G_to_32_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_G_to_32_f16 -> store
+            {
+                auto to = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_G_to_32_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            {
+                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_32_mask, from);
+            }
+            wait_flag_dev(1);  // k_exp_G_to_product_channel -> k_exp_G_to_product_in
+            {
+                auto from = view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(k_exp_G_to_product_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_in -> k_exp_G_to_64
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_in -> k_exp_G_to_64
+            TMUL(k_exp_G_to_64, k_exp_G_to_product_in, pairs_32_mask);
+            UbPart<half, 32, 128> q_raw(part, 128);
+            TASSIGN(q_raw, 0xe000);
+            if (part > 0) {
+                auto from = view(q_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
+                TLOAD(q_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_raw -> q
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_raw -> q
+            fill_rows(q, q_raw, part, 0xe000);
+            pipe_barrier(PIPE_V);
+            TCVT(q_f32, q, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMUL(q_exp_G_to_32, q_f32, exp_G_to_32);
+            pipe_barrier(PIPE_V);
+            TCVT(q_exp_G_to_32_f16, q_exp_G_to_32, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_32_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_32_f16 -> store
+            {
+                auto to = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, q_exp_G_to_32_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in
+            {
+                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_32_mask_2, from);
+            }
+            wait_flag_dev(1);  // q_exp_G_to_product_channel -> q_exp_G_to_product_in
+            {
+                auto from = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_exp_G_to_product_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_in -> q_exp_G_to_64
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_in -> q_exp_G_to_64
+            TMUL(q_exp_G_to_64, q_exp_G_to_product_in, pairs_32_mask_2);
+            {
+                auto from = view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(G_to_16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_16_in -> exp_G_to_16
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_16_in -> exp_G_to_16
+            // exp_G_to_16 = exp(to_middle(G))
+            TEXP(exp_G_to_16, G_to_16_in);
+            pipe_barrier(PIPE_V);
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMUL(erase_exp_G_to_16, erase, exp_G_to_16);
+            // k_exp_G_to_16 = k * exp_G_to_16
+            TMUL(k_exp_G_to_16, k_f32, exp_G_to_16);
+            pipe_barrier(PIPE_V);
+            TCVT(erase_exp_G_to_16_f16, erase_exp_G_to_16, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // erase_exp_G_to_16_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // erase_exp_G_to_16_f16 -> store
+            {
+                auto to = view(erase_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, erase_exp_G_to_16_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_16_f16_channel -> erase_exp_G_to_16_f16_in
+            TCVT(k_exp_G_to_16_f16, k_exp_G_to_16, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_16_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_16_f16 -> store
+            {
+                auto to = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_G_to_16_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            {
+                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_16_mask, from);
+            }
+            wait_flag_dev(1);  // k_exp_G_to_product_2_channel -> k_exp_G_to_product_2_in
+            {
+                auto from = view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(k_exp_G_to_product_2_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_2_in -> k_exp_G_to_32_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_2_in -> k_exp_G_to_32_2
+            TMUL(k_exp_G_to_32_2, k_exp_G_to_product_2_in, pairs_16_mask);
+            pipe_barrier(PIPE_V);
+            TADD(k_exp_G_to_64_sum, k_exp_G_to_64, k_exp_G_to_32_2);
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMUL(q_exp_G_to_16, q_f32, exp_G_to_16);
+            pipe_barrier(PIPE_V);
+            TCVT(q_exp_G_to_16_f16, q_exp_G_to_16, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_16_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_16 -> pairs_16_mask_2
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_16_f16 -> store
+            {
+                auto to = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, q_exp_G_to_16_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_16 -> pairs_16_mask_2
+            {
+                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_16_mask_2, from);
+            }
+            wait_flag_dev(1);  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in
+            {
+                auto from = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_exp_G_to_product_2_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
+            TMUL(q_exp_G_to_32_2, q_exp_G_to_product_2_in, pairs_16_mask_2);
+            pipe_barrier(PIPE_V);
+            TADD(q_exp_G_to_64_sum, q_exp_G_to_64, q_exp_G_to_32_2);
+            {
+                auto from = view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(G_to_8_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_8_in -> exp_G_to_8
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_8_in -> exp_G_to_8
+            // exp_G_to_8 = exp(to_middle(G))
+            TEXP(exp_G_to_8, G_to_8_in);
+            pipe_barrier(PIPE_V);
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMUL(erase_exp_G_to_8, erase, exp_G_to_8);
+            // k_exp_G_to_8 = k * exp_G_to_8
+            TMUL(k_exp_G_to_8, k_f32, exp_G_to_8);
+            pipe_barrier(PIPE_V);
+            TCVT(erase_exp_G_to_8_f16, erase_exp_G_to_8, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // erase_exp_G_to_8_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // erase_exp_G_to_8_f16 -> store
+            {
+                auto to = view(erase_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, erase_exp_G_to_8_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_8_f16_channel -> erase_exp_G_to_8_f16_in
+            TCVT(k_exp_G_to_8_f16, k_exp_G_to_8, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_8_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_8_f16 -> store
+            {
+                auto to = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_G_to_8_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            {
+                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_8_mask, from);
+            }
+            wait_flag_dev(1);  // k_exp_G_to_product_3_channel -> k_exp_G_to_product_3_in
+            {
+                auto from = view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(k_exp_G_to_product_3_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_3_in -> k_exp_G_to_16_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_3_in -> k_exp_G_to_16_2
+            TMUL(k_exp_G_to_16_2, k_exp_G_to_product_3_in, pairs_8_mask);
+            pipe_barrier(PIPE_V);
+            TADD(k_exp_G_to_16_sum, k_exp_G_to_64_sum, k_exp_G_to_16_2);
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMUL(q_exp_G_to_8, q_f32, exp_G_to_8);
+            pipe_barrier(PIPE_V);
+            TCVT(q_exp_G_to_8_f16, q_exp_G_to_8, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_8_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_exp_G_to_8 -> pairs_8_mask_2
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_8_f16 -> store
+            {
+                auto to = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, q_exp_G_to_8_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_exp_G_to_8 -> pairs_8_mask_2
+            {
+                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_8_mask_2, from);
+            }
+            wait_flag_dev(1);  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in
+            {
+                auto from = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_exp_G_to_product_3_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
+            TMUL(q_exp_G_to_16_2, q_exp_G_to_product_3_in, pairs_8_mask_2);
+            pipe_barrier(PIPE_V);
+            TADD(q_exp_G_to_16_sum, q_exp_G_to_64_sum, q_exp_G_to_16_2);
+            {
+                auto from = view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(G_to_4_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_4_in -> exp_G_to_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_4_in -> exp_G_to_4
+            // exp_G_to_4 = exp(to_middle(G))
+            TEXP(exp_G_to_4, G_to_4_in);
+            pipe_barrier(PIPE_V);
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMUL(erase_exp_G_to_4, erase, exp_G_to_4);
+            // k_exp_G_to_4 = k * exp_G_to_4
+            TMUL(k_exp_G_to_4, k_f32, exp_G_to_4);
+            pipe_barrier(PIPE_V);
+            TCVT(erase_exp_G_to_4_f16, erase_exp_G_to_4, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // erase_exp_G_to_4_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // erase_exp_G_to_4 -> pairs_4_mask
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // erase_exp_G_to_4_f16 -> store
+            {
+                auto to = view(erase_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, erase_exp_G_to_4_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_4_f16_channel -> erase_exp_G_to_4_f16_in
+            TCVT(k_exp_G_to_4_f16, k_exp_G_to_4, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_G_to_4_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_G_to_4_f16 -> store
+            {
+                auto to = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_G_to_4_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // erase_exp_G_to_4 -> pairs_4_mask
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            {
+                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_4_mask, from);
+            }
+            wait_flag_dev(1);  // k_exp_G_to_product_4_channel -> k_exp_G_to_product_4_in
+            {
+                auto from = view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(k_exp_G_to_product_4_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_exp_G_to_product_4_in -> k_exp_G_to_8_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_exp_G_to_product_4_in -> k_exp_G_to_8_2
+            TMUL(k_exp_G_to_8_2, k_exp_G_to_product_4_in, pairs_4_mask);
+            pipe_barrier(PIPE_V);
+            TADD(k_exp_G_to_8_2_sum, k_exp_G_to_16_sum, k_exp_G_to_8_2);
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMUL(q_exp_G_to_4, q_f32, exp_G_to_4);
+            pipe_barrier(PIPE_V);
+            TCVT(q_exp_G_to_4_f16, q_exp_G_to_4, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_4_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_4_f16 -> store
+            {
+                auto to = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, q_exp_G_to_4_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in
+            {
+                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_4_mask_2, from);
+            }
+            wait_flag_dev(1);  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in
+            {
+                auto from = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_exp_G_to_product_4_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
+            TMUL(q_exp_G_to_8_2, q_exp_G_to_product_4_in, pairs_4_mask_2);
+            pipe_barrier(PIPE_V);
+            TADD(q_exp_G_to_8_2_sum, q_exp_G_to_16_sum, q_exp_G_to_8_2);
+            {
+                auto from = view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(G_to_2_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_to_2_in -> exp_G_to_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_to_2_in -> exp_G_to_2
+            // exp_G_to_2 = exp(to_middle(G))
+            TEXP(exp_G_to_2, G_to_2_in);
+            pipe_barrier(PIPE_V);
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMUL(erase_exp_G_to_2, erase, exp_G_to_2);
+            // k_exp_G_to_2 = k * exp_G_to_2
+            TMUL(k_exp_G_to_2, k_f32, exp_G_to_2);
+            pipe_barrier(PIPE_V);
+            TCVT(erase_exp_G_to_2_f16, erase_exp_G_to_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // erase_exp_G_to_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // erase_exp_G_to_2_f16 -> store
+            {
+                auto to = view(erase_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, erase_exp_G_to_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_2_f16_channel -> erase_exp_G_to_2_f16_in
+            TCVT(k_exp_G_to_2_f16, k_exp_G_to_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_2_f16 -> store
+            {
+                auto to = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_G_to_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            {
+                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_2_mask, from);
+            }
+            wait_flag_dev(1);  // k_exp_G_to_product_5_channel -> k_exp_G_to_product_5_in
+            {
+                auto from = view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(k_exp_G_to_product_5_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_exp_G_to_product_5_in -> k_exp_G_to_4_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_exp_G_to_product_5_in -> k_exp_G_to_4_2
+            TMUL(k_exp_G_to_4_2, k_exp_G_to_product_5_in, pairs_2_mask);
+            pipe_barrier(PIPE_V);
+            TADD(k_exp_G_to_4_2_sum, k_exp_G_to_8_2_sum, k_exp_G_to_4_2);
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMUL(q_exp_G_to_2, q_f32, exp_G_to_2);
+            pipe_barrier(PIPE_V);
+            TCVT(q_exp_G_to_2_f16, q_exp_G_to_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_exp_G_to_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_2 -> pairs_2_mask_2
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_exp_G_to_2_f16 -> store
+            {
+                auto to = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, q_exp_G_to_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_2 -> pairs_2_mask_2
+            {
+                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_2_mask_2, from);
+            }
+            wait_flag_dev(1);  // q_exp_G_to_product_5_channel -> q_exp_G_to_product_5_in
+            {
+                auto from = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_exp_G_to_product_5_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
+            TMUL(q_exp_G_to_4_2, q_exp_G_to_product_5_in, pairs_2_mask_2);
+            pipe_barrier(PIPE_V);
+            TADD(q_exp_G_to_4_2_sum, q_exp_G_to_8_2_sum, q_exp_G_to_4_2);
+            {
+                auto from = view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(G_to_1_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_1_in -> exp_G_to_1
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_1_in -> exp_G_to_1
+            // exp_G_to_1 = exp(to_middle(G))
+            TEXP(exp_G_to_1, G_to_1_in);
+            pipe_barrier(PIPE_V);
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TMUL(erase_exp_G_to_1, erase, exp_G_to_1);
+            // k_exp_G_to_1 = k * exp_G_to_1
+            TMUL(k_exp_G_to_1, k_f32, exp_G_to_1);
+            pipe_barrier(PIPE_V);
+            TCVT(erase_exp_G_to_1_f16, erase_exp_G_to_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // erase_exp_G_to_1_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // erase_exp_G_to_1_f16 -> store
+            {
+                auto to = view(erase_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, erase_exp_G_to_1_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_1_f16_channel -> erase_exp_G_to_1_f16_in
+            TCVT(k_exp_G_to_1_f16, k_exp_G_to_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_1_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_1_f16 -> store
+            {
+                auto to = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_G_to_1_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            {
+                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_1_mask, from);
+            }
+            wait_flag_dev(1);  // k_exp_G_to_product_6_channel -> k_exp_G_to_product_6_in
+            {
+                auto from = view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(k_exp_G_to_product_6_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_6_in -> k_exp_G_to_2_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_6_in -> k_exp_G_to_2_2
+            TMUL(k_exp_G_to_2_2, k_exp_G_to_product_6_in, pairs_1_mask);
+            pipe_barrier(PIPE_V);
+            TADD(Tinv_decayed_product, k_exp_G_to_4_2_sum, k_exp_G_to_2_2);
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMUL(q_exp_G_to_1, q_f32, exp_G_to_1);
+            pipe_barrier(PIPE_V);
+            TCVT(q_exp_G_to_1_f16, q_exp_G_to_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_1_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // q_exp_G_to_1 -> strictly_lower_mask
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_1_f16 -> store
+            {
+                auto to = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, q_exp_G_to_1_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // q_exp_G_to_1_f16 -> Tinv_strictly_16_f16
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_1_f16 -> G_in_2
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // q_exp_G_to_1 -> strictly_lower_mask
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            {
+                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(strictly_lower_mask, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // strictly_lower_mask -> Tinv_strictly_lower
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // strictly_lower_mask -> Tinv_strictly_lower
+            TMUL(Tinv_strictly_lower, Tinv_decayed_product, strictly_lower_mask);
+            pipe_barrier(PIPE_V);
+            TMULS(Tinv_strictly_neg, Tinv_strictly_lower, -1.0f);
+            {
+                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_1_mask_3, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_3 -> Tinv_strictly_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_3 -> Tinv_strictly_2
+            pipe_barrier(PIPE_V);
+            TMUL(Tinv_strictly_2, Tinv_strictly_neg, pairs_1_mask_3);
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            {
+                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(eye_mask, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask -> Tinv_rows_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask -> Tinv_rows_2
+            pipe_barrier(PIPE_V);
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TADD(Tinv_rows_2, eye_mask, Tinv_strictly_2);
+            {
+                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_2_mask_3, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_2_mask_3 -> Tinv_strictly_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_2_mask_3 -> Tinv_strictly_4
+            TMUL(Tinv_strictly_4, Tinv_strictly_neg, pairs_2_mask_3);
+            {
+                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_4_mask_3, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_4_mask_3 -> Tinv_strictly_8
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_4_mask_3 -> Tinv_strictly_8
+            TMUL(Tinv_strictly_8, Tinv_strictly_neg, pairs_4_mask_3);
+            {
+                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_8_mask_3, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_3 -> Tinv_strictly_16
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_3 -> Tinv_strictly_16
+            TMUL(Tinv_strictly_16, Tinv_strictly_neg, pairs_8_mask_3);
+            {
+                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_16_mask_3, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_16_mask_3 -> Tinv_strictly_32
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_16_mask_3 -> Tinv_strictly_32
+            TMUL(Tinv_strictly_32, Tinv_strictly_neg, pairs_16_mask_3);
+            {
+                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_32_mask_3, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_32_mask_3 -> Tinv_strictly_64
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_32_mask_3 -> Tinv_strictly_64
+            pipe_barrier(PIPE_V);
+            TMUL(Tinv_strictly_64, Tinv_strictly_neg, pairs_32_mask_3);
+            // last_G = last(G)
+            {
+                auto from = view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
+                TLOAD(last_G, from);
+            }
+            // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
+            TCVT(Tinv_strictly_4_f16, Tinv_strictly_4, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_strictly_4_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_strictly_4_f16 -> store
+            {
+                auto to = view(Tinv_strictly_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_strictly_4_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_strictly_4_f16_channel -> Tinv_strictly_4_f16_in
+            TCVT(Tinv_rows_2_f16, Tinv_rows_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // Tinv_rows_2 -> G_in_2
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
+            {
+                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_rows_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
+            TCVT(Tinv_strictly_8_f16, Tinv_strictly_8, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_strictly_8_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_strictly_8_f16 -> store
+            {
+                auto to = view(Tinv_strictly_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_strictly_8_f16);
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_strictly_8_f16 -> exp_G_erase_f16
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_strictly_8_f16_channel -> Tinv_strictly_8_f16_in
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // q_exp_G_to_1_f16 -> Tinv_strictly_16_f16
+            TCVT(Tinv_strictly_16_f16, Tinv_strictly_16, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_strictly_16_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // Tinv_rows_2 -> G_in_2
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_1_f16 -> G_in_2
+            {
+                auto from = view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(G_in_2, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_in_2 -> exp_G
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_in_2 -> exp_G
+            pipe_barrier(PIPE_V);
+            // exp_G = exp(G)
+            TEXP(exp_G, G_in_2);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_strictly_16_f16 -> store
+            {
+                auto to = view(Tinv_strictly_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_strictly_16_f16);
+            }
+            pipe_barrier(PIPE_V);
+            // U = Tinv @ (v * w - (erase * exp_G) @ S)
+            TMUL(exp_G_erase, erase, exp_G);
+            TCVT(Tinv_strictly_32_f16, Tinv_strictly_32, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_strictly_32_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_strictly_32_f16 -> store
+            {
+                auto to = view(Tinv_strictly_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_strictly_32_f16);
+            }
+            TCVT(Tinv_strictly_64_f16, Tinv_strictly_64, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // Tinv_strictly_64_f16 -> store
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_strictly_8_f16 -> exp_G_erase_f16
+            pipe_barrier(PIPE_V);
+            TCVT(exp_G_erase_f16, exp_G_erase, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // exp_G_erase_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // Tinv_strictly_64_f16 -> store
+            {
+                auto to = view(Tinv_strictly_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_strictly_64_f16);
+            }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // Tinv_strictly_64_f16 -> w_raw
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // exp_G_erase_f16 -> store
+            {
+                auto to = view(exp_G_erase_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, exp_G_erase_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_G_erase_f16_channel -> exp_G_erase_f16_in
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // exp_G_erase_f16 -> k_decay_to_end_f16
+            UbPart<half, 32, 128> v_raw(part, 128);
+            TASSIGN(v_raw, 0x2c000);
+            if (part > 0) {
+                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(v_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // v_raw -> v
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // v_raw -> v
+            fill_rows(v, v_raw, part, 0x2c000);
+            pipe_barrier(PIPE_V);
+            TCVT(v_f32, v, RoundMode::CAST_NONE);
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // Tinv_strictly_64_f16 -> w_raw
+            UbPart<half, 32, 128> w_raw(part, 128);
+            TASSIGN(w_raw, 0x14000);
+            if (part > 0) {
+                auto from = view(w_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(w_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // w_raw -> w
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // w_raw -> w
+            fill_rows(w, w_raw, part, 0x14000);
+            pipe_barrier(PIPE_V);
+            TCVT(w_f32, w, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TMUL(w_v, v_f32, w_f32);
+            pipe_barrier(PIPE_V);
+            // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
+            TCOLEXPAND(expand_last_G, last_G);
+            pipe_barrier(PIPE_V);
+            TSUB(last_G_minus_G, expand_last_G, G_in_2);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // G_in_2 -> pairs_1_mask_2
+            pipe_barrier(PIPE_V);
+            TEXP(decay_to_end, last_G_minus_G);
+            pipe_barrier(PIPE_V);
+            TMUL(k_decay_to_end, k_f32, decay_to_end);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // exp_G_erase_f16 -> k_decay_to_end_f16
+            pipe_barrier(PIPE_V);
+            TCVT(k_decay_to_end_f16, k_decay_to_end, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_decay_to_end_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_decay_to_end_f16 -> store
+            {
+                auto to = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_decay_to_end_f16);
+            }
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMUL(exp_G_q, q_f32, exp_G);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // G_in_2 -> pairs_1_mask_2
+            {
+                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_1_mask_2, from);
+            }
+            wait_flag_dev(1);  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in
+            {
+                auto from = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_exp_G_to_product_6_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_6_in -> q_exp_G_to_2_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_6_in -> q_exp_G_to_2_2
+            TMUL(q_exp_G_to_2_2, q_exp_G_to_product_6_in, pairs_1_mask_2);
+            pipe_barrier(PIPE_V);
+            TCVT(exp_G_q_f16, exp_G_q, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_G_q_f16 -> store
+            TADD(q_exp_G_to_2_2_sum, q_exp_G_to_4_2_sum, q_exp_G_to_2_2);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_G_q_f16 -> store
+            {
+                auto to = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, exp_G_q_f16);
+            }
+            {
+                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_kT_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_identity
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_identity
+            TMUL(q_kT_identity, q_kT_in, eye_mask);
+            pipe_barrier(PIPE_V);
+            TADD(operand_of_o, q_exp_G_to_2_2_sum, q_kT_identity);
+            pipe_barrier(PIPE_V);
+            TCVT(operand_of_o_f16, operand_of_o, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_o_f16 -> store
+            {
+                auto to = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, operand_of_o_f16);
+            }
+            // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
+            TEXP(chunk_decay, last_G);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(chunk_decay_S, S, chunk_decay_col);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_col -> exp_G_erase_S_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_col -> exp_G_erase_S_in
+            wait_flag_dev(1);  // exp_G_erase_S_channel -> exp_G_erase_S_in
+            {
+                auto from = view(exp_G_erase_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(exp_G_erase_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // exp_G_erase_S_in -> operand_of_U
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // exp_G_erase_S_in -> operand_of_U
+            // U = Tinv @ (v * w - (erase * exp_G) @ S)
+            TSUB(operand_of_U, w_v, exp_G_erase_S_in);
+            pipe_barrier(PIPE_V);
+            TCVT(operand_of_U_f16, operand_of_U, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_U_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_U_f16 -> store
+            {
+                auto to = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, operand_of_U_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_U_f16_channel -> operand_of_U_f16_in
+            wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in
+            {
+                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TLOAD(S_next_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
+            // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
+            TADD(S_next, chunk_decay_S, S_next_part_in);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_S -> k_raw
+            wait_flag_dev(1);  // o_sum_channel -> o_sum_in
+            {
+                auto from = view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(o_sum_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // o_sum_in -> o
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // o_sum_in -> o
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMULS(o, o_sum_in, scale);
+            pipe_barrier(PIPE_V);
+            TCVT(o_f16, o, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_f16 -> store
+            if (part > 0) {
+                UbPart<half, 32, 128> valid(part, 128);
+                TASSIGN(valid, 0x2a000);
+                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TSTORE(to, valid);
+            }
+        }
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_S -> k_raw
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
+        if (has_final_state) {
+            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+            TSTORE(to, S);
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    }
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+#endif
+#endif
+}
+
+#if !defined(__CCE_AICORE__) && !defined(__CPU_SIM)
+// Host side: one launcher a kernel; 0, or 1 where the runtime has no address for flags between cores.
+extern "C" int call_gated_delta_rule_2_o_S_fp16(
+    uint32_t block_dim,
+    void *stream,
+    uint8_t *q_bytes,
+    uint8_t *k_bytes,
+    uint8_t *v_bytes,
+    uint8_t *g_bytes,
+    uint8_t *b_bytes,
+    uint8_t *w_bytes,
+    uint8_t *o_bytes,
+    uint8_t *initial_state_bytes,
+    uint8_t *final_state_bytes,
+    uint8_t *lower_mask_bytes,
+    uint8_t *to_middle_32_of_0_1_bytes,
+    uint8_t *to_middle_16_of_0_1_bytes,
+    uint8_t *to_middle_8_of_0_1_bytes,
+    uint8_t *to_middle_4_of_0_1_bytes,
+    uint8_t *to_middle_2_of_0_1_bytes,
+    uint8_t *to_middle_1_of_0_1_bytes,
+    uint8_t *pairs_32_mask_bytes,
+    uint8_t *pairs_16_mask_bytes,
+    uint8_t *pairs_8_mask_bytes,
+    uint8_t *pairs_4_mask_bytes,
+    uint8_t *pairs_2_mask_bytes,
+    uint8_t *pairs_1_mask_bytes,
+    uint8_t *eye_mask_bytes,
+    uint8_t *strictly_lower_mask_bytes,
+    uint8_t *identity_float16_C_bytes,
+    uint8_t *exp_g_times_0_sum_channel_bytes,
+    uint8_t *G_channel_bytes,
+    uint8_t *G_to_32_channel_bytes,
+    uint8_t *erase_exp_G_to_32_f16_channel_bytes,
+    uint8_t *k_exp_G_to_32_f16_channel_bytes,
+    uint8_t *k_exp_G_to_product_channel_bytes,
+    uint8_t *q_exp_G_to_32_f16_channel_bytes,
+    uint8_t *q_exp_G_to_product_channel_bytes,
+    uint8_t *G_to_16_channel_bytes,
+    uint8_t *erase_exp_G_to_16_f16_channel_bytes,
+    uint8_t *k_exp_G_to_16_f16_channel_bytes,
+    uint8_t *k_exp_G_to_product_2_channel_bytes,
+    uint8_t *q_exp_G_to_16_f16_channel_bytes,
+    uint8_t *q_exp_G_to_product_2_channel_bytes,
+    uint8_t *G_to_8_channel_bytes,
+    uint8_t *erase_exp_G_to_8_f16_channel_bytes,
+    uint8_t *k_exp_G_to_8_f16_channel_bytes,
+    uint8_t *k_exp_G_to_product_3_channel_bytes,
+    uint8_t *q_exp_G_to_8_f16_channel_bytes,
+    uint8_t *q_exp_G_to_product_3_channel_bytes,
+    uint8_t *G_to_4_channel_bytes,
+    uint8_t *erase_exp_G_to_4_f16_channel_bytes,
+    uint8_t *k_exp_G_to_4_f16_channel_bytes,
+    uint8_t *k_exp_G_to_product_4_channel_bytes,
+    uint8_t *q_exp_G_to_4_f16_channel_bytes,
+    uint8_t *q_exp_G_to_product_4_channel_bytes,
+    uint8_t *G_to_2_channel_bytes,
+    uint8_t *erase_exp_G_to_2_f16_channel_bytes,
+    uint8_t *k_exp_G_to_2_f16_channel_bytes,
+    uint8_t *k_exp_G_to_product_5_channel_bytes,
+    uint8_t *q_exp_G_to_2_f16_channel_bytes,
+    uint8_t *q_exp_G_to_product_5_channel_bytes,
+    uint8_t *G_to_1_channel_bytes,
+    uint8_t *erase_exp_G_to_1_f16_channel_bytes,
+    uint8_t *k_exp_G_to_1_f16_channel_bytes,
+    uint8_t *k_exp_G_to_product_6_channel_bytes,
+    uint8_t *q_exp_G_to_1_f16_channel_bytes,
+    uint8_t *q_exp_G_to_product_6_channel_bytes,
+    uint8_t *q_kT_channel_bytes,
+    uint8_t *Tinv_strictly_4_f16_channel_bytes,
+    uint8_t *Tinv_rows_2_f16_channel_bytes,
+    uint8_t *Tinv_strictly_8_f16_channel_bytes,
+    uint8_t *Tinv_strictly_16_f16_channel_bytes,
+    uint8_t *Tinv_strictly_32_f16_channel_bytes,
+    uint8_t *Tinv_strictly_64_f16_channel_bytes,
+    uint8_t *exp_G_erase_f16_channel_bytes,
+    uint8_t *S_f16_channel_bytes,
+    uint8_t *exp_G_erase_S_channel_bytes,
+    uint8_t *operand_of_U_f16_channel_bytes,
+    uint8_t *operand_of_o_f16_channel_bytes,
+    uint8_t *exp_G_q_f16_channel_bytes,
+    uint8_t *o_sum_channel_bytes,
+    uint8_t *k_decay_to_end_f16_channel_bytes,
+    uint8_t *S_next_part_channel_bytes,
+    uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    int64_t has_initial_state,
+    int64_t has_final_state,
+    float scale)
+{
+    uint64_t ffts = 0;
+    uint32_t length = 0;
+    if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
+    gated_delta_rule_2_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, b_bytes, w_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_mask_bytes, to_middle_32_of_0_1_bytes, to_middle_16_of_0_1_bytes, to_middle_8_of_0_1_bytes, to_middle_4_of_0_1_bytes, to_middle_2_of_0_1_bytes, to_middle_1_of_0_1_bytes, pairs_32_mask_bytes, pairs_16_mask_bytes, pairs_8_mask_bytes, pairs_4_mask_bytes, pairs_2_mask_bytes, pairs_1_mask_bytes, eye_mask_bytes, strictly_lower_mask_bytes, identity_float16_C_bytes, exp_g_times_0_sum_channel_bytes, G_channel_bytes, G_to_32_channel_bytes, erase_exp_G_to_32_f16_channel_bytes, k_exp_G_to_32_f16_channel_bytes, k_exp_G_to_product_channel_bytes, q_exp_G_to_32_f16_channel_bytes, q_exp_G_to_product_channel_bytes, G_to_16_channel_bytes, erase_exp_G_to_16_f16_channel_bytes, k_exp_G_to_16_f16_channel_bytes, k_exp_G_to_product_2_channel_bytes, q_exp_G_to_16_f16_channel_bytes, q_exp_G_to_product_2_channel_bytes, G_to_8_channel_bytes, erase_exp_G_to_8_f16_channel_bytes, k_exp_G_to_8_f16_channel_bytes, k_exp_G_to_product_3_channel_bytes, q_exp_G_to_8_f16_channel_bytes, q_exp_G_to_product_3_channel_bytes, G_to_4_channel_bytes, erase_exp_G_to_4_f16_channel_bytes, k_exp_G_to_4_f16_channel_bytes, k_exp_G_to_product_4_channel_bytes, q_exp_G_to_4_f16_channel_bytes, q_exp_G_to_product_4_channel_bytes, G_to_2_channel_bytes, erase_exp_G_to_2_f16_channel_bytes, k_exp_G_to_2_f16_channel_bytes, k_exp_G_to_product_5_channel_bytes, q_exp_G_to_2_f16_channel_bytes, q_exp_G_to_product_5_channel_bytes, G_to_1_channel_bytes, erase_exp_G_to_1_f16_channel_bytes, k_exp_G_to_1_f16_channel_bytes, k_exp_G_to_product_6_channel_bytes, q_exp_G_to_1_f16_channel_bytes, q_exp_G_to_product_6_channel_bytes, q_kT_channel_bytes, Tinv_strictly_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, Tinv_strictly_8_f16_channel_bytes, Tinv_strictly_16_f16_channel_bytes, Tinv_strictly_32_f16_channel_bytes, Tinv_strictly_64_f16_channel_bytes, exp_G_erase_f16_channel_bytes, S_f16_channel_bytes, exp_G_erase_S_channel_bytes, operand_of_U_f16_channel_bytes, operand_of_o_f16_channel_bytes, exp_G_q_f16_channel_bytes, o_sum_channel_bytes, k_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    return 0;
+}
+#endif
+'''
+
+
+# --- host: the same text in every generated module -------------------------------------------------------------------
+@dataclass(frozen=True)
+class PartCost:
+    """The cost of parts of a sequence that run side by side, from which the number of parts follows.
+
+    chunk_us: microseconds in which a walk does one chunk.
+    fold_us: microseconds in which one part's summary is applied to the state.
+    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
+      longer start of a walk.
+    summary_us: microseconds in which one chunk is summed up.
+    warm_up_chunks: length of the warm-up that a part's walk has on average, in chunks.
+    longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
+    least_part_chunks: in parts of fewer chunks some heads need summaries.
+    resident: walks that one multiprocessor runs at a time.
+    """
+
+    chunk_us: float
+    fold_us: float
+    launch_us: float
+    split_us: float
+    summary_us: float
+    warm_up_chunks: float
+    longest_warm_up_chunks: float
+    least_part_chunks: float
+    resident: int
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The facts of a build. A row of a tensor begins with its name. Dims are those of one tile. Dtypes are torch's names.
+
+    name: the name of the build. function: the name of the generated function. chunk: tokens of a chunk. layout: "bthd" or
+    "bhtd". dtype: the dtype of input tiles.
+    inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
+    head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
+    if the caller must give it.
+    initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
+    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
+    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
+    rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
+    outputs: (name, dims after [batch, tokens, value heads], dtype).
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
+    value head. counters: (name,): one integer. part_workspaces: one tile for each part and value head.
+    indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
+    scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
+    kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
+    ints: for each kernel, the integers that it gets besides the sizes.
+    heads: head counts compiled in, by name. heads_per_instance: value heads of a key head that one kernel instance handles.
+    units: elements that divide the strides of a tensor. Kernels get strides in these units. The default is 1.
+    pool: states are slots of a pool. in_place: the final state overwrites the initial state. strided: kernels get strides.
+    cleared: kernels clear rows that no sequence covers, if the host asks for it.
+
+    part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
+    to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
+    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time.
+
+    decays: inputs that are logs of decays. state: "kv" or "vk",
+    the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
+    the self-check.
+    """
+
+    #: The fields whose tensors a call holds, in this order. `indices` come last.
+    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
+                                        "end_workspaces", "counters", "part_workspaces")
+
+    name: str
+    function: str
+    chunk: int
+    layout: str
+    dtype: str
+    inputs: tuple[tuple[str, str, tuple[int, ...], str], ...]
+    outputs: tuple[tuple[str, tuple[int, ...], str], ...]
+    kernels: tuple[tuple[str, str, int, tuple[str, ...], tuple[str, ...]], ...]
+    ints: Mapping[str, tuple[str, ...]]
+    scalars: Mapping[str, float | None] = field(default_factory=dict)
+    head_inputs: tuple[tuple[str, float | None, tuple[int, ...], str], ...] = ()
+    initial: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    final: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    counters: tuple[tuple[str], ...] = ()
+    part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    indices: tuple[str, ...] = ()
+    by_token: tuple[str, ...] = ()
+    rows: bool = False
+    slots: bool = False
+    positions: bool = False
+    heads: Mapping[str, int] = field(default_factory=dict)
+    heads_per_instance: int = 1
+    units: Mapping[str, int] = field(default_factory=dict)
+    state: str = "kv"
+    state_dtype: str = "float32"
+    pool: bool = False
+    in_place: bool = False
+    strided: bool = False
+    cleared: bool = False
+    part_cost: PartCost | None = None
+    part_chunks: int = 0
+    most: int = 0
+    summaries: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()
+    warm_ups: bool = False
+    decays: tuple[str, ...] = ()
+    tf32: bool = False
+    check_chunks: int = 3
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of a call's tensors, in the order in which the host holds them."""
+        return (*(row[0] for rows in self.ORDER for row in getattr(self, rows)), *self.indices)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Those of `indices` that the caller gives."""
+        return tuple(n for n in self.indices if n != "final_indices")
+
+    def place(self, rows: str) -> slice:
+        """The slice of `tensors` that belongs to the field `rows`."""
+        before = self.ORDER[:self.ORDER.index(rows)]
+        first = sum(len(getattr(self, n)) for n in before)
+        return slice(first, first + len(getattr(self, rows)))
+
+    @property
+    def outs(self) -> tuple[str, ...]:
+        """Names of the arguments for the caller's output memory."""
+        return ("out",) if len(self.outputs) == 1 else tuple(f"out_{row[0]}" for row in self.outputs)
+
+    def kernel(self, name: str) -> tuple[str, str, int, tuple[str, ...], tuple[str, ...]]:
+        """The row of a kernel."""
+        return next(row for row in self.kernels if row[0] == name)
+
+
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_kept: dict[Any, torch.Tensor] = {}
+_counts: dict[Any, torch.Tensor] = {}
+
+
+def _fail(argument: str, got: object, accepted: str) -> NoReturn:
+    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+# --- strides and copies ----------------------------------------------------------------------------------------------
+def _is_apart(x: torch.Tensor) -> bool:
+    """True if no two indices of `x` share an element: the stride of each dim exceeds the reach of all finer dims."""
+    reach = 1
+    for far, n in sorted((far, n) for far, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if far < reach:
+            return x.numel() == 0
+        reach += far * (n - 1)
+    return True
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of this shape."""
+    out, far = [], 1
+    for n in reversed(shape):
+        out.append(far)
+        far *= n or 1
+    return tuple(reversed(out))
+
+
+def _is_plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """True if `x` has this dtype and the strides of a contiguous tensor."""
+    return x.dtype == dtype and x.stride() == _dense(x.shape)
+
+
+def _plain(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in `dtype`, contiguous, aligned to 16 bytes and with the strides of its shape: torch does not normalise those of
+    size 1."""
+    x = x.to(dtype).contiguous()
+    return (x.clone() if x.data_ptr() % 16 else x).view(-1).view(x.shape)
+
+
+def _flat(name: str, x: torch.Tensor) -> torch.Tensor:
+    """A pool as a flat view of its elements from the first to the last, with the gaps between slots."""
+    if x.data_ptr() % 16:
+        _fail(name, f"an address of {x.data_ptr() % 16} past a multiple of 16 bytes", "memory aligned to 16 bytes")
+    slots, each = x.shape[0], math.prod(x.shape[1:])
+    return x.as_strided((min(slots, 1) * ((slots - 1) * x.stride(0) + each),), (1,))
+
+
+def _steps(strides: Sequence[int], layout: str) -> tuple[int, ...]:
+    """The strides of batch, token and head, in elements."""
+    return strides[0], *(strides[1:3] if layout == "bthd" else strides[2:0:-1])
+
+
+def _is_elsewhere(device: torch.device) -> bool:
+    """True if `device` is a CUDA device other than the current one."""
+    return device.type == "cuda" and torch._C._cuda_getDevice() != device.index
+
+
+# --- tensors that a call makes ---------------------------------------------------------------------------------------
+#: `_new(x)`: an uninitialised tensor with the shape, dtype and device of `x`. With `_kin(...)` as `x` it takes half the time of
+#: `torch.empty`.
+_new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(maxsize=256)
+def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor that calls share, in inference mode or not. Kernels do not write to it."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _kin(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A one-element tensor expanded to a shape: an argument for `_new`."""
+    return _made((1,), dtype, device).expand(shape)
+
+
+def _stream(device: torch.device) -> Any:
+    """The current stream: its address if torch gives it, because the object costs 4 us."""
+    address = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return address(device.index) if address else torch.cuda.current_stream(device)
+
+
+def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
+    """The tensor make(*about). Calls on one stream share it. The last item of `about` is the device. A captured graph makes a
+    tensor of its own, and fills it each time it runs."""
+    cuda = about[-1].type == "cuda"
+    key = (make, *about, _stream(about[-1]) if cuda else None)
+    kept = not (cuda and torch.cuda.is_current_stream_capturing())
+    x = _kept.get(key) if kept else None
+    if x is None:
+        x = make(*about)
+        if kept:
+            if len(_kept) >= 64:
+                _kept.clear()
+            _kept[key] = x
+    return x
+
+
+def _equal_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """cu_seqlens of rows of equal length: int32 [batch + 1]."""
+    if not tokens:
+        return torch.zeros(batch + 1, dtype=torch.int32, device=device)
+    return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
+
+
+def _unread_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """In place of cu_seqlens of equal rows, for kernels over single tokens: they compute it, and do not read this. So a captured
+    graph does not fill it."""
+    return torch.empty(batch + 1, dtype=torch.int32, device=device)
+
+
+def _in_order(count: int, device: torch.device) -> Any:
+    """The numbers 0, 1, ... as int32 [count]. All streams and captured graphs share them, so they are never freed. None while a
+    graph is captured and they do not exist."""
+    size = max(1024, 1 << (count - 1).bit_length())
+    if (size, device) not in _counts:
+        cuda = device.type == "cuda"
+        if cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.inference_mode(False):
+            _counts[size, device] = torch.arange(size, dtype=torch.int32, device=device)
+        if cuda:
+            torch.cuda.current_stream(device).synchronize()
+    return _counts[size, device][:count]
+
+
+def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full(shape, value, dtype=dtype, device=device)
+
+
+def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function that picks the tensors at these indices, as a tuple. `itemgetter` is faster, but gives a single item bare."""
+    return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
+
+
+#: What the integers of a tensor say.
+_WHAT = {"state_indices": "slot", "num_accepted_tokens": "number", "intermediate_state_indices": "row",
+         "retrieve_parent_token": "parent", "checkpoint_rows": "row"}
+_ANY_FLOAT = tuple(_FLOATS.values())
+_LARGEST = torch.finfo(torch.float32).max
+
+
+# --- one argument ----------------------------------------------------------------------------------------------------
+def _check_tensor(name: str, x: Any) -> None:
+    """A tensor, whatever its dtype."""
+    if not isinstance(x, torch.Tensor):
+        _fail(name, type(x).__name__, "a torch.Tensor")
+
+
+def _check_dtype(name: str, dtype: Any, accepted: Sequence[torch.dtype], why: str = "") -> None:
+    """One of some dtypes. why: what the text adds to them."""
+    if dtype not in accepted:
+        _fail(name, dtype, ", ".join(map(str, accepted)) + why)
+
+
+def _check_built_for(name: str, x: Any, dtype: str, number: bool) -> None:
+    """A tensor of `dtype`. number: one value for each token or head. 16-bit ones are accepted where the module takes float32."""
+    _check_tensor(name, x)
+    widens = number and dtype == "float32"
+    _check_dtype(name, x.dtype, *((_ANY_FLOAT,) if widens else ((_FLOATS[dtype],), " (this module was built for it)")))
+
+
+def _check_integers(name: str, x: Any) -> None:
+    """A tensor of integers."""
+    if not isinstance(x, torch.Tensor) or x.dtype not in (torch.int32, torch.int64):
+        _fail(name, getattr(x, "dtype", type(x).__name__), "an int32 or int64 tensor")
+
+
+def _check_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
+    """A tensor of so many dims."""
+    if x.ndim != rank:
+        _fail(name, f"rank {x.ndim}", f"rank {rank}, layout {layout}")
+
+
+def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """A tensor on this device."""
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+
+
+def _check_number(name: str, x: Any) -> float:
+    """`x` as a float. A tensor is refused, because reading it would wait for its device."""
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
+        _fail(name, type(x).__name__, "a number, or None")
+    if not abs(x) <= _LARGEST:
+        _fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
+    return float(x)
+
+
+def _check_flag(name: str, x: Any) -> bool:
+    """`x`, which must be True or False."""
+    if x is not True and x is not False:
+        _fail(name, type(x).__name__ if isinstance(x, torch.Tensor) else repr(x), "True or False")
+    return bool(x)
+
+
+def _check_chunks(name: str, x: Any, least: int) -> None:
+    """A number of chunks."""
+    if isinstance(x, bool) or not isinstance(x, int) or not least <= x < 2**31:
+        _fail(name, repr(x), f"a number of chunks from {least} to {2**31 - 1}")
+
+
+def _check_detached(tensors: Iterable[tuple[str, Any]]) -> None:
+    """No tensor that requires grad. tensors: (name, tensor or None)."""
+    for name, x in tensors:
+        if getattr(x, "requires_grad", False):
+            _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+
+
+# --- the arguments of a call -----------------------------------------------------------------------------------------
+def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[int, ...], str]],
+                  head_inputs: Sequence[tuple[str, float | None, tuple[int, ...], str]], layout: str, compiled: Mapping[str, int],
+                  batched: int) -> tuple[int, int, int, int, torch.device]:
+    """B, T, H, HV and the device of a call's inputs.
+
+    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV, ...] or None for
+      each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
+      one kernel instance handles.
+    """
+    seen: dict[str, int] = {}
+    device = getattr(given[0], "device", None)
+    for (name, heads, dims, dtype), x in zip(inputs, given, strict=False):
+        _check_built_for(name, x, dtype, not dims)
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+        tokens, head = (1, 2) if layout == "bthd" else (2, 1)
+        _check_rank(name, x, 3 + len(dims), layout)
+        if tuple(x.shape[3:]) != dims:
+            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        if compiled and x.shape[head] != compiled[heads]:
+            _fail(name, f"shape {tuple(x.shape)}", f"{heads} = {compiled[heads]} heads (this module was built for them)")
+        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
+            if seen.setdefault(key, size) != size:
+                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
+    value_heads = seen.get("HV", seen.get("H", 0))
+    key_heads = seen.get("H", value_heads)
+    if min(key_heads, value_heads) < 1 or value_heads % key_heads:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    if value_heads // key_heads % batched:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}",
+              f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
+    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+        if x is None and default is not None:
+            continue
+        _check_built_for(name, x, dtype, True)
+        if tuple(x.shape) != (value_heads, *dims):
+            _fail(name, f"shape {tuple(x.shape)}",
+                  f"shape {(value_heads, *dims)}, one {'vector' if dims else 'number'} for each value head")
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+    return seen["B"], seen["T"], key_heads, value_heads, given[0].device
+
+
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """The number of sequences in cu_seqlens."""
+    _check_integers("cu_seqlens", cu_seqlens)
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
+    _check_device("cu_seqlens", cu_seqlens, device)
+    if batch != 1:
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
+    sequences: int = cu_seqlens.numel() - 1
+    return sequences
+
+
+def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
+    """Check the values of cu_seqlens. On a GPU this waits for the device."""
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in itertools.pairwise(ends)):
+        _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+              f"values that start at 0, never fall and end at most at T = {tokens}")
+
+
+def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
+                 written: bool = False) -> None:
+    """Check a state [N, HV, ...]. written: True if the call writes to it. Then no two indices may share an element."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
+    _check_dtype(name, x.dtype, dtypes)
+    _check_device(name, x, device)
+    if written and not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "elements that do not overlap")
+
+
+def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
+    """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
+    aligned to 16 bytes."""
+    _check_tensor(name, x)
+    if tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape), f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_dtype(name, x.dtype, (dtype,))
+    _check_device(name, x, device)
+    dense, size = _dense(tile), math.prod(tile)
+    inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
+    stride = size if x.shape[0] < 2 else x.stride(0)
+    if inner != dense or stride < size or stride * x.element_size() % 16:
+        _fail(name, f"strides {x.stride()}", f"strides (n, {', '.join(map(str, dense))}), n at least {size} and "
+                                             "n elements a multiple of 16 bytes")
+    return stride
+
+
+def _check_indices(name: str, indices: Any, sequences: int, device: torch.device, least: int = -1) -> None:
+    """Check a tensor of integers: one for each sequence, or `least` or more for each if that is not -1."""
+    _check_integers(name, indices)
+    shape = tuple(indices.shape)
+    if least < 0 and shape != (sequences,):
+        _fail(name, f"shape {shape}", f"shape ({sequences},), one {_WHAT[name]} for each sequence")
+    if least >= 0 and not (indices.ndim == 2 and shape[0] == sequences and shape[1] >= least):
+        _fail(name, f"shape {shape}", f"shape ({sequences}, {least} or more), one {_WHAT[name]} for each token of each sequence")
+    _check_device(name, indices, device)
+
+
+def _check_rows(name: str, x: Any, tile: tuple[int, ...], tokens: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Elements from one row to the next of a buffer [rows, tokens or more, *tile] for states by token."""
+    _check_tensor(name, x)
+    if x.ndim != 2 + len(tile) or tuple(x.shape[2:]) != tile or x.shape[1] < tokens:
+        _fail(name, f"shape {tuple(x.shape)}", f"shape [rows, {tokens} or more, {', '.join(map(str, tile))}]")
+    return _check_pool(name, x, tuple(x.shape[1:]), device, dtype)
+
+
+def _check_slots(seen: Sequence[int], name: str, slots: int, written: bool) -> None:
+    """Check the values of a tensor with the slot or row of each sequence. written: True if states are written there. Sequences
+    run side by side, so two of them would race for one slot. They may share a slot that is only read."""
+    what = _WHAT[name]
+    if any(not -1 <= i < slots for i in seen):
+        _fail(name, seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
+              f"{what}s from 0 to {slots - 1}, or -1 to skip a sequence")
+    owner: dict[int, int] = {}
+    for n, i in enumerate(seen):
+        if written and i >= 0 and owner.setdefault(i, n) != n:
+            _fail(name, f"{what} {i} for sequences {owner[i]} and {n}",
+                  f"a different {what} for each sequence whose state is written, or -1 to skip a sequence")
+
+
+def _check_accepted(accepted: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
+    """Check the values of num_accepted_tokens. slots: those of each sequence."""
+    for n, (count, own) in enumerate(zip(accepted, slots, strict=True)):
+        if not 1 <= count <= len(own):
+            _fail("num_accepted_tokens", f"{count} for sequence {n}", f"1 to {len(own)}, as many as state_indices has slots")
+
+
+def _check_slots_by_token(slots: Sequence[Sequence[int]], first: Sequence[int], lengths: Sequence[int], pool: int, written: bool
+                          ) -> None:
+    """Check the values of state_indices [N, tokens]. first: the slot of each sequence's initial state. written: True if states
+    are written to the slots. Then no other token may write a slot, and no other sequence may start from it."""
+    owner: dict[int, tuple[int, int]] = {}
+    for n, (own, at, length) in enumerate(zip(slots, first, lengths, strict=True)):
+        if length > len(own):
+            _fail("state_indices", f"{len(own)} slots for the {length} tokens of sequence {n}", "a slot for each token")
+        for i in (at, *own[:length]):
+            if not -1 <= i < pool:
+                _fail("state_indices", f"slot {i} for sequence {n}", f"slots from 0 to {pool - 1}, or -1")
+        for t, i in enumerate(own[:length] if written else ()):
+            if i >= 0 and owner.setdefault(i, (n, t)) != (n, t):
+                _fail("state_indices", f"slot {i} for token {owner[i][1]} of sequence {owner[i][0]} and token {t} of {n}",
+                      "a different slot for each token of each sequence, or -1 to store no state")
+    for n, at in enumerate(first):
+        if at in owner and owner[at][0] != n:
+            _fail("state_indices", f"slot {at}, from which sequence {n} starts, for a token of sequence {owner[at][0]}",
+                  "a different slot for each token of each sequence")
+
+
+def _check_parents(parents: Sequence[Sequence[int]], lengths: Sequence[int], kept: Sequence[Sequence[bool]]) -> None:
+    """Check the values of retrieve_parent_token. kept: for each token of each sequence, whether its state is stored. The parent
+    of a first token is not read."""
+    for n, (own, length, there) in enumerate(zip(parents, lengths, kept, strict=True)):
+        if length > len(own):
+            _fail("retrieve_parent_token", f"{len(own)} parents for {length} tokens of sequence {n}", "a parent for each token")
+        for t in range(1, length):
+            if own[t] >= t or (0 <= own[t] < t - 1 and not there[own[t]]):
+                _fail("retrieve_parent_token", f"{own[t]} for token {t} of sequence {n}",
+                      f"an earlier token whose state is stored, from 0 to {t - 1}, or -1 for the initial state")
+
+
+def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Check the caller's memory for an output."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
+    if x.dtype != dtype or x.device != device:
+        _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
+    if x.stride(-1) != 1 or not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and elements that do not overlap")
+
+
+def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,
+                   dtype: torch.dtype) -> list[bool]:
+    """Check callers' buffers for results with these names and shapes. Returns, for each, True if kernels can use it directly."""
+    for x, (name, shape, _) in zip(buffers, shapes, strict=True):
+        if x is not None:
+            _check_state(name, x, shape, device, (dtype,), written=True)
+    return [x is None or _is_plain(x, dtype) for x in buffers]
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """What a host knows of the sequences of a call, in chunks.
+
+    longest: the longest sequence. others, rest: how many others there are, and how long each of them is. possible: the longest
+    that there may be, where the values of cu_seqlens change after the choice.
+    """
+
+    longest: int
+    others: int
+    rest: float
+    possible: int
+
+
+def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int) -> _Lengths:
+    """What is known of `sequences` sequences with so many tokens in all.
+
+    packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
+    one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length.
+    """
+    possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
+    if not packed:
+        return _Lengths(possible, sequences - 1, possible, possible)
+    if not longest or sequences == 1:
+        return _Lengths(possible, 0, 0, possible)
+    longest = min(tokens, max(longest, -(-tokens // sequences)))
+    return _Lengths(-(-longest // chunk), sequences - 1, (tokens - longest) / (chunk * (sequences - 1)), possible)
+
+
+def _needs_summaries(chunks: int, span: int, most: int) -> bool:
+    """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
+
+    span: chunks of a part. most: the longest warm-up, in parts.
+    """
+    return chunks > (most + 1) * span
+
+
+def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
+                   ) -> int | None:
+    """The number of chunks of a part with the least `cost`; None for no parts. It tries parts that fill the GPU up to four times.
+
+    instances: kernel instances of a part. units: instances that the GPU runs at a time.
+    most: the longest warm-up, in parts. summaries: the number of kernels that a call launches for summaries.
+    warms_up: True if the walk of a part may start with a warm-up. Otherwise each part needs a summary of the parts before it.
+    """
+    sequences, chunks, even = 1 + x.others, x.longest + x.others * x.rest, x.others == 0 or x.rest == x.longest
+
+    def makespan(walk: float, walks: int, total: float) -> float:
+        """Chunks until all walks have ended. The longest one has `walk` chunks, all have `total` times `instances`.
+
+        Equal walks run in waves. Of others, the last one to start ends half a walk after the rest, on average.
+        """
+        waves, share = -(-walks * instances // units), total * instances / units
+        return waves * walk if even else max(walk, share if waves == 1 else share + walk / 2)
+
+    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
+    for n in range(2, x.longest + 1):
+        span = -(-x.longest // n)
+        of_longest = -(-x.longest // span)
+        parts = of_longest * sequences if even else of_longest + x.others * max(1, math.ceil(x.rest / span))
+        if ((n - 1) * sequences if even else parts - sequences) * instances > 4 * units:
+            break
+        if warms_up:
+            before = (of_longest - 1) * span
+            warm_up = min(cost.warm_up_chunks, before)
+            done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up)
+            us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            if _needs_summaries(x.possible, span, most):
+                us += summaries * cost.launch_us
+                if span < cost.least_part_chunks:
+                    us += 3 * span * cost.summary_us
+        else:
+            summed = -(-(parts - sequences) * instances // units)
+            us = (makespan(span, parts, chunks) + 2 * summed * span) * cost.chunk_us
+            us += of_longest * cost.fold_us + summaries * cost.launch_us
+        if us < least:
+            best, least = span, us
+    return best
+
+
+@dataclass
+class NativeCall:
+    """A call as data, for the native launcher (runtime/call/native_launcher.py).
+
+    sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
+      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it, the shape that kernels see) or
+      ("workspace", a tensor like it).
+    launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
+    rows: makes cu_seqlens for rows of equal length, for calls without it.
+    """
+
+    sources: list[tuple[Any, ...]]
+    launches: list[tuple[Any, list[int], list[int]]]
+    rows: Callable[[], torch.Tensor]
+
+
+class Plan:
+    """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
+
+    given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
+    for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
+    are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not known; the
+    length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
+    """
+
+    call: Callable[..., list[Any]]
+
+    def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0,
+                 longest: int = 0) -> None:
+        """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
+        t: Tables = host.tables
+        self.host, self.tables, self.wanted, self.every, self.longest = host, t, wanted, every, longest
+        self.state = _FLOATS[t.state_dtype]
+        self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
+            given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_per_instance)
+        self.packed = cu_seqlens is not None
+        self.equal_rows = _unread_rows if t.chunk == 1 and self.tokens else _equal_rows
+        self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
+        self.slots = self.batch * self.tokens // t.chunk + self.sequences
+        # for each argument: what replaces None, whether it is passed without a copy, its alignment in bytes, its dtype
+        self.expected: list[tuple[Any, bool, int, torch.dtype]] = []
+        self.lacking: list[tuple[Any, ...]] = []  # for absent head inputs: index, then arguments of _full
+        self.ints: dict[str, int] = {}  # integers that kernels get, by name
+        self.pool_slots: list[int] = []  # slots of each pool
+        self.expect_inputs(given)
+        self.expect_numbers(indices, buffers)
+        self.expect_states(states)
+        self.expect_buffers(buffers)
+        self.expect_outs(outs)
+        self.lay_out()
+        self.count(given, states, outs)
+        self.launches = self.launched()
+        self.ends_as_they_are = self.packed and _is_plain(cu_seqlens, torch.int32)
+        looks = host.check or self.device.type == "cpu"
+        self.check_ends, self.check_numbers = self.packed and looks, bool(t.indices) and looks
+        self.native = self.native_arguments(given, states, outs, buffers)
+
+    # --- arguments ---
+    def expect_inputs(self, given: Sequence[Any]) -> None:
+        """Inputs. Strided kernels read an input without a copy if they accept it as a view."""
+        t = self.tables
+        for (name, _, dims, dtype), x in zip(t.inputs, given, strict=False):
+            plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
+            self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
+        first = len(t.inputs)
+        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+            self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
+            if x is None:
+                self.lacking.append((n, (self.value_heads, *dims), default, _FLOATS[dtype], self.device))
+
+    def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
+        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.
+        `in_order`: those that are 0, 1, ... for the sequences: rows without indices, and final states outside a pool."""
+        t = self.tables
+        self.in_order = [name for name, x in zip(t.numbers, indices, strict=True) if x is None]
+        if "final_indices" in t.indices and buffers[0] is None:
+            self.in_order.append("final_indices")
+        self.as_integers: list[bool] = []
+        for name, x in zip(t.numbers, indices, strict=True):
+            if x is not None or name != "intermediate_state_indices":  # without it sequences have rows in order
+                least = 0 if self.packed else -(-self.tokens // t.chunk)
+                _check_indices(name, x, self.sequences, self.device, least if name in t.by_token else -1)
+            if name in t.by_token:
+                self.ints[f"{name}_width"] = x.shape[1]
+            self.as_integers.append(x is None or _is_plain(x, torch.int32))
+
+    def expect_states(self, states: Sequence[Any]) -> None:
+        """Initial states: slots of a pool, or one tile for each sequence, or None."""
+        t = self.tables
+        for (name, dims), x in zip(t.initial, states, strict=True):
+            tile = (self.value_heads, *dims)
+            if t.pool:
+                self.ints[f"{name}_stride"] = _check_pool(name, x, tile, self.device, self.state)
+                self.pool_slots.append(x.shape[0])
+                continue
+            if t.in_place:
+                _check_state(name, x, (self.sequences, *tile), self.device, (self.state,), written=True)
+            elif x is not None:
+                dtypes = _ANY_FLOAT if t.state_dtype == "float32" else (self.state,)
+                _check_state(name, x, (self.sequences, *tile), self.device, dtypes)
+            absent = _made((0, *tile), self.state, self.device)
+            self.expected.append((absent, x is None or _is_plain(x, self.state), 16, self.state))
+
+    def expect_buffers(self, buffers: Sequence[Any]) -> None:
+        """The caller's memory for final states and checkpoints. `as_they_are`: for each, True if it is passed without a copy.
+        `state_kin`: for each, the tensor that replaces an unwanted one or None, and a tensor like the one that a call makes."""
+        t = self.tables
+        lent: list[tuple[str, tuple[int, ...], Any]] = []
+        for (name, dims), x in zip(t.final, buffers, strict=False):
+            shape, tile = (self.sequences, self.value_heads, *dims), (self.value_heads, *dims)
+            absent = None if self.wanted else _made((0, *tile), self.state, self.device)
+            if t.pool:
+                self.ints[f"{name}_stride"] = math.prod(tile)
+                if x is not None:
+                    self.ints[f"{name}_stride"] = _check_pool(name, x, tile, self.device, self.state)
+                    self.pool_slots.append(x.shape[0])
+                    shape, absent = tuple(x.shape), None
+            lent.append((name, shape, absent))
+        self.stored_rows = self.row_tokens = 0
+        if t.rows:
+            for (name, dims), x in zip(t.checkpoints, buffers[len(t.final):], strict=True):
+                self.ints[f"{name}_stride"] = _check_rows(name, x, (self.value_heads, *dims), 0 if self.packed else self.tokens,
+                                                          self.device, self.state)
+                self.stored_rows, self.row_tokens = x.shape[:2]
+                lent.append((name, tuple(x.shape), None))
+        elif t.positions:
+            for (name, dims), x in zip(t.checkpoints, buffers[len(t.final):], strict=True):
+                self.ints[f"{name}_stride"] = _check_pool(name, x, (self.value_heads, *dims), self.device, self.state)
+                self.stored_rows = x.shape[0]
+                lent.append((name, tuple(x.shape), None))
+        elif t.checkpoints:
+            rows = self.batch * self.tokens // (self.every * t.chunk)
+            lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
+        self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
+        if t.rows or t.positions:  # they are written where they lie
+            self.as_they_are[len(t.final):] = [True] * len(t.checkpoints)
+        if t.pool:
+            self.as_they_are[:len(t.final)] = [True] * len(t.final)
+        self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
+
+    def expect_outs(self, outs: Sequence[Any]) -> None:
+        """The caller's memory for outputs. `made`: shapes and dtypes of the tensors that a call makes. `fits`: for each output,
+        True if the caller's memory is used without a copy."""
+        t = self.tables
+        rows = ((self.batch, self.tokens, self.value_heads) if t.layout == "bthd" else
+                (self.batch, self.value_heads, self.tokens))
+        self.made: list[tuple[tuple[int, ...], torch.dtype]] = [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in t.outputs]
+        self.fits: list[bool] = []
+        for argument, (name, dims, _), x, (shape, dtype) in zip(t.outs, t.outputs, outs, self.made, strict=True):
+            if x is not None:
+                _check_out(argument, x, shape, dtype, self.device)
+            self.fits.append(x is not None and (self.host.is_view(name, x, dims, dtype) if t.strided else _is_plain(x, dtype)))
+
+    # --- what the call makes ---
+    def lay_out(self) -> None:
+        """Shapes of workspaces, the number of parts, and their chunks. Without summaries no kernel reads the workspaces of
+        parts, and empty tensors replace them (`unread`)."""
+        t = self.tables
+        self.span = self.parts = self.summed = 0
+        unread: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
+        self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
+        self.made += [((1,), torch.int32)] * len(t.counters)
+        if t.part_cost is not None:
+            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
+                                       self.longest)
+            self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
+            self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
+            shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
+            if self.summed:
+                self.made += shapes
+            else:
+                unread = [((0, *shape[1:]), dtype) for shape, dtype in shapes]
+        self.unread = [_made(shape, dtype, self.device) for shape, dtype in unread]
+        self.kin = [_kin(shape, dtype, self.device) for shape, dtype in self.made]
+
+    def count(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any]) -> None:
+        """The integers that kernels get besides the sizes, by name."""
+        t, ints = self.tables, self.ints
+        ints.update({f"has_{name}": int(x is not None) for (name, _), x in zip(t.initial, states, strict=True)})
+        ints.update({f"has_{name}": int(self.wanted) for name, _ in t.final})
+        # outputs that a call makes are zero in rows that no sequence covers
+        self.clears = t.pool or self.packed
+        if t.cleared:
+            ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
+        ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
+        if t.counters:
+            ints["blocks_at_a_time"] = torch.cuda.get_device_properties(self.device).multi_processor_count
+        if not t.strided:
+            return
+        goes = [plain for _, plain, *_ in self.expected[:len(t.inputs)]]
+        places = [x.stride() if plain else _dense(x.shape) for x, plain in zip(given, goes, strict=False)]
+        places += [x.stride() if fit else _dense(shape) for x, fit, (shape, _) in zip(outs, self.fits, self.made, strict=False)]
+        for name, strides in zip([row[0] for row in t.inputs] + [row[0] for row in t.outputs], places, strict=True):
+            for axis, far in zip("bth", _steps(strides, t.layout), strict=True):
+                ints[f"{name}_stride_{axis}"] = far // t.units.get(name, 1)
+
+    def launched(self) -> list[tuple[Any, list[int], list[int]]]:
+        """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
+        t = self.tables
+        counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
+        batched = not self.packed and self.tokens > 0
+        sizes = (self.sequences, self.tokens, int(batched), self.heads, self.value_heads, self.slots,
+                 *((self.parts, self.span) if t.part_cost is not None else ()))
+        found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
+        for name, grid, blocks, tensors, scalars in t.kernels:
+            if (name in t.summaries and not self.summed) or (name in t.bounds and self.span * t.chunk >= self.tokens):
+                continue
+            instances = counts[grid] * self.value_heads * blocks
+            if instances:
+                launch = self.host.launcher(name, instances, sizes, [self.ints[n] for n in t.ints[name]], self.device)
+                found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))
+        return found
+
+    # --- as data ---
+    def native_arguments(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
+                    ) -> NativeCall | None:
+        """The call as data. None if a call copies, fills or checks the values of some tensor."""
+        t = self.tables
+        as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
+                    and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
+        looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are)
+        in_order = _in_order(self.sequences, self.device) if self.in_order else None
+        if not as_it_is or looked_at or not all(self.as_integers) or (self.in_order and in_order is None):
+            return None
+        first_out = len(given) + len(states)
+        first_buffer = first_out + len(outs)
+        sources: list[tuple[Any, ...]] = [
+            ("fixed", absent) if x is None else ("given", n, tuple(x.shape))
+            for n, (x, (absent, *_)) in enumerate(zip(given if t.pool else (*given, *states), self.expected, strict=True))]
+        if t.pool:
+            sources += [("given", n, tuple(_flat(name, x).shape))
+                        for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
+        for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer):
+            flat = t.pool if n < first_buffer + len(t.final) else t.rows or t.positions
+            lies = functools.partial(_flat, "") if flat else lambda x: x
+            sources.append(("given", n, tuple(lies(x).shape)) if x is not None else
+                           ("result", like, (math.prod(like.shape),) if flat else tuple(like.shape)) if absent is None else
+                           ("fixed", lies(absent)))
+        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like, tuple(like.shape))
+                    for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
+        sources += [("workspace", like) for like in self.kin[len(outs):]]
+        sources += [("fixed", x) for x in self.unread]
+        first_number = first_buffer + len(buffers)
+        for name in t.indices:
+            n = first_number + t.numbers.index(name if name in t.numbers else "state_indices")
+            width = (self.ints[f"{name}_width"],) if name in t.by_token else ()
+            sources.append(("fixed", in_order) if name in self.in_order else ("given", n, (self.sequences, *width)))
+        rows = functools.partial(_filled, self.equal_rows, self.batch, self.tokens, self.device)
+        return NativeCall(sources, self.launches, rows)
+
+
+def _aligned(given: Sequence[Any], outs: Sequence[Any]) -> list[bool]:
+    """For each tensor: True if its address is a multiple of 16 bytes. None counts as aligned."""
+    return [x is None or x.data_ptr() % 16 == 0 for x in (*given, *outs)]
+
+
+def _plain_ones(tensors: Iterable[tuple[Any, bool]], dtype: torch.dtype) -> list[Any]:
+    """Each tensor itself if kernels accept it, else a contiguous copy. tensors: (tensor, True if its strides fit)."""
+    return [x if fits and x.data_ptr() % 16 == 0 else _plain(x, dtype) for x, fits in tensors]
+
+
+def _in_pools(t: Tables, states: Sequence[Any], buffers: Sequence[Any], held: Sequence[Any]) -> list[Any]:
+    """Pools as flat tensors: first those of initial states, then those of final states, from the caller or from this call."""
+    if any(x is not None and x.data_ptr() == y.data_ptr() for x in buffers[:len(t.final)] for y in states):
+        _fail(t.final[0][0], "the memory of an initial state",
+              "another pool, or a build with state=pool/in_place, which overwrites initial states")
+    return [_flat(row[0], x) for row, x in (*zip(t.initial, states, strict=True), *zip(t.final, held, strict=False))]
+
+
+def _take_outs(memory: list[Any], first: int, outs: Sequence[Any], fits: Sequence[bool], aligned: int) -> list[tuple[int, Any]]:
+    """Put the caller's outputs into `memory`, from index `first` on. Returns (index, caller's tensor) of the outputs for which
+    kernels write a copy first."""
+    copied = []
+    for at, (x, fit) in enumerate(zip(outs, fits, strict=True), first):
+        if x is not None:
+            memory[at] = x if fit and x.data_ptr() % aligned == 0 else _plain(x, x.dtype)
+            if memory[at] is not x:
+                copied.append((at, x))
+    return copied
+
+
+def _give_back(memory: list[Any], wanted: Iterable[tuple[int, Any]]) -> None:
+    """Copy results to the caller's tensors, and put these into `memory`. wanted: (index, caller's tensor)."""
+    for at, x in wanted:
+        if memory[at].data_ptr() != x.data_ptr():
+            x.copy_(memory[at])
+        memory[at] = x
+
+
+def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
+    """Fill the tensors that this call allocated: with NaN if tests ask for it, and outputs with zeros, for the rows that no
+    sequence covers."""
+    if p.host.poison:
+        for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
+            if buffer is None:
+                x.fill_(float("nan") if x.is_floating_point() else -1)
+    if p.clears and not p.tables.cleared:
+        for x, out in zip(memory[p.host.outputs], outs, strict=True):
+            if out is None:
+                x.zero_()
+
+
+def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
+    """The inputs, with defaults for absent ones. The values of cu_seqlens and of indices are checked if the plan says so."""
+    if p.check_ends:
+        _check_ends(cu_seqlens, p.tokens)
+    if p.check_numbers:
+        _check_numbers(p, cu_seqlens, buffers, indices)
+    if p.lacking:
+        given = list(given)
+        for at, *about in p.lacking:
+            given[at] = _filled(_full, *about)
+    return given
+
+
+def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> None:
+    """Check the values of the tensors of integers. On a GPU this waits for the device."""
+    t = p.tables
+    found = {name: x.tolist() for name, x in zip(t.numbers, indices, strict=True) if x is not None}
+    lengths = [p.tokens] * p.sequences if cu_seqlens is None else cu_seqlens.diff().tolist()
+    slots, rows = found.get("state_indices", []), found.get("intermediate_state_indices", list(range(p.sequences)))
+    kept = [[True] * p.tokens] * p.sequences
+    if "state_indices" in t.by_token:
+        accepted = found.get("num_accepted_tokens", [1] * p.sequences)
+        _check_accepted(accepted, slots)
+        first = [own[n - 1] for own, n in zip(slots, accepted, strict=True)]
+        lengths = [0 if at < 0 else n for at, n in zip(first, lengths, strict=True)]  # a skipped sequence has no tokens
+        _check_slots_by_token(slots, first, lengths, min(p.pool_slots), t.slots)
+        kept = [[x >= 0 for x in own] for own in slots] if t.slots else kept
+    elif t.pool:
+        _check_slots(slots, "state_indices", min(p.pool_slots), t.in_place or any(x is not None for x in buffers[:len(t.final)]))
+        lengths = [0 if at < 0 else n for at, n in zip(slots, lengths, strict=True)]
+    if t.rows:
+        if max(lengths, default=0) > p.row_tokens:
+            _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} states", f"{max(lengths)} or more, as a sequence has tokens")
+        _check_slots(rows, "intermediate_state_indices", p.stored_rows, True)
+        kept = [[row >= 0] * p.tokens for row in rows]
+    for n, row in enumerate(found.get("checkpoint_rows", ())):
+        if any(not -1 <= i < p.stored_rows for i in row):
+            _fail("checkpoint_rows", f"{row} for sequence {n}", f"rows from 0 to {p.stored_rows - 1}, or -1 to store no state")
+    if "retrieve_parent_token" in found:
+        _check_parents(found["retrieve_parent_token"], lengths, kept)
+
+
+def _integers(p: Plan, indices: Any) -> list[Any]:
+    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots."""
+    found = {name: x if fits and x.data_ptr() % 16 == 0 else _plain(x, torch.int32)
+             for name, x, fits in zip(p.tables.numbers, indices, p.as_integers, strict=True) if x is not None}
+    for name in p.in_order:
+        found[name] = _in_order(p.sequences, p.device)
+        if found[name] is None:  # a graph that is captured before they exist has its own
+            found[name] = torch.arange(p.sequences, dtype=torch.int32, device=p.device)
+    return [found.get(name, found.get("state_indices")) for name in p.tables.indices]
+
+
+def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
+    """A function that runs the plan: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the call's tensors, in the
+    order of `Tables.tensors`. The arguments here are those that the plan was made for."""
+    host, t, device, batch, tokens, state = p.host, p.tables, p.device, p.batch, p.tokens, p.state
+    equal_rows = p.equal_rows
+    pool, expected, state_kin, as_they_are, kin = t.pool, p.expected, p.state_kin, p.as_they_are, p.kin
+    unread, fits, ends_are_plain = p.unread, p.fits, p.ends_as_they_are
+    picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
+    unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
+    any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
+    moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
+    special = p.check_ends or p.check_numbers or bool(p.lacking)
+    lies = _aligned(given, outs) if t.strided else None
+    rows = t.checkpoints if t.rows or t.positions else ()
+    first_out, first_final = t.place("outputs").start, host.final.start
+
+    def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = ()) -> list[Any]:
+        """Launch the plan's kernels on these arguments."""
+        if _is_elsewhere(device):
+            with torch.cuda.device(device):
+                return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+        if lies is not None and _aligned(given, outs) != lies:
+            return host.run(given, numbers, states, outs, cu_seqlens, buffers, p.wanted, indices,  # type: ignore[no-any-return]
+                            p.every, p.longest)
+        if special:
+            given = _looked_at(p, given, cu_seqlens, buffers, indices)
+        memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
+                  for x, (absent, plain, aligned, dtype) in zip(given if pool else (*given, *states), expected)]
+        held = unwanted or [x if x is not None else _new(like) if absent is None else absent
+                            for x, (absent, like) in zip(buffers, state_kin)]
+        if pool:
+            memory += _in_pools(t, states, buffers, held)
+            memory += _plain_ones(list(zip(held, as_they_are))[len(t.final):], state)
+        else:
+            memory += _plain_ones(zip(held, as_they_are), state) if lends else held
+        if rows:
+            memory[-len(rows):] = [_flat(name, x) for (name, _), x in zip(rows, held[-len(rows):])]
+        memory += map(_new, kin)
+        memory += unread
+        if zeroes or host.poison:
+            _fill(p, memory, outs, buffers)
+        copied = _take_outs(memory, first_out, outs, fits, 1 if t.strided else 16) if any_out else ()
+        if cu_seqlens is None:
+            ends = _filled(equal_rows, batch, tokens, device)
+        else:
+            ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
+        if t.indices:
+            memory += _integers(p, indices)
+        for launch, tensors, used in picked:
+            launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
+        if copied:
+            _give_back(memory, copied)
+        if moved:
+            _give_back(memory, enumerate((*states, *held) if t.in_place else held, first_final))
+        return memory
+
+    return call
+
+
+def _kind(x: Any) -> Any:
+    """The properties of an argument that a plan depends on."""
+    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _kind_and_place(x: Any) -> Any:
+    """`_kind` for strided kernels. Alignment decides whether they read a tensor without a copy."""
+    return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _parts_wanted(build: int) -> int:
+    """Chunks of a part, from GDN_CODEGEN_PART_CHUNKS, else from the build; 0 to choose."""
+    said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
+    if not said.isdecimal():
+        raise ValueError(f"GDN_CODEGEN_PART_CHUNKS: got {said!r}; accepted: the chunks of a part, 0 to choose")
+    return int(said)
+
+
+class Host:
+    """The calls of one module.
+
+    launcher: (kernel, instances, sizes, integers, device) -> a function that launches the kernel on its tensors, cu_seqlens and
+      numbers. sizes: sequences, tokens of a row, 1 if rows are equal sequences, H, HV, chunk slots. A build with parts adds the
+      number of parts, and chunks of a part.
+    accepts_view: accepts_view(name, tensor): True if strided kernels can read this tensor without a copy. Its rows are dense.
+
+    poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: the values of cu_seqlens and
+    state_indices are checked on a GPU too, and the call waits for that (GDN_CODEGEN_CHECK=1). partition, part_chunks: True if
+    sequences are split into parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by
+    kind of arguments.
+    """
+
+    def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
+                 accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
+        self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
+        self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
+        self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
+        self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
+        self.plans: dict[Any, Plan] = {}
+        self.kind = _kind_and_place if tables.strided else _kind
+        self.outputs = tables.place("outputs")
+        self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
+        self.final = tables.place("initial") if tables.in_place else tables.place("final")
+        places = range(len(tables.tensors))
+        self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
+
+    # --- a call ---
+    def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+                 buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
+        """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
+        t = self.tables
+        if torch.is_grad_enabled():
+            _check_detached(zip(t.tensors, (*given, *states), strict=False))
+        values = self.numbers_of(numbers)
+        if t.checkpoints and not (t.rows or t.positions):
+            _check_chunks("checkpoint_chunks", every, 1)
+        wanted = t.in_place
+        if t.final:
+            wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])
+        return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
+
+    def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+            buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> list[Any]:
+        """Launch every kernel; the call's tensors, as Tables.tensors names them."""
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> Plan:
+        """The plan of arguments of this kind. It is made once, and checks them then."""
+        kind, longest = self.kind, longest if self.tables.part_cost is not None else 0
+        key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
+               *map(kind, indices), every, longest)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
+            plan.call = caller(plan, given, outs, buffers)
+            if len(self.plans) >= 256:
+                self.plans.clear()
+            self.plans[key] = plan
+        return plan
+
+    def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
+        """The caller's numbers, the page's defaults where None is given."""
+        values = []
+        for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
+            if x is not None:
+                values.append(_check_number(name, x))
+            elif default is not None:
+                values.append(float(default))
+            else:
+                _fail(name, None, "a number: the page has no default")
+        return tuple(values)
+
+    def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:
+        """What a call returns, of its tensors."""
+        if wanted:
+            return self.returned(memory)
+        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints])
+
+    # --- what a build makes of sizes ---
+    def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether kernels that go by strides read and write `x` where it lies."""
+        return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.accepts_view(name, x)
+
+    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device, packed: bool = True,
+             longest: int = 0) -> int:
+        """Chunks of a part: those that the build's costs make cheapest, or all that there are.
+
+        packed, longest: whether sequences may differ in length, and tokens of the longest, 0 if it is known to the device alone.
+        """
+        t, every = self.tables, tokens // self.tables.chunk + 1
+        if not self.partition or t.part_cost is None:
+            return every
+        if self.part_chunks or not sequences or device.type == "cpu":
+            return min(self.part_chunks or every, every)
+        units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
+        others = (*t.bounds, *t.summaries)
+        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
+        known = _lengths(tokens, sequences, packed, longest, t.chunk)
+        return _cheapest_span(known, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
+
+    def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
+        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
+        parts, that of the call."""
+        t = self.tables
+        held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
+        if t.part_cost is not None:
+            span = self.span(tokens, sequences, value_heads, torch.device(device))
+            if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+                held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
+        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+
+
+def _unit_lower_inverse(x: Any) -> Any:
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
+    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+
+
+def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+    decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
+    return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
+
+
+class Check:
+    """Compares a module's kernels with its page in float64 on a small problem.
+
+    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
+    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
+    parts too: some have a warm-up, and some need summaries of all parts before them.
+    """
+
+    DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
+    ACCEPTED_TF32 = 3e-2
+    #: The value of memory that no call may write.
+    MARK = 7.0
+    #: Tokens of a chunk of the page here: a divisor of all chunks.
+    STEP = 16
+    #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
+    RATES = (2.0, 0.0, 0.02, 0.3)
+    #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
+    ALIKE = 1 - 2 ** -8
+    #: The least input between 0 and 1, and the least mean log decay of a head for forms.
+    LEAST = 1e-6
+    #: Guard elements before and after each tensor of the kernels.
+    GUARD = 1 << 16
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
+    INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
+
+    def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
+        """tables, host, page: those of the module. function: the function under test, as callers see it.
+
+        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
+        self.tables, self.page, self.host, self.function = tables, page, host, function
+        self.reads, self.draws = reads or {}, draws or {}
+        self.done: Any = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: Any = None, heads: Any = None) -> Any:
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: Any, heads: Any) -> None:
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
+            self(device, heads)
+
+    def heads(self) -> Any:
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
+        if self.tables.heads:
+            return tuple(self.tables.heads.values())
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
+
+    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
+        heads = heads or self.heads()
+        found: Any = {}
+        host, in_parts = self.host, self.tables.part_cost is not None
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below call `once`
+            before = host.poison, host.part_chunks, host.plans
+            try:
+                host.poison, host.plans = True, {}
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # short parts, so that there are many
+                            host.part_chunks = chunks
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        host.plans.clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                host.poison, host.part_chunks, host.plans = before
+        return found
+
+    # --- the problem --------------------------------------------------------------------------------------------------
+    def lengths(self, packed: bool) -> Any:
+        """Tokens of each sequence. If packed, a pool skips the third."""
+        chunk = max(self.tables.chunk, self.STEP)
+        if not packed:
+            return [chunk + 3] * 2
+        if self.by_token:
+            return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
+        return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
+
+    def drawn(self, lengths: Any, heads: Any) -> Any:
+        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU."""
+        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
+        count = dict(zip(("H", "HV"), heads, strict=True))
+        rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        forgets = rate.clamp_min(self.LEAST)  # forms may take its log
+        repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
+        keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
+        for name, of, dims, dtype in tables.inputs:
+            normal = torch.randn(total, count[of], *dims, generator=gen, **on_cpu)
+            page = normal / normal.norm(dim=-1, keepdim=True) if dims and (of == "H" or dims in keys) else normal
+            if not dims or name in tables.decays:
+                page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
+                if name in tables.decays:
+                    page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
+                else:
+                    page[repeated] = self.ALIKE
+            elif all(row[1] == "HV" for row in tables.inputs):
+                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
+            x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
+            x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, _, dims, dtype in tables.head_inputs:
+            normal = torch.randn(heads[1], *dims, generator=gen, **on_cpu)
+            page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
+            x = self.draws[name](None, normal, forgets) if name in self.draws else page
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, dims in tables.initial:
+            x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[tables.state_dtype])
+        return out
+
+    def read(self, name: str, x: Any) -> Any:
+        """An input in the form in which the page reads it, in float64."""
+        y = x[name].double()
+        if name not in self.reads:
+            return y
+        of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
+        return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
+
+    def kv_order(self, state: Any, dims: Any) -> Any:
+        """A caller's states in the page's order of dims."""
+        return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
+
+    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
+        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], and one of dicts of
+        states after chunks [HV, ...], by (sequence, chunk)."""
+        tables = self.tables
+        share = {"H": heads[1] // heads[0], "HV": 1}
+        inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
+        of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws]
+        numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
+        initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
+        count, start = len(tables.outputs), 0
+        outs: Any = [[] for _ in range(count)]
+        finals: Any = [[] for _ in initial]
+        after: Any = [{} for _ in initial]
+        for n, length in enumerate(lengths):
+            states = [s[n] for s in initial]
+            step = min(self.STEP, tables.chunk)  # so that there is a state after each chunk
+            for t in range(0, length, step):
+                if "retrieve_parent_token" in tables.indices and t:
+                    parent = self.parent(n, t)
+                    states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
+                rows = slice(start + t, start + min(t + step, length))
+                results = self.page([*(y[:, rows] for y in inputs), *of_heads], states, numbers)
+                states = results[count:]
+                for kept, y in zip(outs, results[:count], strict=True):
+                    kept.append(y.transpose(0, 1))
+                whole = (t + step) // tables.chunk
+                if t + step <= length and (t + step) % tables.chunk == 0:
+                    for by_chunk, s in zip(after, states, strict=True):
+                        by_chunk[n, whole - 1] = s
+            for kept, s in zip(finals, states, strict=True):
+                kept.append(s)
+            start += length
+        return [torch.cat(y) for y in outs], [torch.stack(s) for s in finals], after
+
+    # --- the call -----------------------------------------------------------------------------------------------------
+    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+        """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
+        size = math.prod(shape)
+        return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
+
+    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+        """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
+        x = x.unflatten(0, (rows, -1))
+        x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
+        shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
+        return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
+
+    def pool(self, x: Any, slots: Any, count: int) -> Any:
+        """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
+        size = x[0].numel()
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool[slots] = x
+        return pool
+
+    @staticmethod
+    def parent(n: int, t: int) -> int:
+        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
+        return (7 * t + n) % (t + 1) - 1
+
+    def places(self, lengths: Any) -> Any:
+        """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
+        count, width = len(lengths), max(lengths) + 1
+        rows = torch.arange(count, 0, -1, device="cpu")
+        if "state_indices" not in self.tables.by_token:
+            return rows, None, rows
+        slots = torch.arange(count * width, 0, -1, device="cpu").view(count, width)
+        accepted = "num_accepted_tokens" in self.tables.indices
+        return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
+
+    def integers(self, lengths: Any, once: int, device: Any) -> Any:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
+        return {name: made[name].to(torch.int32).to(device) for name in names}
+
+    def rows(self, lengths: Any) -> Any:
+        """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
+        chunk."""
+        chunk, start = self.tables.chunk, 0
+        rows = torch.full((len(lengths), max(lengths) // chunk + 1), -1, device="cpu")
+        for n, length in enumerate(lengths):
+            rows[n, :length // chunk] = start // chunk + torch.arange(length // chunk, device="cpu")
+            start += length
+        return rows
+
+    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
+        tables, (packed, given, wanted) = self.tables, call
+        rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
+        slots: Any = None
+        copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
+        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
+        for name, *_ in tables.inputs:
+            y = x[name].to(device)
+            spare_rows = y.new_full((spare, *y.shape[1:]), math.nan)
+            arguments[name] = self.placed(torch.cat([y] * copies + [spare_rows]), rows)
+        for name, *_ in tables.head_inputs:
+            arguments[name] = x[name].to(device)
+        for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
+            shape = (sum(lengths) + spare, heads[1], *dims)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+        if packed:
+            arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        for name, _ in tables.initial if given else ():
+            y = torch.cat([x[name].to(device)] * copies)
+            arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
+        if tables.pool:
+            slots, all_slots, _ = self.places(lengths)
+            count = (slots if all_slots is None else all_slots).numel() + 2
+            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
+            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
+            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
+            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
+            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
+            y = x[initial].to(device)
+            arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
+                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
+        return arguments, slots
+
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
+        return self.tables.pool and n % 5 == 2
+
+    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
+        """(error, accepted error) by output of one call."""
+        tables, once = self.tables, self.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
+        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
+        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
+        x, lengths = self.drawn(once, heads), once * copies
+        outs, finals, after = self.expected(x, once, heads, given)
+        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
+        for n in served:
+            written[starts[n]:starts[n + 1]] = True
+        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
+        results = self.function(**arguments)
+
+        found, accepted = {}, self.ACCEPTED[tables.dtype]
+        if tables.tf32 and device.type == "cuda":
+            accepted = self.ACCEPTED_TF32
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        first = [sum(once[:n]) for n in range(len(once))]
+        for (name, *_), got, want in zip(tables.outputs, results[:len(outs)], outs, strict=True):
+            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
+            rows = rows.flatten(0, 1).cpu()
+            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in served
+                                 if lengths[n]]), accepted
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
+        for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
+            if got is not None and not tables.slots:
+                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
+                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
+                found[name.replace("initial", "final")] = worst(each), accepted
+        by_token = self.stored_by_token(lengths, served)
+        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
+            got = self.kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
+                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
+        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
+            got = self.kv_order(got.cpu(), dims)
+            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
+                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
+        for name, (now, before) in writable.items():
+            own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
+                arguments[name].shape, arguments[name].stride(), arguments[name].storage_offset())
+            if name in tables.outs:
+                own = own if tables.layout == "bthd" else own.transpose(1, 2)
+                own[written.view(own.shape[:2]).to(device)] = True
+            elif name in dict(self.kept):
+                own[tuple(at.to(device) for at in by_token)] = True
+            elif name in dict(tables.checkpoints):
+                own[[row for row in self.rows(lengths).flatten().tolist() if row >= 0]] = True
+            else:
+                own[served if slots is None else slots[served].to(device)] = True
+            found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
+        return found
+
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
+
+    @property
+    def kept(self) -> Any:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
+
+    def stored_by_token(self, lengths: Any, served: Any) -> Any:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
+
+    def writable(self, arguments: Any) -> Any:
+        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
+        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
+
+
+def tokens_of(lengths: Any, served: Any) -> Any:
+    """The tokens of these sequences, as pairs (sequence, token)."""
+    return [(n, t) for n in served for t in range(lengths[n])]
+
+
+def whole(x: Any) -> Any:
+    """All memory of the storage of a tensor."""
+    return x.new_empty(0).set_(x.untyped_storage())
+
+
+def off(got: Any, want: Any) -> Any:
+    """RMSE over RMS of the worst head. got, want: [tokens, heads, ...]."""
+    got = got.double()
+    error, size = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want))
+    return (error / size.clamp_min(1e-30)).sqrt().max()
+
+
+def worst(errors: Any) -> float:
+    """The largest error; NaN if any is NaN."""
+    return float(torch.stack(errors).max()) if errors else 0.0
+
+
+#: How temporary names begin: of folders in which an artefact is made, and of files that the package's cache writes.
+_MAKING, _WRITING = ".making.", ".writing."
+#: Seconds after which a file that is written, which takes milliseconds, is a killed process's.
+_STALE = 3600.0
+
+
+def _lock_of(path: Path) -> Path:
+    """The lock file that goes with `path`."""
+    return path.with_name(path.name + ".lock")
+
+
+def _sum_of(path: Path) -> Path:
+    """The path of the file with the size and digest of an artefact."""
+    return path.with_name(path.name + ".sum")
+
+
+def _taken(name: Path, wait: bool) -> int | None:
+    """The lock file, opened and locked. None if another process holds it and this one does not wait."""
+    while True:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if os.stat(name).st_ino == os.fstat(fd).st_ino:
+                return fd
+        except FileNotFoundError:  # `cache clear` removed it while we waited: another process may have made a new one
+            pass
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold `path`.lock against other processes and threads. A killed holder frees it. Gives whether it is held: without `wait`
+    it may be another's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = _taken(_lock_of(path), wait)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _sum(path: Path) -> str:
+    return f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def _whole(path: Path) -> bool:
+    """True if the file exists and has the size and digest in `path`.sum."""
+    try:
+        return _sum_of(path).read_text(encoding="utf-8") == _sum(path)
+    except (OSError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An OSError that names no file, as a full disk's, names this one."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename is None and e.errno is not None:
+            e.filename = str(path)
+        raise
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    with open(path, "rb") as f:
+        os.fsync(f.fileno())
+
+
+def _artefact(path: Path, make: Callable[[Path], object]) -> Path:
+    """`path`. If the file is missing or damaged, make(temporary path) writes it under a lock, and it is renamed into place."""
+    if _whole(path):
+        return path
+    with _lock(path):
+        if not _whole(path):
+            _sweep(path.parent)
+            folder = path.with_name(_MAKING + path.name)  # only the holder of the lock uses it
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                built, sums = folder / path.name, folder / "sum"
+                with _naming(path):
+                    make(built)
+                    _flush(built)
+                    sums.write_text(_sum(built), encoding="utf-8")
+                    _flush(sums)
+                os.replace(sums, _sum_of(path))
+                os.replace(built, path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    return path
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left: folders of artefacts that no process is making any more, and half-written files."""
+    for x in folder.glob(_MAKING + "*"):
+        with _lock(folder / x.name.removeprefix(_MAKING), wait=False) as held:
+            if held:
+                shutil.rmtree(x, ignore_errors=True)
+    for x in folder.glob(_WRITING + "*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - x.stat().st_mtime > _STALE:
+                x.unlink()
+
+
+def compile_command(source: str | Path, library: str | Path) -> list[str]:
+    """The command that builds the kernels for an Ascend A2 or A3. Raises RuntimeError if CANN or PTO-ISA is not set up."""
+    toolkit = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
+    headers = os.environ.get("PTO_LIB_PATH")
+    if not toolkit or not headers:
+        raise RuntimeError("NPU tensors need CANN and PTO-ISA: set ASCEND_TOOLKIT_HOME (CANN's set_env.sh does) and "
+                           "PTO_LIB_PATH to a checkout of PTO-ISA")
+    driver = os.environ.get("ASCEND_DRIVER_PATH", "/usr/local/Ascend/driver")
+    folders = [f"{headers}/include", f"{toolkit}/include", f"{toolkit}/pkg_inc", f"{toolkit}/pkg_inc/runtime",
+               f"{toolkit}/pkg_inc/profiling", f"{driver}/kernel/inc"]
+    tuning = ["-cce-aicore-stack-size=0x8000", "-cce-aicore-function-stack-size=0x8000",
+              "-cce-aicore-record-overflow=true", "-cce-aicore-dcci-insert-for-scalar=false"]
+    return ["bisheng", "-fPIC", "-shared", "-xcce", "-DMEMORY_BASE", "-O2", "-std=gnu++17", "--cce-aicore-arch=dav-c220",
+            *(word for t in tuning for word in ("-mllvm", t)), *(f"-I{f}" for f in folders), str(source), "-o", str(library)]
+
+
+def _compile_for_npu(source: Path, library: Path) -> None:
+    try:
+        done = subprocess.run(compile_command(source, library), capture_output=True, text=True)
+    except FileNotFoundError:
+        raise RuntimeError("NPU tensors need bisheng, the compiler of the CANN toolkit, on PATH") from None
+    if done.returncode:
+        raise RuntimeError(f"bisheng failed:\n{done.stderr}")
+
+
+def _mask(fill: str, side: int, dtype: str) -> torch.Tensor:
+    """A constant tile [side, side] on the CPU. fill: kind[:size], value kept, value elsewhere. Or to_middle:size of n/m,
+    where m is 1 for running sums alone and n is 0 for them, 1 for sums before each token."""
+    kind, kept, other = fill.split()
+    kind, _, digits = kind.partition(":")
+    size = int(digits or 1)
+    row = torch.arange(side, device="cpu")
+    i, j = row[:, None], row[None, :]
+    if kept == "of":
+        own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
+        second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
+        return torch.where(i // size % 2 == 1, second, first).to(_FLOATS[dtype])
+    keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diag_blocks": i // size == j // size,
+            "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
+    return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])
+
+
+def _core_groups(device: torch.device) -> int:
+    """The number of cube cores of the NPU; 4 in the simulator."""
+    if device.type == "cpu":
+        return 4
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    return getattr(npu.get_device_properties(device), "cube_core_num", 24)
+
+
+class PtoLauncher:
+    """Launches the kernels of one source: on an Ascend NPU, and for CPU tensors in the simulator of gdn_codegen.
+
+    symbols: for each kernel, its C name, the channels and constants that it gets, and for the simulator the kinds of all its
+      tensors (0 read, 1 written, 2 between cores, 3 read and written).
+    channels: (dims, dtype) by name, of memory through which the cores of a group pass tiles to each other. Each core group has
+      its own.
+    constants: (fill, side, dtype) of masks, by name, as `_mask` takes them.
+    heads: True if head counts are compiled in. Kernels then do not take them.
+    """
+
+    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
+                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, int, str]], heads: bool
+                 ) -> None:
+        self.source, self.symbols, self.channels, self.constants, self.heads = source, symbols, channels, constants, heads
+        self.library = functools.lru_cache(maxsize=None)(self._load)
+        self.mask = functools.lru_cache(maxsize=64)(lambda name, device: _mask(*constants[name]).to(device))
+
+    def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
+                 ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
+        symbol, own, kinds = self.symbols[name]
+        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints)
+        groups = min(instances, _core_groups(device))
+
+        def simulate(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
+            from gdn_codegen import pto_sim
+            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
+            pto_sim.launch(self.library("cpu"), symbol, groups, arguments, kinds, numbers, scalars)
+
+        def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
+            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
+            stream = torch.npu.current_stream()._as_parameter_  # type: ignore[attr-defined]
+            failed = getattr(self.library("npu"), f"call_{symbol}")(
+                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+                *(ctypes.c_int64(n) for n in numbers), *(ctypes.c_float(x) for x in scalars))
+            if failed:
+                raise RuntimeError(f"{symbol}: the runtime returned no address for flags between cores")
+
+        return simulate if device.type == "cpu" else launch
+
+    def made(self, name: str, groups: int, device: torch.device) -> torch.Tensor:
+        """A mask, or new memory for a channel."""
+        if name in self.constants:
+            return self.mask(name, device)
+        dims, dtype = self.channels[name]
+        return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+
+    def _load(self, kind: str) -> ctypes.CDLL:
+        """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content."""
+        if kind == "npu":
+            seed = self.source + " ".join(compile_command("", ""))
+        else:
+            from gdn_codegen import pto_sim
+            seed = self.source + str(pto_sim.runtime_object())
+        given = os.environ.get("GDN_CODEGEN_CACHE")
+        folder = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen"
+        name = f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so"
+
+        def make(built: Path) -> None:
+            source = built.with_name("kernel.cpp")
+            source.write_text(self.source)
+            if kind == "npu":
+                _compile_for_npu(source, built)
+            else:
+                pto_sim.build(source, [symbol for symbol, *_ in self.symbols.values()], built)
+
+        return ctypes.CDLL(str(_artefact(folder / "pto" / name, make)))
+
+
+def _fits_transfers(t: Tables, name: str, x: torch.Tensor) -> bool:
+    """True if transfers can read the tensor without a copy: its rows are dense, and less than 2^16 elements apart."""
+    return x.stride(-1) == 1 and 0 < _steps(x.stride(), t.layout)[1] < 1 << 16
+
+
+# --- this module -----------------------------------------------------------------------------------------------------
+TABLES = Tables(
+    name="gated_delta_rule_2_c64_bthd",
+    function="chunk_gated_delta_rule_2",
+    chunk=64,
+    layout="bthd",
+    dtype="float16",
+    inputs=(
+        ("q", "H", (128,), "float16"),
+        ("k", "H", (128,), "float16"),
+        ("v", "HV", (128,), "float16"),
+        ("g", "HV", (128,), "float32"),
+        ("b", "HV", (128,), "float16"),
+        ("w", "HV", (128,), "float16"),
+    ),
+    outputs=(
+        ("o", (128,), "float16"),
+    ),
+    kernels=(
+        ("o_S", "sequences", 1, ("q", "k", "v", "g", "b", "w", "o", "initial_state", "final_state"), ("scale",)),
+    ),
+    ints={"o_S": ("has_initial_state", "has_final_state")},
+    scalars={"scale": 0.08838834764831845},
+    initial=(
+        ("initial_state", (128, 128)),
+    ),
+    final=(
+        ("final_state", (128, 128)),
+    ),
+    decays=("g",),
+)
+_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=bool(TABLES.heads))
+HOST = Host(TABLES, _launcher)
+
+
+def chunk_gated_delta_rule_2(q, k, v, g, b, w, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, final_state=None, out=None):
+    """Token t: S <- Diag(exp(g)) S; u = w * v - S^T (b * k); S <- S + k u^T; o = scale S^T q.
+
+    Shapes, layout bthd: q [B, T, H, 128] float16, k [B, T, H, 128] float16, v [B, T, HV, 128] float16, g [B, T, HV, 128] float32, b [B, T, HV, 128] float16, w [B, T, HV, 128] float16.
+    initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
+    final_state: [N, HV, 128, 128] float32, to be written to.
+    cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is
+        made here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks
+        at that, this module does not.
+    Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
+    """
+    return HOST((q, k, v, g, b, w), (scale,), (initial_state,), (out,), cu_seqlens, (final_state,), output_final_state)
+
+
+def _page(_inputs, _states, _numbers):
+    q, k, v, g, b, w = _inputs
+    S, = _states
+    scale, = _numbers
+    # G = cumsum(g)
+    G = g.cumsum(-2)
+    # erase = b * k
+    erase = b * k
+    # Tinv = unit_lower_inverse(strictly_lower(decayed_product(erase, k, G)))
+    Tinv_decayed_product = _decayed_product(erase, k, G)
+    Tinv_strictly_lower = Tinv_decayed_product.tril(-1)
+    Tinv = _unit_lower_inverse(Tinv_strictly_lower)
+    # U = Tinv @ (w * v - (exp(G) * erase) @ S)
+    w_v = w * v
+    exp_G = torch.exp(G)
+    exp_G_erase = exp_G * erase
+    exp_G_erase_S = exp_G_erase @ S
+    operand_of_U = w_v - exp_G_erase_S
+    U = Tinv @ operand_of_U
+    # o = scale * ((exp(G) * q) @ S + decayed_product(q, k, G) @ U)
+    exp_G_q = exp_G * q
+    exp_G_q_S = exp_G_q @ S
+    operand_of_o = _decayed_product(q, k, G)
+    operand_of_o_U = operand_of_o @ U
+    o_sum = exp_G_q_S + operand_of_o_U
+    o = scale[..., None, None] * o_sum
+    # S = exp(last(G))[:, None] * S + (exp(last(G)[None, :] - G) * k).T @ U
+    last_G = G[..., -1, :]
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_col = chunk_decay[..., :, None]
+    chunk_decay_S = chunk_decay_col * S
+    last_G_row = last_G[..., None, :]
+    last_G_minus_G = last_G_row - G
+    decay_to_end = torch.exp(last_G_minus_G)
+    k_decay_to_end = decay_to_end * k
+    k_decay_to_endT_U = k_decay_to_end.mT @ U
+    S_next = chunk_decay_S + k_decay_to_endT_U
+    return o, S_next
+
+
+#: Of a device, and of H and HV where kernels are compiled for them: RuntimeError if the kernels are off on a small problem.
+check = Check(TABLES, _page, HOST, chunk_gated_delta_rule_2)
+HOST.accepts_view = functools.partial(_fits_transfers, TABLES)
