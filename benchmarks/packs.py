@@ -2,9 +2,9 @@
 
 A line of JSON for each pack: its size, how its lengths were drawn, and the time of each candidate of TileLang's dispatch.
 Candidates are `fused_walk` and `walk` by value heads, whole and in parts of several lengths; "op" is what the package's op
-chooses. FlashInfer's prefill is timed if asked for (gdn_kernels.delta_rule_dsl). A time is the median of seven replays of a CUDA
-graph of the call, each after a write of 256 MiB. A file that is there is continued. bfloat16, K = V = 128, gates as a layer
-draws them.
+chooses, and "op_cpu" what it chooses with `cu_seqlens_cpu`. FlashInfer's prefill is timed if asked for
+(gdn_kernels.delta_rule_dsl). A time is the median of seven replays of a CUDA graph of the call, each after a write of 256 MiB. A
+file that is there is continued. bfloat16, K = V = 128, gates as a layer draws them.
 """
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def us(call: Callable[[], object], flush: torch.Tensor, n: int = 7) -> float:
 def calls(x: dict[str, Any], hv: int, shared: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Candidates with their names; of parts with the chunks of a part after a colon."""
     tokens = x["q"].shape[1]
+    lengths = x["cu_seqlens"].cpu()
     yield "op", lambda: gdn_codegen.chunk_gated_delta_rule(**x, output_final_state=True)
+    yield "op_cpu", lambda: gdn_codegen.chunk_gated_delta_rule(**x, output_final_state=True, cu_seqlens_cpu=lengths)
     for name, b in builds().items():
         m, heads = module(b), int(name[-1]) if name[-1].isdigit() else 1
         run = lambda m=m: m.chunk_gated_delta_rule(**x, scale=128 ** -.5, output_final_state=True)

@@ -27,7 +27,7 @@ INSTALL = "pip install 'gdn_codegen[tilelang]'"
 ARCH = "sm_90a"
 #: From this class of value heads times tokens (the last two of Extent.shape_class) on, `fused_walk` also serves parts. A kernel
 #: for inverses then costs more than warm-ups that compute inverses again.
-LARGE = 19
+LARGE = 18
 #: From which class of walks on, and for which classes of mean tokens, blocks take several walks. With fewer walks few blocks have
 #: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class
 #: 0, is that of a call which says no size. TIMED: the K and V that were timed so (docs/performance.md); others have whole walks.
@@ -43,8 +43,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
         if sum(x.shape_class[1:]) >= LARGE:
             yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
                             arch=ARCH)
-        yield Candidate(varied("walk", ARCH, partition="decay", value_heads=heads), "parts take less time than whole walks",
-                        arch=ARCH)
+        yield Candidate(varied("walk", ARCH, partition="decay"), "parts take less time than whole walks", arch=ARCH)
     elif x.few is False and x.head_dims in TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
         yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
@@ -52,8 +51,9 @@ def _model(x: Asked) -> Iterator[Candidate]:
 
 
 assert SM_90A.part_cost is not None
-#: Of 162 random packs on an H100 most with fewer tokens, or with more walks, were faster whole.
-SPLITS = Splits(SM_90A.part_cost, least_tokens=1280, walks=1, summaries=len(SUMMARIES), most=longest_warm_up(SM_90A))
+#: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
+#: random packs were slower and 10 faster (H100).
+SPLITS = Splits(SM_90A.part_cost, least_tokens=256, walks=1, summaries=len(SUMMARIES), most=longest_warm_up(SM_90A))
 #: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
 HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES = (

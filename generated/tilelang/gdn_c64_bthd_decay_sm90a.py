@@ -3118,7 +3118,7 @@ TABLES = Tables(
         ("S_start", (128, 128), "float32"),
     ),
     cleared=True,
-    part_cost=PartCost(chunk_us=2.4, fold_us=4.0, launch_us=15.0, split_us=15.0, summary_us=10.0, warm_up_chunks=7.0, longest_warm_up_chunks=8.0, least_part_chunks=3.0, resident=1),
+    part_cost=PartCost(chunk_us=2.6, fold_us=4.0, launch_us=10.0, split_us=5.0, summary_us=10.0, warm_up_chunks=3.0, longest_warm_up_chunks=2.5, least_part_chunks=3.0, resident=1),
     most=8,
     summaries=("S_offset", "S_factor", "S_start"),
     warm_ups=True,

@@ -16,9 +16,9 @@ def span(chunks, sequences=1, instances=16, cost=COST, warms_up=True):
     return _cheapest_span(known, instances, 132 * cost.resident, cost, 3, 8, warms_up)
 
 
-def of_pack(tokens, longest, value_heads):
-    """Chunks of a part of a pack of 16 sequences, whose longest has so many tokens (0: not known)."""
-    return _cheapest_span(_lengths(tokens, 16, True, longest, 64), value_heads, 132, COST, 3, 8, True)
+def of_pack(tokens, longest, value_heads, sequences=16):
+    """Chunks of a part of a pack, whose longest sequence has so many tokens (0: not known)."""
+    return _cheapest_span(_lengths(tokens, sequences, True, longest, 64), value_heads, 132, COST, 3, 8, True)
 
 
 @pytest.mark.parametrize("device", [HOPPER, SM_90A, TRITON])
@@ -48,7 +48,7 @@ def test_cost_in_chunks_of_other_lengths():
 def test_the_longest_sequence_of_a_pack_decides_where_it_is_known():
     """Equal sequences stay whole, one long among short ones is split. Without that a pack is taken for one sequence."""
     even, unknown = of_pack(16384, 1024, 8), of_pack(16384, 0, 8)
-    assert even is None and unknown == of_pack(16384, 16384, 8) is not None
+    assert even is None and unknown == of_pack(16384, 16384, 8, sequences=1) is not None
     uneven = of_pack(16384, 12288, 8)
     assert uneven is not None and 2 <= uneven < 192 // 4
 
