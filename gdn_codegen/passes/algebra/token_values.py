@@ -76,7 +76,9 @@ class TokenValue:
 
     # --- sums ---
     def cumsum(self) -> str:
-        """The one term, with its lower bound."""
+        """The one term, with its lower bound; without the token itself zeros."""
+        if self.o.attr("exclusive"):
+            return self.put("full", dims=self.dims, value=0.0, name=self.o.out) if self.dims else self.constant(0.0)
         least = self.o.attr("least")
         return self.o.args[0] if least is None else self.put("maximum", self.o.args[0], self.constant(least), name=self.o.out)
 
