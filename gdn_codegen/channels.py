@@ -6,17 +6,18 @@ need. `fused_recurrent_...` take any number of tokens; up to 16 per sequence are
 
 Inputs: q, k [B, T, H, K]; v [B, T, HV, V], where HV is a multiple of H; g [B, T, HV, K], logs of decays, or raw gates with
 use_gate_in_kernel=True: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)) if lower_bound is
-given. A_log is [HV], dt_bias [HV K] or [HV, K]. torch computes this in float32 before the kernels.
+given. A_log is [HV], dt_bias [HV K] or [HV, K]. Kernels compute this in float32.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .host.arguments import _check_flag
+from .host.arguments import _LARGEST, _check_flag
 from .host.tensors import _fail
 from .runtime.call import members
 from .runtime.call.normalise import check_plain, shape_of, token_axis
@@ -35,33 +36,33 @@ def _others(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {n: x for n, x in kwargs.items() if n not in _NO_RESULT}
 
 
-def _decays(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate: Any, others: dict[str, Any],
-            name: str = "g") -> Any:
-    """Logs of decays in float32, from those or from raw gates. ValueError for what contradicts. name: the argument's."""
+def _raw(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate: Any, others: dict[str, Any]
+         ) -> tuple[dict[str, Any], str]:
+    """The tensors of the gate's input form, and the form, as a contract has it; "" for logs of decays. ValueError for what
+    contradicts."""
     _check_flag("use_gate_in_kernel", raw)
     _check_flag("safe_gate", safe_gate)
     if lower_bound is not None and (isinstance(lower_bound, bool) or not isinstance(lower_bound, (int, float))
-                                    or not lower_bound < 0):
+                                    or not -_LARGEST <= lower_bound < 0):
         _fail("lower_bound", repr(lower_bound), "a number below 0, or None")
-    if len(shape_of(name, g)) != 4:
-        return g  # the call refuses it
-    if not raw:
-        return g.float()
+    if not raw or len(shape_of("g", g)) != 4:  # the call refuses another rank
+        return {}, ""
     if safe_gate and (lower_bound is None or lower_bound < -5):
         _fail("lower_bound", lower_bound, "-5 or more, which safe_gate=True needs")
     if A_log is None and lower_bound is None:
         _fail("A_log", None, "a tensor [HV], or lower_bound")
-    at = 3 - token_axis(others)  # of heads
-    heads, K = g.shape[at], g.shape[3]
-    for of, x, count, accepted in (("A_log", A_log, heads, f"({heads},)"), ("dt_bias", dt_bias, heads * K, f"({heads}, {K})")):
+    heads, K = g.shape[3 - token_axis(others)], g.shape[3]
+    found = {"A_log": (A_log, (heads,)), "dt_bias": (dt_bias, (heads, K))}
+    for name, (x, shape) in found.items():
         if x is not None:
-            check_plain(of, x)
-            if x.numel() != count:
-                _fail(of, f"shape {tuple(x.shape)}", f"shape {accepted}")
-    shape = (heads, -1) if at == 2 else (heads, 1, -1)
-    x = g.float() if dt_bias is None else g.float() + dt_bias.float().view(shape)
-    rate: Any = 1.0 if A_log is None else torch.exp(A_log.float().view(shape))
-    return -rate * torch.nn.functional.softplus(x) if lower_bound is None else lower_bound * torch.sigmoid(rate * x)
+            check_plain(name, x)
+            if x.numel() != prod(shape):
+                _fail(name, f"shape {tuple(x.shape)}", f"shape {shape}")
+    tensors = {n: None if x is None else x.reshape(shape) for n, (x, shape) in found.items()}
+    if lower_bound is None:
+        return tensors, "g=raw"
+    bound = None if lower_bound == -5 else g.new_full((heads,), float(lower_bound), dtype=torch.float32)
+    return {**tensors, "lower_bound": bound}, "g=bounded"
 
 
 def chunk_kda(
@@ -73,12 +74,12 @@ def chunk_kda(
         cp_context: None = None, use_graph: bool = False, max_num_seqs: int | None = None, *, A_log: State = None,
         dt_bias: State = None, **kwargs: Any) -> tuple[Any, ...]:
     """Kimi Delta Attention (arXiv:2510.26692). Returns (o, final state or None). Forward only. beta: [B, T, HV]."""
-    g = _decays(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate, kwargs)
+    more, form = _raw(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate, kwargs)
     named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
                    allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first)
     others = _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "return_intermediate_states": return_intermediate_states,
                                 "cp_context": cp_context, "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel}
-    return _call("kimi_delta_attention", dict(q=q, k=k, v=v, g=g, beta=beta), {"scale": scale}, named, others)
+    return _call("kimi_delta_attention", dict(q=q, k=k, v=v, g=g, beta=beta, **more), {"scale": scale}, named, others, form)
 
 
 def fused_recurrent_kda(
@@ -88,11 +89,12 @@ def fused_recurrent_kda(
         allow_neg_eigval: bool = False, lower_bound: float | None = None, state_v_first: bool = False,
         cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
     """`chunk_kda` for any number of tokens."""
-    g = _decays(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, False, kwargs)
+    more, form = _raw(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, False, kwargs)
     named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
                    allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first)
     others = _others(kwargs) | {"use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel}
-    return _call("kimi_delta_attention", dict(q=q, k=k, v=v, g=g, beta=beta), {"scale": scale}, named, others, recurrent=True)
+    return _call("kimi_delta_attention", dict(q=q, k=k, v=v, g=g, beta=beta, **more), {"scale": scale}, named, others, form,
+                 recurrent=True)
 
 
 def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = None, initial_state: State = None,
@@ -100,7 +102,6 @@ def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = 
               cu_seqlens_cpu: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
     """Gated linear attention (arXiv:2312.06635). Returns (o, final state or None). Forward only."""
     named = _named(initial_state, output_final_state, cu_seqlens, state_v_first=state_v_first)
-    g = _decays(g, False, None, None, None, False, kwargs)
     return _call("gla", dict(q=q, k=k, v=v, g=g), {"scale": scale}, named, {"cu_seqlens_cpu": cu_seqlens_cpu, **kwargs})
 
 
@@ -117,7 +118,6 @@ def fused_recurrent_gla(
         shape = shape_of("v", v)
         gk = v.new_zeros((*shape[:3], *shape_of("k", k)[3:]), dtype=torch.float32)
     named = _named(initial_state, output_final_state, cu_seqlens, state_v_first=state_v_first)
-    gk = _decays(gk, False, None, None, None, False, kwargs, "gk")
     return _call("gla", dict(q=q, k=k, v=v, g=gk), {"scale": scale}, named, kwargs, called={"g": "gk"}, recurrent=True)
 
 
@@ -130,12 +130,12 @@ def chunk_gdn2(
         ) -> tuple[Any, ...]:
     """Gated DeltaNet 2: channels of the key are erased by b [B, T, HV, K], those of the value written by w [B, T, HV, V]. Returns
     (o, final state or None). Forward only."""
-    g = _decays(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate, kwargs)
+    more, form = _raw(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate, kwargs)
     named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
                    state_v_first=state_v_first)
     others = _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "return_intermediate_states": return_intermediate_states,
                                 "cp_context": cp_context}
-    return _call("gated_delta_rule_2", dict(q=q, k=k, v=v, g=g, b=b, w=w), {"scale": scale}, named, others)
+    return _call("gated_delta_rule_2", dict(q=q, k=k, v=v, g=g, b=b, w=w, **more), {"scale": scale}, named, others, form)
 
 
 def fused_recurrent_gdn2(
@@ -144,11 +144,11 @@ def fused_recurrent_gdn2(
         use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, lower_bound: float | None = None,
         state_v_first: bool = False, cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
     """`chunk_gdn2` for any number of tokens."""
-    g = _decays(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, False, kwargs)
+    more, form = _raw(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, False, kwargs)
     named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
                    state_v_first=state_v_first)
-    return _call("gated_delta_rule_2", dict(q=q, k=k, v=v, g=g, b=b, w=w), {"scale": scale}, named, _others(kwargs),
-                 recurrent=True)
+    return _call("gated_delta_rule_2", dict(q=q, k=k, v=v, g=g, b=b, w=w, **more), {"scale": scale}, named, _others(kwargs),
+                 form, recurrent=True)
 
 
 def chunk_rwkv7(
@@ -162,8 +162,8 @@ def chunk_rwkv7(
     is as large, which kernels do not need.
     """
     named = _named(initial_state, output_final_state, cu_seqlens)
-    w, scale = _decays(w, False, None, None, lower_bound, safe_gate, kwargs, "w"), _of_width(scale, r)
-    return _call("rwkv7", dict(r=r, w=w, k=k, v=v, a=a, b=b), {"scale": scale}, named,
+    _raw(w, False, None, None, lower_bound, safe_gate, kwargs)
+    return _call("rwkv7", dict(r=r, w=w, k=k, v=v, a=a, b=b), {"scale": _of_width(scale, r)}, named,
                  _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "cp_context": cp_context, "chunk_size": chunk_size})
 
 
@@ -172,8 +172,7 @@ def fused_recurrent_rwkv7(
         output_final_state: bool = True, cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
     """`chunk_rwkv7` for any number of tokens, with FLA's defaults of this function."""
     named = _named(initial_state, output_final_state, cu_seqlens)
-    w, scale = _decays(w, False, None, None, None, False, kwargs, "w"), _of_width(scale, r)
-    return _call("rwkv7", dict(r=r, w=w, k=k, v=v, a=a, b=b), {"scale": scale}, named, kwargs, recurrent=True)
+    return _call("rwkv7", dict(r=r, w=w, k=k, v=v, a=a, b=b), {"scale": _of_width(scale, r)}, named, kwargs, recurrent=True)
 
 
 def _of_width(scale: float | None, r: Tensor) -> float | None:

@@ -19,6 +19,7 @@ from gdn_codegen.channels import (
     fused_recurrent_rwkv7,
 )
 from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.load import module
 
 #: By page: the op and its name's counterpart for any number of tokens. PTO's simulator takes long; tests of pages run it.
@@ -121,6 +122,22 @@ def test_raw_gates(lower, first):
                          lower_bound=lower, safe_gate=lower is not None, use_qk_l2norm_in_kernel=True, head_first=first,
                          use_beta_sigmoid_in_kernel=True, target=GPU[0])
     near((o.transpose(1, 2) if first else o, final), want)
+
+
+@pytest.mark.slow
+def test_kernels_take_gates_as_they_come(monkeypatch):
+    """Raw ones in 16 bits, with a bias that is a view."""
+    contracts, module = [], launch.module
+    monkeypatch.setattr(launch, "module", lambda b: (contracts.append(str(b.contract)), module(b))[1])
+    c = Case((9,))
+    x, S, _ = made("kimi_delta_attention", c)
+    x["g"] = torch.randn(x["g"].shape).bfloat16()
+    A, bias = torch.tensor([0.5, -1.0]).bfloat16(), torch.randn(32, 2).t()
+    more = dict(initial_state=S, target=GPU[0])
+    o, _ = chunk_kda(**x, **more, use_gate_in_kernel=True, A_log=A, dt_bias=bias, lower_bound=-3)
+    assert contracts == ["A_log=bfloat16,g=bounded/bfloat16"]
+    y = torch.exp(A.float())[:, None] * (x["g"].float() + bias)
+    near((o,), chunk_kda(**dict(x, g=-3 * torch.sigmoid(y)), **more)[:1])
 
 
 @pytest.mark.slow

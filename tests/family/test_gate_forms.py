@@ -55,7 +55,7 @@ def call(b, x, more):
 @pytest.mark.parametrize("name, accept, target", [
     ("kimi_delta_attention", "g=raw", "triton"), ("kimi_delta_attention", "g=bounded/bfloat16", "triton"),
     ("gla", "g=raw/bfloat16", "triton"), ("rwkv7", "w=bounded", "triton"), ("gated_delta_rule_2", "g=bounded", "triton"),
-    ("kimi_delta_attention", "g=raw/bfloat16", "tilelang")])
+    ("kimi_delta_attention", "g=raw/bfloat16", "tilelang"), ("kimi_delta_attention", "g=bounded/bfloat16", "pto")])
 def test_raw_gates_of_channels(name, accept, target):
     b = build(name, accept, target)
     form = "raw" if "raw" in accept else "bounded"

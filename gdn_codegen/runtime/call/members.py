@@ -94,7 +94,7 @@ def _about(page: Algorithm, inputs: dict[str, Any], t: Tensors, x: Request) -> I
     gates = _gates(page)
     tokens = {p.name: p for p in page.trace().role("input") if p.index == "token"}
     numbers += [(n, y) for n, y in inputs.items()
-                if (len(tokens[n].dims) == 1 if n in tokens else y is not None and y.ndim == 1)]
+                if (len(tokens[n].dims) == 1 or n in gates if n in tokens else y is not None and y.ndim == 1)]
     for p in (p for p in tokens.values() if len(p.dims) > 1):
         y = inputs[p.name]
         sizes[str(p.dims[1])] = y.shape[3]
