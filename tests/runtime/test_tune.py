@@ -26,7 +26,7 @@ from gdn_codegen.tools.tune_jobs import Job
 from gdn_codegen.tools.tune_log import Log
 
 ABOUT = Build("tilelang")
-SHAPES = (Shape("long", (16384,), 16, 16), Shape("many", (4096,) * 16, 4, 16))
+SHAPES = (Shape("long", (11264,), 16, 16), Shape("many", (4096,) * 16, 4, 16))
 NAMES = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 GPU = (NAMES, "sm_90a", 132)
 PARTS = {"partition": (None, "decay"), "part_chunks": (0, 32), "stages": (2, 3)}
@@ -139,7 +139,7 @@ def test_calls_choose_from_what_tune_wrote(names, mine, run, monkeypatch):
     passes_for(monkeypatch, Facts("cuda", names, *GPU[1:]))
     monkeypatch.setattr(tables, "own_path", lambda device, target: run.path)
     tables.rows.cache_clear()
-    q = torch.empty(1, 16384, 16, 128, dtype=torch.float16, device="meta")
+    q = torch.empty(1, 11264, 16, 128, dtype=torch.float16, device="meta")
     for chunk, name in ((None, "gdn_c64_bthd_decay32_sm90a"), (32, "gdn_c32_bthd_fused_sm90a")):
         assert (choice_for(q, q, "tilelang", chunk).build.name == name) == mine
     tables.rows.cache_clear()
@@ -196,7 +196,7 @@ def test_a_budget_leaves_the_rest_pending(run):
     _, said = run(meter, budget=5, clock=Clock())
     assert 1 <= len(meter.seen) <= 3 and "pending: the same command goes on" in said[-2]
     # first of all the model's choice at each shape
-    assert meter.seen[:2] == [("gdn_c64_bthd_decay_sm90a", "1 x 16384, 16/16"),
+    assert meter.seen[:2] == [("gdn_c64_bthd_decay_sm90a", "1 x 11264, 16/16"),
                               ("gdn_c64_bthd_fused_walk_sm90a", "16 x 4096, 4/16")]
     listed = tune.listing(ABOUT, SHAPES, *GPU, run.path)
     assert sum(x.endswith("pending") for x in listed) == len(listed) - len(meter.seen)
@@ -236,7 +236,7 @@ def test_what_stops_the_process_twice_is_dropped(run):
     meter = Fake()
     _, said = run(meter)
     assert "gdn_c64_bthd_decay_sm90a: dropped: stopped the process twice" in said[1]
-    assert ("gdn_c64_bthd_decay_sm90a", "1 x 16384, 16/16") not in meter.seen
+    assert ("gdn_c64_bthd_decay_sm90a", "1 x 11264, 16/16") not in meter.seen
 
 
 def test_a_lost_device_ends_the_run_and_keeps_what_there_is(run, monkeypatch):
