@@ -106,7 +106,8 @@ def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
     few, many = ask(Extent(16, 16, 1, 8192)), ask(Extent(16, 16, 8, 32768))
     assert few.build.name == "gdn_c64_bthd_decay_sm90a" and "chosen by model: parts take less time than whole walks" in str(few)
     assert ask().build.name == "gdn_c64_bthd_fused_walk_decay_sm90a" and "and are many" in str(ask())
-    assert ask(Extent(4, 8, 1, 32768)).build.name == "gdn_c64_bthd_walk_valueheads2_decay_sm90a"
+    assert ask(Extent(4, 8, 1, 32768)).build.name == "gdn_c64_bthd_fused_walk_decay_sm90a"
+    assert ask(Extent(4, 8, 1, 16384)).build.name == "gdn_c64_bthd_decay_sm90a"
     assert many.build.name == "gdn_c64_bthd_fused_walk_sm90a"
     parts = varied("walk", partition="decay", longest_first=True, stages=3, descriptors=True)
     assert ask(target="triton").build == Build("triton", 32, schedule=parts)
