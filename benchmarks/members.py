@@ -2,8 +2,8 @@
 --builds tilelang:fused triton:staged fla --shapes 8192x64 32768x16
 
 A build is TARGET:SCHEDULE, "op" for what the package's op of that name chooses, or "fla". K = V = 128, bfloat16, as many key
-heads as value heads. q and k have rows of norm 1, log decays are logsigmoid of normal numbers in float32, beta is sigmoid of normal
-numbers. Each time is the median of 10 calls with a flushed L2.
+heads as value heads. q and k have rows of norm 1, log decays are logsigmoid of normal numbers in float32, beta is sigmoid of
+normal numbers. Each time is the median of 10 calls with a flushed L2.
 """
 import argparse
 import importlib
