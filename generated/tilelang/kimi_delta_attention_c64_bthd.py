@@ -431,7 +431,7 @@ def column_cumsum_cuda(src, dst, least=None, exclusive=False):
 
 @T.macro
 def column_cumsum_cpu(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile, by one thread. exclusive: without the row itself."""
+    """Running sums of each column of a tile. exclusive: without the row itself."""
     for j in T.serial(src.shape[1]):
         total = T.alloc_var(T.float32, init=0.0)
         for i in T.serial(src.shape[0]):

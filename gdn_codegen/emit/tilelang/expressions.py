@@ -113,8 +113,8 @@ def to_middle(w: KernelWriter, o: Op, x: Value, before: Value | None = None) -> 
 
     def at(i: str, j: str) -> Text:
         here, middle = x.at(i, j), x.at(f"{i} // {2 * size} * {2 * size} + {size - 1}", j)
-        after = before.at(i, j) if before is not None else here
-        return Text(f"T.if_then_else({i} // {size} % 2 == 1, {after} - {middle}, {middle} - {here})")
+        after, end = before.at(i, j) if before is not None else here, middle.at(SUM + 1)
+        return Text(f"T.if_then_else({i} // {size} % 2 == 1, {after.at(SUM)} - {end}, {middle.at(SUM)} - {here.at(SUM + 1)})")
     return at
 
 

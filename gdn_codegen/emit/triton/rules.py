@@ -98,7 +98,8 @@ def matmul(w: KernelWriter, o: Op, a: Text, b: Text, acc: Text | None = None) ->
 def cumsum(w: KernelWriter, o: Op, x: Text) -> Text:
     if o.attr("least") is not None:
         x = Text(f"tl.maximum({x}, {_number(o.attr('least'))}, propagate_nan=tl.PropagateNan.ALL)")
-    return Text(f"tl.cumsum({x}, axis=0){f' - {x}' if o.attr('exclusive') else ''}", SUM if o.attr("exclusive") else ATOM)
+    sums = Text(f"tl.cumsum({x}, axis=0)")
+    return Text(f"{sums} - {x.at(SUM + 1)}", SUM) if o.attr("exclusive") else sums
 
 
 @rule("last")
@@ -116,7 +117,7 @@ def to_middle(w: KernelWriter, o: Op, x: Text, before: Text | None = None) -> Te
     blocks = f"[{rows} // {2 * size}, {2 * size}, {columns}]"
     middle = f"tl.sum(tl.reshape(tl.where({i} % {2 * size} == {size - 1}, {x}, 0.0), {blocks}), axis=1)[:, None, :]"
     m = f"tl.reshape(tl.broadcast_to({middle}, {blocks}), [{rows}, {columns}])"
-    return Text(f"tl.where({i} // {size} % 2 == 1, {before or x} - {m}, {m} - {x})")
+    return Text(f"tl.where({i} // {size} % 2 == 1, {(before or x).at(SUM)} - {m}, {m} - {x.at(SUM + 1)})")
 
 
 @rule("row_sum")
