@@ -206,3 +206,10 @@ def test_long_tests_are_slow_too():
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "not slow", "passes/test_alike_keys.py"]
     listed = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert listed.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, listed.stdout + listed.stderr
+
+
+def test_no_two_test_modules_have_one_name():
+    """pytest imports test modules by file name: of two with one name it collects the first only, and `from NAME import` may take
+    the other one."""
+    names = [p.stem for p in Path(__file__).parent.rglob("*.py") if p.stem != "conftest"]
+    assert sorted(set(names)) == sorted(names), [n for n in set(names) if names.count(n) > 1]
