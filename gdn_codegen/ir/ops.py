@@ -479,7 +479,8 @@ op("last", "the last row of a tile, as a vector, or the last entry of a vector",
    zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True)
 op("to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
    "their first half: x[i] - x[m] in the second half, x[m] - x[i] in the first. With sums y before each token as second operand "
-   "y[i] - x[m] in the second half", _sums_of_rows, _to_middle, attrs=("size",), zero=zeros.differences, across_rows=True)
+   "y[i] - x[m] in the second half", _sums_of_rows, _to_middle, attrs=("size",), zero=zeros.differences, across_rows=True,
+   view=("threads",))
 op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
    "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "
    "`decayed_products` replaces it", _decayed_product, _decayed,
