@@ -2,7 +2,7 @@
 
 A peer states the dtype and shape of every tensor that it takes. The tensors that its adapter passes are compared with this
 statement. So a layout or dtype that the peer would silently misread raises an error and is not timed. Gated DeltaNet has several
-peers; another page has the library whose op of the same name the package offers, too (`member_ops.py`).
+peers; another page has the library whose op of the same name the package offers, too (`peer_ops.py`).
 """
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _flashinfer(x: Problem, check: Callable[..., None]) -> Run:
     return run
 
 
-#: The peers of Gated DeltaNet that take it in ways of their own. FLA is among the peers of all pages (`member_ops.py`).
+#: The peers of Gated DeltaNet that take it in ways of their own. FLA is among the peers of all pages (`peer_ops.py`).
 OF_GDN = (
     Peer("flashqla", "flash_qla", ("flash_qla", "flash-qla"), {**TOKENS, **GATES, "cu_seqlens": ("int32", "N + 1")}, _flashqla),
     Peer("tileops", "tileops", ("tileops",), {**TOKENS, "g": ("input", "1, T, HV"), "beta": ("input", "1, T, HV")}, _tileops,
