@@ -139,6 +139,7 @@ def diagonal(w: KernelWriter, o: Op, x: Text) -> Text:
 
 
 def _keep(w: KernelWriter, o: Op) -> str:
+    """Where a mask keeps the operand, or where the identity has ones: a condition on the indices."""
     assert o.type is not None
     (i, j), size = (w.index(d, axis, 2) for axis, d in enumerate(o.type.dims)), o.attr("size", 0)
     if o.attr("within"):
