@@ -32,9 +32,9 @@ LARGE = 18
 #: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class
 #: 0, is that of a call which says no size. TIMED: the K and V that were timed so (docs/performance.md); others have whole walks.
 MANY, SHORT, TIMED = 8, range(1, 9), ((128, 128), (64, 64))
-#: Fields of `operand_walk`, the best first: for so few walks that halves of V occupy more multiprocessors, and for more. On an H100
-#: 16 walks of Kimi Delta Attention over 32768 tokens took 781 us in halves and 958 whole, and 64 walks over 8192 tokens the same.
-FEW_WALKS, OPERANDS = 6, ({"v_block": 64}, {"v_block": 64, "stages": 1}, {}, {"stages": 1})
+#: Fields of `operand_walk`, the best first, for so few walks that halves of V occupy more multiprocessors, and for more. On an H100
+#: 16 walks of Kimi Delta Attention over 32768 tokens took 756 us in halves and 954 whole, and 64 walks over 8192 tokens 306 and 324.
+FEW_WALKS, HALVES, WHOLE = 6, ({"v_block": 64}, {"v_block": 64, "stages": 1}), ({}, {"v_block": 64}, {"stages": 1})
 
 
 def _model(x: Asked) -> Iterator[Candidate]:
@@ -47,12 +47,11 @@ def _model(x: Asked) -> Iterator[Candidate]:
             yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
                             arch=ARCH)
         yield Candidate(varied("walk", ARCH, partition="decay"), "parts take less time than whole walks", arch=ARCH)
-        yield Candidate(varied("operand_walk", ARCH, **OPERANDS[0]), "walks are few, and no parts serve the page", arch=ARCH)
     elif x.few is False and x.head_dims in TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
         yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
-    for fields in sorted(OPERANDS, key=lambda fields: ("v_block" in fields) != (x.shape_class[1] <= FEW_WALKS)):
+    for fields in HALVES if x.shape_class[1] <= FEW_WALKS else (*WHOLE, *HALVES[1:]):
         yield Candidate(varied("operand_walk", ARCH, **fields), f"made for {ARCH}", arch=ARCH)
 
 

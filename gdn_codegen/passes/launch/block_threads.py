@@ -5,6 +5,8 @@ A block of one agent has 128 threads, with these exceptions:
   chunks that are live at once more than 128. But not if a product has 16 columns. TileLang may then give half of them to each of
   two warp groups, and a wgmma reads no row-major operand of 8 columns. On an H100 the kernel over chunks of Kimi Delta Attention
   took 1800 us with 128 threads, and 690 with 256 (1 x 8192, 64 heads).
+- 512, if such a kernel takes so much shared memory that one block has a multiprocessor alone, and all products have at least 64
+  columns. That of RWKV-7 took 3270 us with 256 threads, and 1950 with 512.
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
 A kernel over single tokens has one warp. So many of its blocks share a multiprocessor as an estimate of its registers allows: it
@@ -55,7 +57,7 @@ def _launched(k: Kernel, device: Device) -> Kernel:
     if any(o.attr("one_token") for o in k.ops):
         return _of_tokens(k, device)
     by_threads = k.batch.way == "threads"
-    threads = HEADS_THREADS if by_threads else _threads(k)
+    threads = HEADS_THREADS if by_threads else _threads(k, device)
     if k.grid != "chunks" or not (by_threads or _small(k, threads)):
         return replace(k, threads=threads)
     registers = HEADS_REGISTERS if by_threads else SMALL_BATCHED if k.batch.heads > 2 else SMALL
@@ -90,9 +92,9 @@ def _fragments(k: Kernel) -> int:
     return max((prod(b.shape) for b in k.buffers if b.space == "fragment"), default=0)
 
 
-def _live(k: Kernel) -> int:
-    """Registers of all threads for the fragments that are live at once, at most. For a kernel over chunks."""
-    ops, size = k.ops, {b.name: prod(b.shape) * BYTES[b.dtype] // BYTES["float32"] for b in k.buffers if b.space == "fragment"}
+def _live(k: Kernel, *spaces: str) -> int:
+    """The bytes of buffers in `spaces` that are live at once, at most. For a kernel over chunks."""
+    ops, size = k.ops, {b.name: prod(b.shape) * BYTES[b.dtype] for b in k.buffers if b.space in spaces}
     under: dict[str, set[str]] = {}  # the buffers that an expression reads
     ends: dict[str, tuple[int, int]] = {}  # the first op that fills a buffer, and the last that reads it
     for n, o in enumerate(ops):
@@ -105,17 +107,19 @@ def _live(k: Kernel) -> int:
 
 
 def _small(k: Kernel, threads: int) -> bool:
-    """Whether the kernel has products, its largest fragment takes at most half of `SMALL` registers per thread, and those that are
-    live at once at most `SMALL`."""
-    return any(o.kind == "matmul" for o in k.ops) and max(2 * _fragments(k), _live(k)) <= SMALL * threads
+    """Whether the kernel has products and no more threads than usual, its largest fragment takes at most half of `SMALL` registers
+    per thread, and those that are live at once at most `SMALL`."""
+    live = _live(k, "fragment") // BYTES["float32"]
+    return threads <= GROUP and any(o.kind == "matmul" for o in k.ops) and max(2 * _fragments(k), live) <= SMALL * threads
 
 
-def _threads(k: Kernel) -> int:
+def _threads(k: Kernel, device: Device) -> int:
     """The threads of a block with one agent."""
     shapes = {b.name: b.shape for b in k.buffers}
     products = [shapes[o.buffer] for o in k.ops if o.kind == "matmul"]
-    many = _fragments(k) > MOST_OF_A_FRAGMENT * GROUP or (k.grid == "chunks" and _live(k) > MOST_LIVE * GROUP)
-    large = many and all(shape[-1] > 16 for shape in products)
+    live = k.grid == "chunks" and _live(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
+    large = (live or _fragments(k) > MOST_OF_A_FRAGMENT * GROUP) and all(shape[-1] > 16 for shape in products)
+    alone = live and 2 * _live(k, "shared", "staged") > device.spaces["shared"] and all(shape[-1] >= 64 for shape in products)
     tiles = [prod(n // 16 for n in shape) for shape in products]
     entries = max((prod(b.shape) for b in k.buffers), default=1)
-    return WARP * min([8 if large else 4, -(-entries // WARP), *tiles])
+    return WARP * min([16 if alone else 8 if large else 4, -(-entries // WARP), *tiles])

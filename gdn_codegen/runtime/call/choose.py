@@ -140,13 +140,13 @@ def by_token(b: Build, few: bool, one: bool = False) -> Build:
 def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
              ) -> Iterator[tuple[Build, str]]:
     """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if
-    sequences are split where the process allows it; None without a GPU."""
+    sequences are split; None without a GPU."""
     if chunk == 1 and few is not None:
         yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device")
                 for name, fields in PORTABLE[max(head_dims) > SPLIT:])
-    for x in chain(b.of.model(Asked(head_dims, arch, few and partitions(), shape_class, chunk, shared)), portable):
+    for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared)), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
         if partitions() or not found.plan.partition:
             yield found, x.reason
