@@ -12,7 +12,7 @@ from ...ir.core import Op, Program
 from ...ir.ops import TypeRuleError
 from ..stage import takes
 from .exponents import Defs, Part, Sum, falls, left, parts, sums
-from .ranges import ranges
+from .ranges import ANY, ranges
 
 #: exp of a larger number may be infinite in float32.
 LARGEST = 88.0
@@ -34,7 +34,7 @@ def check_exponents(p: Program) -> Program:
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     defs, known = {o.out: o for o in ops if o.out}, ranges(ops)
     gates = {o.args[0] for o in ops if o.kind == "cumsum"}
-    exps = [(o, *x) for o in ops if o.kind == "exp" and known[o.args[0]][1] > LARGEST
+    exps = [(o, *x) for o in ops if o.kind == "exp" and known.get(o.args[0], ANY)[1] > LARGEST
             for x in _exponents(defs, gates, o.args[0])]
     products = [x for o in ops if o.kind == "decayed_product" for x, _ in _exponents(defs, gates, o.args[2])]
     signs = _signs([*(x for _, x, _ in exps), *products])

@@ -10,6 +10,7 @@ from math import copysign
 from typing import NamedTuple
 
 from ...ir.core import Op
+from ...ir.ops import OPS
 
 Defs = Mapping[str, Op]
 
@@ -85,7 +86,7 @@ def sums(defs: Defs, all_parts: Iterable[Part]) -> Iterator[Sum]:
     """The running sums among terms of a sum, and those of which entries are among them."""
     for x in all_parts:
         o = defs.get(x.value)
-        if o is not None and o.kind == "last":
+        if o is not None and OPS[o.kind].entry:  # it is taken for the last one
             yield from (s._replace(at="last") for s in sums(defs, parts(defs, o.args[0], x)))
         elif o is not None and o.kind == "cumsum":
             yield Sum((*o.args, *x.by), x.view if x.view == "row" else "", int(not o.attr("exclusive")), x.times)
