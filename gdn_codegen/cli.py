@@ -182,8 +182,9 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     """Times, or errors with --errors, of builds and peers on a GPU. heads: H and HV. Returns the exit status."""
     from .runtime.targets import serving
-    from .tools import bench_gpu
+    from .tools import bench_gpu, peer_ops
     from .tools.shapes import Shape
+    page = algorithms.find(a.algorithm)
     todo = _only(a, [Shape(f"1 x {a.tokens}, {heads[0]}/{heads[1]}", (a.tokens,), *heads)])
     targets = serving("cuda") if a.target == "all" else (a.target,)
     names = SCHEDULES if a.schedule == "all" else () if a.schedule in ("none", "auto") else (a.schedule,)
@@ -191,21 +192,23 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
         b for t in targets for n in names for b in options.builds(
             argparse.Namespace(**{**vars(a), "target": t, "schedule": n, "heads": None}))]
     if a.schedule == "auto":
-        from .ops import chunk_gated_delta_rule
+        if page.name not in peer_ops.OPS:
+            raise ValueError(f"algorithm: got {a.algorithm!r} with --schedule auto; accepted: {', '.join(peer_ops.OPS)}, which "
+                             "have ops")
         plain: dict[str, tuple[Any, ...]] = {"partition": (None,), "set": ([],), "arch": ("",), "accept": ("", "k=unit"),
-                                             "algorithm": ("gated_delta_rule",), "launch": ("kernels",)}
+                                             "launch": ("kernels",)}
         for name, accepted in plain.items():
             if (value := getattr(a, name)) not in accepted:
                 raise ValueError(f"{name}: got {value!r} with --schedule auto; accepted: "
                                  + ("k=unit, or nothing" if name == "accept" else "nothing, because the op chooses"))
-        builds = [bench_gpu.Auto(chunk_gated_delta_rule, t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
+        builds = [bench_gpu.Auto(peer_ops.OPS[page.name], t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
     if a.interpret and (a.schedule == "auto" or a.peers not in (None, "none")):
         raise ValueError("interpret: got --interpret with --schedule auto or peers; accepted: a named schedule, no peers")
-    peers = bench_gpu.rivals(("none" if a.interpret else "all") if a.peers is None else a.peers)
+    peers = peer_ops.rivals(("none" if a.interpret else "all") if a.peers is None else a.peers, page)
     if not builds and not peers:
         raise ValueError("schedule: got 'none' without peers; accepted: auto, all, one by name, or none beside peers")
-    about: dict[str, Any] = {"gates": a.gates, "seed": a.seed, "dtype": a.dtype, "dims": (a.head_dim_k, a.head_dim_v),
-                               "command": shlex.join(["gdn_codegen", *a.words]), "json_to": a.json}
+    about: dict[str, Any] = {"page": page, "gates": a.gates, "seed": a.seed, "dtype": a.dtype, "json_to": a.json,
+                             "dims": (a.head_dim_k, a.head_dim_v), "command": shlex.join(["gdn_codegen", *a.words])}
     if a.errors is not None:
         from .tools import bench_errors
         return bench_errors.bench(builds, todo, peers, seeds=a.errors, on_cpu=a.interpret, **about)

@@ -12,7 +12,7 @@ from typing import Any
 from ..ir.builder import Algorithm
 
 #: The input forms that inputs of the package's pages may have. An input of another page may have any form that suits its dims.
-FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw", "bounded"),
+FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw", "bounded", "safe", "floored"),
          "beta": ("sigmoid", "twice_sigmoid"), "dt": ("softplus", "rectified")}
 #: File names of modules use a page's short name where there is one.
 SHORT = {"gated_delta_rule": "gdn"}
