@@ -11,7 +11,7 @@ import gdn_codegen
 from gdn_codegen import fused_recurrent_delta_rule, fused_recurrent_lightning_attn, fused_recurrent_simple_gla
 from gdn_codegen.algorithms import find
 from gdn_codegen.family import chunk_delta_rule, chunk_gated_delta_product, chunk_simple_gla
-from gdn_codegen.runtime.call import launch
+from gdn_codegen.runtime.call import known_members, launch
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
@@ -152,6 +152,7 @@ def test_memory_that_is_written_is_no_input():
 @pytest.fixture
 def built(monkeypatch):
     """The builds of the calls of a test."""
+    known_members.forget()
     found, module = [], launch.module
     monkeypatch.setattr(launch, "module", lambda b: (found.append(b), module(b))[1])
     return found

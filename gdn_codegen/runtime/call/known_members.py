@@ -74,9 +74,14 @@ def said(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
 
 def _kind(s: Said) -> Any:
     """The kind of a call: also which of its tensors are one tensor."""
-    ids = [id(y) for y in s.tensors if y is not None]
-    same = None if len({*ids}) == len(ids) else tuple(map(ids.index, ids))
+    given = [y for y in s.tensors if y is not None]
+    same = tuple([(m, n) for n, y in enumerate(given) for m in range(n) if given[m] is y])
     return (s.others, tuple(map(type, s.others)), s.recurrent, same, tuple([None if y is None else kind(y) for y in s.tensors]))
+
+
+def _places(s: Said, x: Tensor | None) -> list[int]:
+    """Where a tensor is among the caller's."""
+    return [n for n, y in enumerate(s.tensors) if y is x]
 
 
 def again(s: Said) -> tuple[Any, ...] | None:
@@ -138,21 +143,17 @@ def keep(s: Said, about: Inputs, t: Tensors, x: Request, module: Any, plan: Any)
     looks = "linear" in x.forms and reads(about.inputs[0])
     if looks or t.chunk_indices is not None or t.chunk_offsets is not None:
         return
-    found: dict[int, list[int]] = {}
-    for n, y in enumerate(s.tensors):
-        if y is not None:
-            found.setdefault(id(y), []).append(n)
-    one_state = t.initial_state is not None and t.initial_state is t.final_state
-    if any(len(at) > (2 if one_state and key == id(t.initial_state) else 1) for key, at in found.items()):
+    one_state = t.initial_state is t.final_state
+    if any(len(_places(s, y)) > (2 if one_state and y is t.initial_state else 1) for y in s.tensors if y is not None):
         return
     inputs, states, outs, ends, buffers = given_to(about, t, x, None)
     groups = inputs, states, outs, buffers[:-1] if x.checkpoint_chunks else buffers, integers_of(t, x), (ends,)
-    if any(y is not None and id(y) not in found for group in groups for y in group):
+    if not all(_places(s, y) for group in groups for y in group if y is not None):
         return
-    *places, (at,) = [tuple([None if y is None else found[id(y)][0] for y in group]) for group in groups]
-    pair = [found[id(y)] for y in (t.initial_state, t.final_state) if y is not None]
+    *places, (at,) = [tuple([None if y is None else _places(s, y)[0] for y in group]) for group in groups]
+    pair = [_places(s, y) for y in (t.initial_state, t.final_state) if y is not None]
     state = (pair[0][0], pair[1][-1]) if len(pair) == 2 else (-1, -1)
-    writes = tuple(found[id(t[n])][0] for n in written(t, x.in_place))
+    writes = tuple(_places(s, t[n])[0] for n in written(t, x.in_place))
     try:
         if len(_known) >= MOST:
             _known.clear()

@@ -156,6 +156,7 @@ def planned(about: Inputs, t: Tensors, call: Call, given: Mapping[str, Any]) -> 
 
 
 def kind(x: Any) -> Any:
+    """What of a tensor a call depends on, but for its values."""
     return x.shape, x.stride(), x.dtype, x.device
 
 
