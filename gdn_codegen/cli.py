@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import algorithms, cli_parser, options, targets
+from . import algorithms, cli_parser, options
 from .options import ASKED
 from .runtime.build import Build, lowered, render
 from .runtime.progress import under_way
@@ -70,15 +70,13 @@ def build(a: argparse.Namespace) -> int:
 
 
 def list_(a: argparse.Namespace) -> int:
-    """`gdn_codegen list`: print the algorithms, schedules and targets. Returns 0."""
-    print("algorithms")
-    for n in algorithms.names():
-        page = algorithms.find(n)
-        print(f"  {n:18} {page.doc.splitlines()[0] if page.doc else ''}")
-    print("schedules")
-    for s in SCHEDULES.values():
-        print(f"  {s.name:18} {' '.join('[' + ' '.join(g) + ']' for g in s.kernels)}, form {s.form}, inverse {s.inverse}")
-    print("targets\n  " + "\n  ".join(targets.names()))
+    """`gdn_codegen list`: print what the algorithms need, the schedules and the targets. Returns 0.
+
+    ValueError for an algorithm that there is not.
+    """
+    from .tools.listing import listed
+    for line in listed(a.algorithm):
+        print(line, flush=True)
     return 0
 
 
@@ -138,7 +136,8 @@ def verify(a: argparse.Namespace) -> int:
         from .tools.report import LENGTHS, QUICK, write_report
         good = write_report(builds, Path(a.report), a.device, QUICK if a.quick else LENGTHS, left=left)
     else:
-        from .tools.verify import CASES, HEAD, lines
+        from .tools.cases import CASES
+        from .tools.verify import HEAD, lines
         good = True
         if builds:
             print(HEAD, flush=True)

@@ -174,7 +174,8 @@ def parser() -> argparse.ArgumentParser:
     sub = top.add_subparsers(dest="command", required=True)
     for name, (text, add_options) in COMMANDS.items():
         add_options(sub.add_parser(name, help=text))
-    sub.add_parser("list", help="algorithms, schedules, targets")
+    sub.add_parser("list", help="algorithms with what they need, schedules, targets").add_argument(
+        "--algorithm", metavar="NAME", help="only this page, or FILE.py:FUNCTION, with the schedules that serve it")
     sub.add_parser("doctor", help="which targets run here, what is missing for the rest, versions, and the cache")
     cache_command.options(sub.add_parser("cache", help="what the package keeps on disk"))
     return top

@@ -26,10 +26,6 @@ GATES = ("layer", "uniform")
 NOISE, BETAS = (0.0, 0.02), (0.6, 1.1, 1.6, 1.9)
 
 
-#: Inputs of pages whose dims do not say what they are. "share": from 0 to 1 for each channel. "minus NAME": another input with
-#: the other sign, times a number from 0 to 1 for each token, so that what is erased is at most what is there.
-DRAWN = {("gated_delta_rule_2", "b"): "share", ("gated_delta_rule_2", "w"): "share", ("rwkv7", "b"): "minus a"}
-
 
 class _Draws:
     """Draws inputs of a page on a device. shape: [1, T, heads, dims], or [HV, dims] for what heads have."""
@@ -72,7 +68,7 @@ def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: in
     p, sizes, T = page.trace(), {"C": 1, "K": K, "V": V}, sum(s.lens)
     decays, keys = log_decays(p), {dims[0] for dims in page.states.values()}
     for t in sorted(p.role("input"), key=lambda t: t.name in decays):
-        how, dims = DRAWN.get((page.name, t.name), ""), t.tile.shape(sizes)[t.index == "token":]
+        how, dims = algorithms.DRAWN.get((page.name, t.name), ""), t.tile.shape(sizes)[t.index == "token":]
         if t.index not in ("token", "head"):
             continue
         shape = [1, T, s.H if t.heads == "H" else s.HV, *dims] if t.index == "token" else [s.HV, *dims]
