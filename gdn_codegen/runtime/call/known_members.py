@@ -5,7 +5,7 @@ is no tensor. Only tensors that the module is given as they came have a place in
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...host.host import Host
 from .aliasing import reach, shared, written
 from .arguments import Tensors
 from .foreign_keywords import longest_of
 from .given import given_to, integers_of
-from .launch import PLAIN, RECENT, kind, numbers_for
+from .launch import PLAIN, RECENT, kind
 from .native_launcher import Asked, NotReady, call_launcher, kernels_ahead
 from .normalise import check_cpu_ends, reads, transformed
 from .request import Inputs, Request
@@ -57,6 +58,11 @@ _known: dict[Any, Known] = {}
 MOST = 1024
 #: The calls that came last as functions, as in launch.py.
 recent: tuple[Callable[..., Any], ...] = ()
+
+
+def numbers_for(host: Host, given: Mapping[str, Any]) -> tuple[float, ...]:
+    """The numbers that kernels take: the caller's by name, or the page's defaults for None."""
+    return host.numbers_of([given.get(n) for n in host.tables.scalars])
 
 
 def said(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,8 @@ class Settled:
     again: Callable[..., Any] | None = None  # the call as one function. It takes long to make, so only a repeated call gets one
 
 
+#: From a module's Host, the numbers that its kernels take.
+Numbers = Callable[[Host], tuple[float, ...]]
 _kept: dict[Any, Settled] = {}
 #: Functions of the kinds of calls that came last, RECENT at most: (tensors, options, scale, decode) -> results, or None if the
 #: call is of another kind. The next call is mostly of the same kind, as in all layers of a model.
@@ -138,20 +140,20 @@ def serves(about: Inputs, t: Tensors, call: Call, checkpoints: Tensor | None = N
     return m
 
 
-def numbers_for(host: Host, given: Mapping[str, Any]) -> tuple[float, ...]:
-    """The numbers that kernels take: the caller's by name, or the page's defaults for None."""
-    return host.numbers_of([given.get(n) for n in host.tables.scalars])
+def numbers_for(host: Host, scale: float | None) -> tuple[float, ...]:
+    """The numbers that kernels take: the scale, which is checked, or the page's default."""
+    return host.numbers_of((None,)) if scale is None else (scale,)
 
 
-def planned(about: Inputs, t: Tensors, call: Call, given: Mapping[str, Any]) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The module of a call, its plan, and the results. given: the caller's numbers by name."""
+def planned(about: Inputs, t: Tensors, call: Call, numbers: Numbers) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The module of a call, its plan, and the results."""
     x, m = call.request, serves(about, t, call)
     host: Host = m.HOST
     inputs, states, outs, ends, buffers = given_to(about, t, x, None)
     with compiling(m, call.device.type):
         integers = integers_of(t, x)
         plan = host.prepare(inputs, states, outs, ends, buffers, call.wanted, integers, x.checkpoint_chunks, x.longest)
-        memory = plan.call(inputs, numbers_for(host, given), states, outs, ends, buffers, integers)
+        memory = plan.call(inputs, numbers(host), states, outs, ends, buffers, integers)
         return m, plan, host.results(memory, call.wanted)
 
 
@@ -195,7 +197,7 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
         results = _adapted(t, x, scale, decode, few)
     else:
         check_values(t, asked, few)
-        m, plan, results = planned(inputs_of(t, asked), t, call_of(t, asked), {"scale": scale})
+        m, plan, results = planned(inputs_of(t, asked), t, call_of(t, asked), lambda host: numbers_for(host, scale))
         kept = Settled(asked, m, plan, m.HOST.numbers_of((None,)), sorts, given, reaches, buffers_of(asked),
                        places_of_integers(t, asked))
     if about is not None and not captures(t.q.device):  # a captured call may not have been admitted

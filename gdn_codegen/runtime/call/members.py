@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -194,7 +194,8 @@ def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
             about, t, asked = prepared(page, inputs, t, replace(request_of(t, x, step), forms=forms))
             if t.checkpoint_positions is not None:
                 return eager(about, t, asked, numbers)
-            m, plan, results = planned(about, t, call_for(about, t, asked), numbers)
+            m, plan, results = planned(about, t, call_for(about, t, asked),
+                                       partial(known_members.numbers_for, given=numbers))
             if x is given[1]:  # else states have other dtypes than the caller's
                 known_members.keep(said, about, t, asked, m, plan)
             return results
@@ -203,7 +204,7 @@ def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
 
 def eager(about: Inputs, t: Tensors, x: Request, numbers: dict[str, Any], checkpoints: Tensor | None = None) -> tuple[Any, ...]:
     """The results of a call of which nothing is kept."""
-    results = run(about, t, x, numbers, checkpoints)
+    results = run(about, t, x, partial(known_members.numbers_for, given=numbers), checkpoints)
     return results if x.checkpoint_chunks else results[:2]
 
 
