@@ -55,8 +55,8 @@ def test_the_operands_of_kimi_delta_attention():
 
 
 def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
-    """The sums of levels are computed as soon as their products are, and tiles in shared memory are cast again for each level. With
-    neither, a thread of 128 would hold more than 500 registers of fragments."""
+    """The sums of levels are computed as soon as their products are, and tiles in shared memory are cast again for each level.
+    With neither, a thread of 128 would hold more than 500 registers of fragments."""
     def live():
         return block_threads._live(lowered(build("kimi_delta_attention")).kernels[0], "fragment") // 512
     lowered.cache_clear()

@@ -106,7 +106,7 @@ class _Roles:
     def operands(self) -> set[str]:
         """Computed operands of products, and computed vectors, that depend on no state and that a walk without them would
         compute."""
-        out, walked = set(), {*self.waits}
+        out, walked = set[str](), {*self.waits}
         for o in reversed(self.ops):
             for n in map(self.viewed, o.args if o.out in walked else ()):
                 if n in self.defs and n not in self.waits and self.defs[n].kind != "load" and self.type[n].rank:

@@ -12,9 +12,10 @@ A block of one agent has 128 threads, with these exceptions:
 A kernel over single tokens has one warp. So many of its blocks share a multiprocessor as an estimate of its registers allows: it
 is limited by memory, and more loads are then under way at once. Above MOST_OF_A_FRAGMENT registers for the state nvcc decides.
 
-A kernel over chunks is small if its largest fragment takes at most half of 64 registers per thread, and those that are live at once
-at most 64. Then several blocks share a multiprocessor, so that one computes while another waits for its loads. Agents that share a block have threads and registers of
-their own. Such a block has whole warp groups, and each thread starts with an equal part of the registers.
+A kernel over chunks is small if its largest fragment takes at most half of 64 registers per thread, and those that are live at
+once at most 64. Then several blocks share a multiprocessor, so that one computes while another waits for its loads. Agents that
+share a block have threads and registers of their own. Such a block has whole warp groups, and each thread starts with an equal part
+of the registers.
 """
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def _fragments(k: Kernel) -> int:
 
 def _live(k: Kernel, *spaces: str) -> int:
     """The bytes of buffers in `spaces` that are live at once, at most. For a kernel over chunks."""
-    ops, size = k.ops, {b.name: prod(b.shape) * BYTES[b.dtype] for b in k.buffers if b.space in spaces}
+    ops = k.ops
+    size = {b.name: prod(b.shape) * BYTES[b.dtype] for b in k.buffers if b.space in spaces}
     under: dict[str, set[str]] = {}  # the buffers that an expression reads
     ends: dict[str, tuple[int, int]] = {}  # the first op that fills a buffer, and the last that reads it
     for n, o in enumerate(ops):
@@ -107,8 +109,8 @@ def _live(k: Kernel, *spaces: str) -> int:
 
 
 def _small(k: Kernel, threads: int) -> bool:
-    """Whether the kernel has products and no more threads than usual, its largest fragment takes at most half of `SMALL` registers
-    per thread, and those that are live at once at most `SMALL`."""
+    """Whether the kernel has products and 128 threads at most, its largest fragment takes at most half of `SMALL` registers per
+    thread, and those that are live at once at most `SMALL`."""
     live = _live(k, "fragment") // BYTES["float32"]
     return threads <= GROUP and any(o.kind == "matmul" for o in k.ops) and max(2 * _fragments(k), live) <= SMALL * threads
 
