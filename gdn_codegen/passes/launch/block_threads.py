@@ -1,21 +1,22 @@
 """block_threads: chooses the threads of a block, and how many blocks share a multiprocessor. For TileLang.
 
 A block of one agent has 128 threads, with these exceptions:
-- 256, if with 128 threads the largest fragment would take more than 64 registers of each thread, or the fragments of a kernel over
-  chunks that are live at once more than 128. But not if a product has 16 columns. TileLang may then give half of them to each of
-  two warp groups, and a wgmma reads no row-major operand of 8 columns. On an H100 the kernel over chunks of Kimi Delta Attention
-  took 1800 us with 128 threads, and 690 with 256 (1 x 8192, 64 heads).
-- 512, if such a kernel takes so much shared memory that one block has a multiprocessor alone, and all products have at least 64
-  columns. That of RWKV-7 took 3270 us with 256 threads, and 1950 with 512.
+- 256, if with 128 threads the largest fragment would take more than 64 registers of each thread, or the fragments of a kernel
+  over chunks that are live at once more than 128. But not if a product has 16 columns. TileLang may then give half of them to
+  each of two warp groups, and a wgmma reads no row-major operand of 8 columns. On an H100 the kernel over chunks of Kimi
+  Delta Attention took 1800 us with 128 threads, and 690 with 256 (1 x 8192, 64 heads).
+- 512, if such a kernel takes so much shared memory that one block has a multiprocessor alone, and all products have at least
+  64 columns. That of RWKV-7 took 3270 us with 256 threads, and 1950 with 512.
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
-A kernel over single tokens has one warp. So many of its blocks share a multiprocessor as an estimate of its registers allows: it
-is limited by memory, and more loads are then under way at once. Above MOST_OF_A_FRAGMENT registers for the state nvcc decides.
+A kernel over single tokens has one warp. So many of its blocks share a multiprocessor as an estimate of its registers allows:
+it is limited by memory, and more loads are then under way at once. Above MOST_OF_A_FRAGMENT registers for the state nvcc
+decides.
 
-A kernel over chunks is small if its largest fragment takes at most half of 64 registers per thread, and those that are live at
-once at most 64. Then several blocks share a multiprocessor, so that one computes while another waits for its loads. Agents that
-share a block have threads and registers of their own. Such a block has whole warp groups, and each thread starts with an equal part
-of the registers.
+A kernel over chunks is small if its largest fragment takes at most half of 64 registers per thread, and those that are live
+at once at most 64. Then several blocks share a multiprocessor, so that one computes while another waits for its loads. Agents
+that share a block have threads and registers of their own. Such a block has whole warp groups, and each thread starts with an
+equal part of the registers.
 """
 from __future__ import annotations
 
