@@ -215,7 +215,7 @@ def test_what_is_known_of_two_sums():
 
 
 # --- what is refused, and what is not ------------------------------------------------------------------------------------
-def exponent_of(what, **more):
+def exponent_of(what):
     """A page with a value of this function of (q, k, v, g, G) beside a state that decays."""
     @algorithm(**GLA)
     def page(q, k, v, g, S):
