@@ -43,6 +43,16 @@ def by_channel(p: Program) -> bool:
     return any(t.name in decays and t.index == "token" and len(t.dims) > 1 for t in p.role("input"))
 
 
+def rising_exps(p: Program) -> list[Op]:
+    """The ops exp of which the argument has the running sum of a log decay with a minus sign only: they grow with the chunk."""
+    defs, decays = _defs(p), log_decays(p)
+    found = []
+    for o in (o for o in defs.values() if o.kind == "exp"):
+        signs = {sign for at, sign, summed in _reached(defs, o.args[0]) if summed and at.attr("tensor") in decays}
+        found += [o] if signs == {-1} else []
+    return found
+
+
 def exponents(p: Program) -> dict[str, int]:
     """The running sums in arguments of exp: value -> -1 if it only occurs with a minus sign, else 1."""
     defs, signs = _defs(p), dict[str, set[int]]()

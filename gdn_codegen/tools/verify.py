@@ -6,6 +6,7 @@ use the passes that let kernels apply them.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..ir.decays import rising_exps
 from ..ir.interpret import TORCH, Problem, interpret
 from ..ir.types import Tensor
 from ..runtime.build import Build, lowered
@@ -81,19 +83,34 @@ def from_recurrence(b: Build, case: Case, x: dict[str, torch.Tensor], recurrence
 
 
 @cache
-def check_causal(b: Build) -> None:
-    """Raises ValueError if an output of a token depends on later tokens, because no recurrence over tokens computes that."""
-    p, case = b.page.trace(), Case((16,), 1, 1, initial=True)
+def check_page(b: Build) -> None:
+    """Raises ValueError if the page is no recurrence over tokens: if an output of a token depends on later tokens, or if the page
+    computes something else in chunks of 16 tokens than in chunks of one."""
+    p, case = b.page.trace(), Case((16,), 1, 1)
     x = inputs(b, p, case)
     later = {n: y.clone() for n, y in x.items()}
     for t in p.role("input"):
         if t.index == "token":
             later[t.name][8:] = x[t.name][:8]
-    before, after = (reference(b, case, y, 16) for y in (x, later))
+    before, after, by_token = reference(b, case, x, 16), reference(b, case, later, 16), reference(b, case, x)
     for t in p.role("output"):
         if t.index == "token" and rms_error(after[t.name][:8], before[t.name][:8]) > 1e-9:
             raise ValueError(f"algorithm: got {p.name}, whose {t.name} of a token depends on later tokens of its chunk; "
                              "accepted: a causal page (mask scores by lower or strictly_lower)")
+    for t in p.role("output"):
+        off = rms_error(before[t.name], by_token[t.name])
+        if not off <= 1e-9:
+            raise ValueError(f"algorithm: got {p.name}, whose {t.name} in a chunk of 16 tokens is off by {off:.1e} (RMSE over "
+                             "RMS) from that in chunks of one token, both in float64; accepted: a page that computes the same in "
+                             "chunks of any length (look at masks, cumsum, last, and the order of operands)")
+
+
+def growing(b: Build) -> str:
+    """A remark on results that are no numbers: where the page takes exp of minus a sum of log decays, as its lines say; "" if it
+    does not."""
+    p = b.page.trace()
+    lines = ", ".join(str(n) for n in sorted({o.line.number for o in rising_exps(p)}))
+    return f"; exp of a sum with a minus sign grows without bound (line {lines}): write decayed_product(a, b, G)" if lines else ""
 
 
 def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -189,7 +206,7 @@ def compare(b: Build, case: Case, device: str = "cpu", recurrence: Recurrence | 
     if all(t.heads == "H" for t in p.role("input") if t.index == "token"):
         case = replace(case, value_heads=case.heads)  # nothing says of more
     x = inputs(b, p, case)
-    check_causal(b)
+    check_page(b)
     want = from_recurrence(b, case, x, recurrence) if recurrence else reference(b, case, x)
     if any(y.numel() and y.abs().max() > torch.finfo(TORCH[b.dtype]).max / ROOM for y in want.values()):
         return {}
@@ -211,4 +228,5 @@ def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu",
                 errors = compare(b, case, device, recurrence)
             ok = all(e <= accepted(b, case) for e in errors.values())
             shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items()) or f"the recurrence leaves the range of {b.dtype}"
+            shown += growing(b) if any(math.isnan(e) for e in errors.values()) else ""
             yield f"{b.target:10} {b.name:34} {lengths:16} {case.gates:>6}  {shown}  {'ok' if ok else 'FAILED'}", ok

@@ -89,7 +89,7 @@ BAD = {
     "import": ("import no_such_module\n", r"mine\.py.* fails in line 4 \(ModuleNotFoundError: .*no_such_module"),
     "raises": ("1 / 0\n", r"mine\.py.* fails in line 4 \(ZeroDivisionError"),
     "exits": ("raise SystemExit(0)\n", r"mine\.py.* fails in line 4 \(SystemExit"),
-    "decorator": (page(dims='q="C K"'), r"mine\.py.* fails in line \d+ \(TypeRuleError: @algorithm of mine: it names q"),
+    "decorator": (page(dims='q="C K"'), r"mine\.py.* fails in line \d+ \(TypeRuleError: @algorithm of mine \(mine\.py, line \d+\): it names q"),
     "name": (page("o = q @ Z\n    return o, S"), r"mine \(mine\.py, line 7\): got NameError: name 'Z'.*; accepted: "),
     "zero": (page("x = 1 / 0\n    return q, S"), r"mine \(mine\.py, line 7\): got ZeroDivisionError: .*; accepted: "),
     "torch": (page("o = torch.exp(q)\n    return o, S"), r"mine \(mine\.py, line 7\): got TypeError: .*; accepted: "),
