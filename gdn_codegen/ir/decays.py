@@ -43,25 +43,17 @@ def by_channel(p: Program) -> bool:
     return any(t.name in decays and t.index == "token" and len(t.dims) > 1 for t in p.role("input"))
 
 
-def rising_exps(p: Program) -> list[Op]:
-    """The ops exp of which the argument has the running sum of a log decay with a minus sign only: they grow with the chunk."""
-    defs, decays = _defs(p), log_decays(p)
-    found = []
-    for o in (o for o in defs.values() if o.kind == "exp"):
-        signs = {sign for at, sign, summed in _reached(defs, o.args[0]) if summed and at.attr("tensor") in decays}
-        found += [o] if signs == {-1} else []
-    return found
-
-
 def exponents(p: Program) -> dict[str, int]:
-    """The running sums in arguments of exp: value -> -1 if it only occurs with a minus sign, else 1."""
+    """The running sums in arguments of exp: value -> -1 if sums of its terms only occur with a minus sign, else 1."""
     defs, signs = _defs(p), dict[str, set[int]]()
     for e in defs.values():
         if e.kind in ("exp", "decayed_product"):
-            found = {(o.out, sign) for o, sign, _ in _reached(defs, e.args[2 if e.args[1:] else 0]) if o.kind == "cumsum"}
-            for n, sign in found:
-                signs.setdefault(n, set()).update({sign} if (n, -sign) not in found else ())
-    return {n: -1 if s == {-1} else 1 for n, s in signs.items()}
+            for a in e.args[2:] or e.args:
+                found = {(o.args[0], sign) for o, sign, _ in _reached(defs, a) if o.kind == "cumsum"}
+                for n, sign in found:
+                    signs.setdefault(n, set()).update({sign} if (n, -sign) not in found else ())
+    sums = (o for o in defs.values() if o.kind == "cumsum" and o.args[0] in signs)
+    return {o.out: -1 if signs[o.args[0]] == {-1} else 1 for o in sums}
 
 
 def _defs(p: Program) -> dict[str, Op]:

@@ -6,7 +6,6 @@ use the passes that let kernels apply them.
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ..ir.decays import rising_exps
 from ..ir.interpret import TORCH, Problem, interpret
 from ..ir.types import Tensor
 from ..runtime.build import Build, lowered
@@ -103,14 +101,6 @@ def check_page(b: Build) -> None:
             raise ValueError(f"algorithm: got {p.name}, whose {t.name} in a chunk of 16 tokens is off by {off:.1e} (RMSE over "
                              "RMS) from that in chunks of one token, both in float64; accepted: a page that computes the same in "
                              "chunks of any length (look at masks, cumsum, last, and the order of operands)")
-
-
-def growing(b: Build) -> str:
-    """A remark on results that are no numbers: where the page takes exp of minus a sum of log decays, as its lines say; "" if it
-    does not."""
-    p = b.page.trace()
-    lines = ", ".join(str(n) for n in sorted({o.line.number for o in rising_exps(p)}))
-    return f"; exp of a sum with a minus sign grows without bound (line {lines}): write decayed_product(a, b, G)" if lines else ""
 
 
 def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -228,5 +218,4 @@ def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu",
                 errors = compare(b, case, device, recurrence)
             ok = all(e <= accepted(b, case) for e in errors.values())
             shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items()) or f"the recurrence leaves the range of {b.dtype}"
-            shown += growing(b) if any(math.isnan(e) for e in errors.values()) else ""
             yield f"{b.target:10} {b.name:34} {lengths:16} {case.gates:>6}  {shown}  {'ok' if ok else 'FAILED'}", ok

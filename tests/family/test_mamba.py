@@ -8,7 +8,7 @@ from recurrences import lightning_attention, mamba2
 from reference import rms_error
 from torch.nn.functional import softplus
 
-from gdn_codegen import chunk_lightning_attn, chunk_simple_gla, mamba_chunk_scan_combined
+from gdn_codegen import chunk_lightning_attn, chunk_simple_gla, mamba_chunk_scan_combined, selective_state_update
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
@@ -81,6 +81,13 @@ def test_what_mamba_may_leave_out():
     near([got], want(a, [33], form=lambda dt: dt.clamp(min=0))[:1])
 
 
+def test_a_gate_multiplies_the_result():
+    a = given(20)
+    a["z"] = a["x"].flip(1)
+    o = want(a, [20])[0] * torch.nn.functional.silu(a["z"][0].double())
+    near([mamba_chunk_scan_combined(**a, dt_softplus=True)], [o])
+
+
 def test_numbers_of_heads_in_the_dtype_of_a_model():
     a = given(20)
     half = {n: a[n].bfloat16() for n in ("A", "D", "dt_bias", "dt")}
@@ -91,7 +98,9 @@ ENDS = {"cu_seqlens": torch.tensor([0, 4, 9]), "seq_idx": torch.tensor([[0] * 4 
 
 
 @pytest.mark.parametrize(("said", "message"), [
-    (dict(z=torch.zeros(1)), r"z: got a value; accepted: None: multiply the result by silu\(z\)"),
+    (dict(z=torch.zeros(1)), r"z: got shape \(1,\); accepted: shape \(1, 9, 4, 64\)"),
+    (dict(z=torch.zeros(1), out=torch.zeros(1)), "z: got a value beside out"),
+    (dict(initial_state=torch.zeros(1)), "initial_state: got a value; accepted: initial_states"),
     (dict(D=torch.zeros(HV, P)), r"D: got shape \(4, 64\); accepted: shape \[HV\]"),
     (dict(D=torch.zeros(3)), r"D: got shape \(3,\); accepted: shape \(4,\)"),
     (dict(dt_limit=(0.001, inf)), r"dt_limit: got \(0.001, inf\); accepted: \(0.0, inf\)"),
@@ -147,3 +156,80 @@ def test_what_lightning_attention_refuses(said, message):
     x = torch.zeros(1, 4, 2, 32).half()
     with pytest.raises(ValueError, match=message):
         chunk_lightning_attn(x, x, x, *said)
+
+
+# --- one step --------------------------------------------------------------------------------------------------------
+def step(tokens, rows=3, **more):
+    """Arguments of a decoding step, [rows, tokens, heads, ...], with states [rows, HV, P, N]."""
+    a = given(tokens, rows=rows, **more)
+    a.pop("chunk_size")
+    return a, torch.randn(rows, HV, P, N, generator=torch.Generator().manual_seed(5))
+
+
+def test_the_steps_arguments_are_those_of_the_library():
+    names = [p.name for p in inspect.signature(selective_state_update).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert names == ["state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus", "state_batch_indices"]
+
+
+@pytest.mark.parametrize("expanded", [False, True])
+def test_one_token(expanded):
+    """A slot for each sequence; numbers of heads as mamba-ssm's callers expand them; a gate."""
+    a, states = step(1)
+    a["z"] = torch.randn_like(a["x"].float()).bfloat16()
+    want_o, want_S = want(a, [1, 2, 3], states)
+    pool = torch.full((6, HV, P, N), 7.0)
+    pool[[4, 0, 3]] = states
+    one = {n: y[:, 0] if y.ndim > 1 else y for n, y in a.items()}
+    if expanded:
+        one |= {"dt": one["dt"][..., None].expand(-1, -1, P), "A": one["A"][:, None, None].expand(HV, P, N),
+                "D": one["D"][:, None].expand(HV, P), "dt_bias": one["dt_bias"][:, None].expand(HV, P)}
+    for slots in ([4, 0, 3], [4, -1, 3]):
+        pool[[4, 0, 3]] = states
+        o = selective_state_update(pool, **one, dt_softplus=True, state_batch_indices=torch.tensor(slots))
+        here = [n for n, slot in enumerate(slots) if slot >= 0]
+        gated = want_o * torch.nn.functional.silu(a["z"].flatten(0, 1).double())
+        near([o[here], pool[slots][here]], [gated[here], want_S[here]])
+        assert (pool[[1, 2, 5]] == 7).all() and (len(here) == 3 or (torch.equal(pool[0], states[1]) and (o[1] == 0).all()))
+
+
+@pytest.mark.slow
+def test_several_tokens_in_place_and_packed():
+    a, states = step(4)
+    want_o, want_S = want(a, [4, 8, 12], states)
+    mine, out = states.clone(), torch.empty_like(a["x"])
+    assert selective_state_update(mine, **a, dt_softplus=True, out=out) is out
+    near([out, mine], [want_o, want_S])
+    mine = states.clone()
+    o = selective_state_update(mine, **{n: y.flatten(0, 1) if y.ndim > 1 else y for n, y in a.items()}, dt_softplus=True,
+                               cu_seqlens=torch.tensor([0, 4, 8, 12]))
+    near([o, mine], [want_o, want_S])
+    kept = states.clone()
+    near([selective_state_update(kept, **a, dt_softplus=True, disable_state_update=True)], [want_o])
+    assert torch.equal(kept, states)
+
+
+def test_without_a_softplus_dt_may_be_below_0():
+    a, states = step(1)
+    a["A"] /= 20
+    want_o, want_S = want(a, [1, 2, 3], states, form=lambda dt: dt)
+    o = selective_state_update(states, **{n: y[:, 0] if y.ndim > 1 else y for n, y in a.items()})
+    near([o, states], [want_o, want_S])
+    assert (a["dt"] + a["dt_bias"] < 0).any()
+
+
+@pytest.mark.parametrize(("said", "message"), [
+    (dict(x=torch.zeros(3, HV * P)), r"x: got rank 2; accepted: rank 3, \[batch, HV, P\], or rank 4"),
+    (dict(B=torch.zeros(3, N)), "B: got rank 2; accepted: rank 3, as x has rank 3"),
+    (dict(dt=torch.zeros(3, HV, P)), r"dt: got shape \(3, 4, 64\) with strides .*; accepted: one number for each head"),
+    (dict(D=torch.zeros(HV, P)), "D: got shape"), (dict(pad_slot_id=0), "pad_slot_id: got 0; accepted: -1"),
+    (dict(dt_softplus=1), "dt_softplus: got 1; accepted: True or False"),
+    (dict(state=torch.zeros(3, HV, N, P)), r"state: got \(3, 4, 32, 64\); accepted: shape \(3, 4, 64, 32\)"),
+    (dict(state=None), "state: got NoneType"),
+    (dict(state_batch_indices=torch.tensor([0, 0, 1])), "state_batch_indices: got"),
+    (dict(z=torch.zeros(3, HV, P), out=torch.zeros(1)), "z: got a value beside out"),
+    (dict(rand_seed=torch.zeros(1)), "rand_seed: got Tensor; accepted: None")])
+def test_what_a_step_refuses(said, message):
+    a, states = step(1)
+    one = {n: y[:, 0] if y.ndim > 1 else y for n, y in a.items()}
+    with pytest.raises(ValueError, match=f"^{message}"):
+        selective_state_update(**{"state": states, **one, **said})
