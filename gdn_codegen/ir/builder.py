@@ -242,7 +242,8 @@ def last(x: Value) -> Value:
 def _check_rows(what: str, x: Value) -> None:
     """TypeRuleError for a tile whose rows are not tokens."""
     if isinstance(x, Value) and x.type.dims[:1] != ("C",):
-        raise TypeRuleError(f"{what} takes a value with an entry or row for each token, [C] or [C, K]; got {x.type}")
+        hint = "" if x.type.rank else ", a number: per_token(x) gives each token an entry"
+        raise TypeRuleError(f"{what} takes a value with an entry or row for each token, [C] or [C, K]; got {x.type}{hint}")
 
 
 def decayed_product(a: Value, b: Value, G: Value, before: Value | None = None) -> Value:
@@ -361,7 +362,7 @@ class Algorithm:
         self.inputs = {n: _of_input(where, n, d.dims if isinstance(d := dims[n], PerHead) else d) for n in positional
                        if not isinstance(dims[n], Carried)}
         self.defaults = {n: _default(where, n, d) for n, d in dims.items() if isinstance(d, PerHead)}
-        self.states = {n: _dims(where, n, d.dims)[1] for n in positional if isinstance(d := dims[n], Carried)}
+        self.states = {n: _of_state(where, n, d.dims) for n in positional if isinstance(d := dims[n], Carried)}
         self.forgets = next((d.forgets for d in dims.values() if isinstance(d, Carried) and d.forgets), "")
 
     def scalar_defaults(self, sizes: dict[str, int]) -> dict[str, float | None]:
@@ -381,7 +382,7 @@ class Algorithm:
             except Exception as e:
                 why = f"{type(e).__name__}: {_line_of(e)}"
             if why:
-                raise TypeRuleError(f"{n}: got the default {d!r} in {self.name} ({why}); accepted: a finite number, or an "
+                raise TypeRuleError(f"{n}: got the default {d!r} in {self._where} ({why}); accepted: a finite number, or an "
                                     "expression over C, K and V as text")
         return out
 
@@ -391,9 +392,8 @@ class Algorithm:
         words = sorted({*RESERVED, *own})
         for n in (*self.inputs, *self.states, *self.scalars):
             if n in words or n.startswith(("out_", "_")):
-                raise TypeRuleError(f"{n}: got a parameter of this name in {self.name}; accepted: names that do not begin with _ "
-                                    "or "
-                                    f"out_, other than {', '.join(words)}")
+                raise TypeRuleError(f"{n}: got a parameter of this name in {self._where}; accepted: names that do not begin "
+                                    f"with _ or out_, other than {', '.join(words)}")
 
     def trace(self) -> Program:
         """The page's program, with one kernel, which loops over the chunks, with all values in float32. The page runs once.
@@ -582,7 +582,18 @@ def _of_input(algorithm: str, name: str, text: Any) -> tuple[str, tuple[Dim, ...
     if dims[:1] != ("C",) and not (heads == "HV" and len(dims) < 2):
         raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; an input has C first, or it is HV, HV K or HV V; a "
                             f"state is carried({text!r})")
+    if len(dims) > 2 or "C" in dims[1:]:
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; after C an input has nothing, K or V")
     return heads, dims
+
+
+def _of_state(algorithm: str, name: str, text: Any) -> tuple[Dim, ...]:
+    """The dims of a state. TypeRuleError unless they are one or two of K and V."""
+    dims = _dims(algorithm, name, text)[1]
+    if not 1 <= len(dims) <= 2 or "C" in dims:
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}=carried({text!r}); a state has one or two dims, each K or V, and "
+                            "lives from chunk to chunk, so it has no C")
+    return dims
 
 
 def _default(algorithm: str, name: str, given: PerHead) -> float:

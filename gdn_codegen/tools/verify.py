@@ -94,7 +94,8 @@ def check_page(b: Build) -> None:
     for t in p.role("output"):
         if t.index == "token" and rms_error(after[t.name][:8], before[t.name][:8]) > 1e-9:
             raise ValueError(f"algorithm: got {p.name}, whose {t.name} of a token depends on later tokens of its chunk; "
-                             "accepted: a causal page (mask scores by lower or strictly_lower)")
+                             "accepted: a causal page (mask scores by lower or strictly_lower, the argument of exp by "
+                             "lower(x, fill=-inf))")
     for t in p.role("output"):
         off = rms_error(before[t.name], by_token[t.name])
         if not off <= 1e-9:

@@ -42,6 +42,7 @@ SUMS, OUTPUT, STATE, RETURN = 2, 3, 4, 5  # lines
     (OUTPUT, "G has the sums with the token itself, cumsum(g); got sums without it, which are the fourth argument",
      dict(output="decayed_product(q, k, cumsum(g, exclusive=True), G) @ v")),
     (SUMS, "cumsum takes a value with an entry or row for each token, [C] or [C, K]; got float32[K, V]", dict(sums="cumsum(S)")),
+    (SUMS, "[C] or [C, K]; got float32[], a number: per_token(x) gives each token an entry", dict(sums="cumsum(g)", g="HV")),
     (STATE, "last takes a value with an entry or row for each token, [C] or [C, K]; got float32[K, V]",
      dict(state="last(S)[None, :] * S")),
     (STATE, "[-1]; accepted: x[:, None] (a column), x[None, :] (a row), and last(x) for", dict(state="exp(G[-1]) * S")),
@@ -61,7 +62,10 @@ def test_the_line_is_named(line, said, change):
 @pytest.mark.parametrize("said, dims", [
     ("q='C M'; dims are C, K and V, after H or HV if given, or HV alone", dict(q="C M")),
     ("q=('C', 'K'); accepted: dims as text, such as \"C K\"", dict(q=("C", "K"))),
-    ("q='K C'; an input has C first", dict(q="K C")),
+    ("q='K C'; an input has C first", dict(q="K C")), ("g='C K V'; after C an input has nothing, K or V", dict(g="C K V")),
+    ("g='C C'; after C an input has nothing", dict(g="C C")),
+    ("S=carried('C V'); a state has one or two dims, each K or V", dict(S=carried("C V"))),
+    ("S=carried('K V K'); a state has", dict(S=carried("K V K"))),
     ("S='K V'; an input has C first, or it is HV, HV K or HV V; a state is carried('K V')", dict(S="K V")),
     ("it names q, k, v, g, S, a, the function takes q, k, v, g, S; numbers of the caller are keyword-only", dict(a="C"))])
 def test_the_place_of_the_declaration_is_named(said, dims):
