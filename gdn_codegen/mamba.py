@@ -1,4 +1,4 @@
-"""Mamba-2's op, with the name and argument order of mamba-ssm's function."""
+"""Mamba-2's ops, with the names and argument orders of mamba-ssm's functions."""
 from __future__ import annotations
 
 from math import inf
@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .host.arguments import _check_flag, _check_integers
+from .host.arguments import _check_flag, _check_integers, _check_rank
 from .host.tensors import _fail
 from .runtime.build import CHUNKS
 from .runtime.call.members import call
-from .runtime.call.normalise import reads, shape_of
+from .runtime.call.normalise import check_plain, reads, shape_of
 from .schedule import Schedule
 
 #: What mamba-ssm calls inputs and states of the page.
 _CALLED = {"q": "C", "k": "B", "v": "x", "initial_state": "initial_states"}
+_CALLED_BY_STEP = {**_CALLED, "initial_state": "state", "state_indices": "state_batch_indices"}
 
 
 def mamba_chunk_scan_combined(
@@ -45,6 +46,50 @@ def mamba_chunk_scan_combined(
              chunk_size=chunk_size if chunk_size in CHUNKS[1:] else None, target=target, schedule=schedule), {},
         f"dt={form}", _CALLED)
     return (o, final) if wanted else o
+
+
+def selective_state_update(
+        state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, z: Tensor | None = None,
+        dt_bias: Tensor | None = None, dt_softplus: bool = False, state_batch_indices: Tensor | None = None, *,
+        target: str = "auto", schedule: str | Schedule | None = None) -> Tensor:
+    """One token of Mamba-2 for each row; updates `state` in place. Returns out [B, HV, P]. Forward only.
+
+    state: [B, HV, P, N], or with state_batch_indices [B] a pool [slots, HV, P, N], of which row i has slot
+    state_batch_indices[i]; -1 skips the row. x, dt: [B, HV, P]; A: [HV, P, N]; B, C: [B, G, N], where HV is a multiple of the
+    groups G; D, dt_bias: [HV, P]. Mamba-2 has one number for each head: dt, A, D and dt_bias have to be expanded from it (stride 0
+    along P and N). dt_softplus: softplus(dt + dt_bias) is taken, else dt + dt_bias.
+
+    Raises ValueError that names the bad argument. z and Mamba-1's numbers for each channel are refused.
+    """
+    if z is not None:
+        _fail("z", "a value", "None: multiply the result by silu(z)")
+    rows = {"state": (state, 4), "x": (x, 3), "dt": (dt, 3), "B": (B, 3), "C": (C, 3)}
+    for name, (y, rank) in rows.items():
+        check_plain(name, y)
+        _check_rank(name, y, rank, "of mamba-ssm with heads")
+    share, decay, skip, bias = (_of_heads(n, y, rank, x) for n, y, rank in
+                                (("dt", dt, 3), ("A", A, 3), ("D", D, 2), ("dt_bias", dt_bias, 2)))
+    if not _check_flag("dt_softplus", dt_softplus) and bias is not None:
+        share, bias = share.float() + bias.float(), None
+    inputs = {"q": C[:, None], "k": B[:, None], "v": x[:, None], "dt": share[:, None], "A": decay, "D": skip}
+    o, *_ = call(
+        "mamba2", inputs | ({"dt_bias": bias} if dt_softplus else {}), {},
+        dict(initial_state=state, output_final_state=True, state_indices=state_batch_indices, inplace_final_state=True,
+             state_v_first=True, target=target, schedule=schedule),
+        {}, "dt=softplus" if dt_softplus else "", _CALLED_BY_STEP, recurrent=True)
+    return o.squeeze(1)
+
+
+def _of_heads(name: str, y: Tensor | None, rank: int, x: Tensor) -> Any:
+    """The numbers of heads that `y` was expanded from: [B, HV] or [HV]. ValueError for others. x: [B, HV, P]."""
+    if y is None and name not in ("dt", "A"):
+        return None
+    check_plain(name, y)
+    _check_rank(name, y, rank, "of mamba-ssm with heads")
+    axes = range(2 if name == "dt" else 1, rank)
+    if any(y.shape[a] != 1 and y.stride(a) != 0 for a in axes):
+        _fail(name, f"strides {y.stride()}", "stride 0 along P and N: one number for each head, as Mamba-2 has")
+    return y[(..., *[0] * len(axes))]
 
 
 def _check_mamba(x: Tensor, D: Any, z: Any, seq_idx: Any, cu_seqlens: Any, chunk_size: Any, dt_limit: Any, final: bool,

@@ -8,7 +8,7 @@ from recurrences import lightning_attention, mamba2
 from reference import rms_error
 from torch.nn.functional import softplus
 
-from gdn_codegen import chunk_lightning_attn, chunk_simple_gla, mamba_chunk_scan_combined
+from gdn_codegen import chunk_lightning_attn, chunk_simple_gla, mamba_chunk_scan_combined, selective_state_update
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
@@ -52,6 +52,9 @@ def test_arguments_are_those_of_the_libraries():
              if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert names == ["x", "dt", "A", "B", "C", "chunk_size", "D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens",
                      "dt_softplus", "dt_limit", "return_final_states", "return_varlen_states"]
+    names = [p.name for p in inspect.signature(selective_state_update).parameters.values()
+             if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert names == ["state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus", "state_batch_indices"]
     names = [p.name for p in inspect.signature(chunk_lightning_attn).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert names == ["q", "k", "v", "layer_idx", "num_layers", "scale", "initial_state", "output_final_state", "cu_seqlens"]
 
@@ -114,6 +117,69 @@ ENDS = {"cu_seqlens": torch.tensor([0, 4, 9]), "seq_idx": torch.tensor([[0] * 4 
 def test_what_mamba_refuses(said, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         mamba_chunk_scan_combined(**{**given(9), **said})
+
+
+def step_of(a):
+    """One token of `given`, as mamba-ssm's step takes it: numbers of heads expanded to channels."""
+    def each(name, *channels):
+        y = a[name]
+        return y[(..., *[None] * len(channels))].expand(*y.shape, *channels)
+    return {"x": a["x"][:, 0], "dt": each("dt", P)[:, 0], "A": each("A", P, N), "B": a["B"][:, 0], "C": a["C"][:, 0],
+            "D": each("D", P), "dt_bias": each("dt_bias", P)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_steps_of_mamba_after_rows(target, dtype):
+    """Three tokens by steps, from the state after others; the state has a dtype of its own, and is updated in place."""
+    a = given(8, rows=2, dtype=dtype)
+    def tokens(at):
+        return {n: y[:, at] if n in ("x", "dt", "B", "C") else y for n, y in a.items()}
+    after = mamba_chunk_scan_combined(**tokens(slice(5)), dt_softplus=True, return_final_states=True, target=target)[1]
+    for state in (after.clone(), after.bfloat16()):
+        outs = [selective_state_update(state, **step_of(tokens(slice(t, None))), dt_softplus=True, target=target)
+                for t in (5, 6, 7)]
+        out, final = want(a, [8, 16])
+        error = 1e-5 if (state.dtype, dtype) == (torch.float32, torch.float32) else 1e-2
+        assert outs[0].shape == (2, HV, P) and outs[0].dtype == dtype
+        assert rms_error(torch.stack(outs, 1), out.view(2, 8, HV, P)[:, 5:]) < error
+        assert rms_error(state.float(), final) < error
+
+
+@pytest.mark.slow
+def test_steps_of_mamba_on_a_pool():
+    """Rows have slots; a row with slot -1 is skipped; other slots stay. Without a softplus dt + dt_bias is taken as it is."""
+    a, pool = given(1, rows=3, dtype=torch.float32), torch.randn(6, HV, P, N)
+    before, slots = pool.clone(), torch.tensor([4, -1, 0], dtype=torch.int32)
+    a["dt"] = a["dt"].abs() * 0.1 - 0.05
+    out = selective_state_update(pool, **step_of(a), state_batch_indices=slots)
+    assert (a["dt"] + a["dt_bias"] < 0).any()
+    expected, final = want(a, [1, 2, 3], before[[4, 0, 0]], form=lambda dt: dt)
+    assert rms_error(out[[0, 2]], expected[[0, 2]]) < 1e-5 and rms_error(pool[[4, 0]], final[[0, 2]]) < 1e-5
+    assert torch.equal(pool[[1, 2, 3, 5]], before[[1, 2, 3, 5]])
+
+
+STEP = {"state": torch.zeros(1, HV, P, N), **step_of(given(1, dtype=torch.float32))}
+
+
+@pytest.mark.parametrize(("said", "message"), [
+    (dict(z=STEP["x"]), r"z: got a value; accepted: None: multiply the result by silu\(z\)"),
+    (dict(A=STEP["A"].contiguous()), r"A: got strides .*; accepted: stride 0 along P and N: one number for each head"),
+    (dict(dt=STEP["dt"].clone(memory_format=torch.contiguous_format)), "dt: got strides .*; accepted: stride 0"),
+    (dict(D=torch.zeros(HV)), "D: got rank 1; accepted: rank 2"),
+    (dict(x=STEP["x"].flatten(1)), "x: got rank 2; accepted: rank 3"),
+    (dict(dt=None), "dt: got NoneType; accepted: a torch.Tensor"),
+    (dict(A=None), "A: got NoneType; accepted: a torch.Tensor"),
+    (dict(state=None), "state: got NoneType; accepted: a torch.Tensor"),
+    (dict(state=torch.zeros(1, HV, N, P)), r"state: got \(1, 4, 32, 64\); accepted: shape \(1, 4, 64, 32\)"),
+    (dict(state_batch_indices=torch.zeros(1)), "state_batch_indices: got torch.float32; accepted"),
+    (dict(state_batch_indices=torch.tensor([1])), "state_batch_indices: got"),
+    (dict(dt_softplus=None), "dt_softplus: got None; accepted: True or False"),
+    (dict(B=STEP["B"].half()), "B: got torch.float16; accepted: torch.float32, that of x")])
+def test_what_a_step_of_mamba_refuses(said, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        selective_state_update(**{**STEP, **said})
 
 
 @pytest.mark.slow
