@@ -1,8 +1,9 @@
 """Ops of members with a gate for each channel of the key, with the names and argument orders of FLA's functions.
 
 All take the keywords of `chunk_gated_delta_rule` that suit their inputs, as the ops of family.py do, and FLA's own. Of these
-disable_recompute, use_graph and max_num_seqs change no result. safe_gate is a promise that g is -5 or more, which kernels do not
-need. `fused_recurrent_...` take any number of tokens; up to 16 per sequence are a decoding step.
+disable_recompute, use_graph and max_num_seqs change no result. safe_gate is a promise that g is -5 or more, and so is a
+lower_bound of -5 or more with raw gates: kernels then take g for -5 where it is less, and compute fewer products in bfloat16 and
+float32. `fused_recurrent_...` take any number of tokens; up to 16 per sequence are a decoding step.
 
 Inputs: q, k [B, T, H, K]; v [B, T, HV, V], where HV is a multiple of H; g [B, T, HV, K], logs of decays, or raw gates with
 use_gate_in_kernel=True: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)) if lower_bound is
@@ -24,6 +25,8 @@ from .runtime.call.normalise import check_plain, shape_of, token_axis
 
 State = Tensor | None
 _call: Callable[..., tuple[Any, ...]] = members.call
+#: The log decay that the input forms "safe" and "floored" let no gate fall below.
+SAFE = -5
 #: FLA's keywords that change no result of a forward pass.
 _NO_RESULT = ("disable_recompute", "use_graph", "max_num_seqs")
 
@@ -38,7 +41,7 @@ def _others(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _raw(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate: Any, others: dict[str, Any]
          ) -> tuple[dict[str, Any], str]:
-    """The tensors of the gate's input form, and the form, as a contract has it; "" for logs of decays. ValueError for what
+    """The tensors of the gate's input form, and the form; "" for logs of decays without a bound. ValueError for what
     contradicts."""
     _check_flag("use_gate_in_kernel", raw)
     _check_flag("safe_gate", safe_gate)
@@ -46,8 +49,8 @@ def _raw(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate
                                     or not -_LARGEST <= lower_bound < 0):
         _fail("lower_bound", repr(lower_bound), "a number below 0, or None")
     if not raw or len(shape_of("g", g)) != 4:  # the call refuses another rank
-        return {}, ""
-    if safe_gate and (lower_bound is None or lower_bound < -5):
+        return {}, "g=floored" if safe_gate and (lower_bound or 0) >= SAFE else ""
+    if safe_gate and (lower_bound is None or lower_bound < SAFE):
         _fail("lower_bound", lower_bound, "-5 or more, which safe_gate=True needs")
     if A_log is None and lower_bound is None:
         _fail("A_log", None, "a tensor [HV], or lower_bound")
@@ -61,8 +64,8 @@ def _raw(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate
     tensors = {n: None if x is None else x.reshape(shape) for n, (x, shape) in found.items()}
     if lower_bound is None:
         return tensors, "g=raw"
-    bound = None if lower_bound == -5 else g.new_full((heads,), float(lower_bound), dtype=torch.float32)
-    return {**tensors, "lower_bound": bound}, "g=bounded"
+    bound = None if lower_bound == SAFE else g.new_full((heads,), float(lower_bound), dtype=torch.float32)
+    return {**tensors, "lower_bound": bound}, "g=safe" if lower_bound >= SAFE else "g=bounded"
 
 
 def chunk_kda(
@@ -158,13 +161,14 @@ def chunk_rwkv7(
         lower_bound: float | None = None, **kwargs: Any) -> tuple[Any, ...]:
     """RWKV-7 (arXiv:2503.14456). Returns (o, final state or None). Forward only.
 
-    r, w, k, a, b: [B, T, HV, K]; v: [B, T, HV, V]. w: logs of decays. scale: None means K ** -0.5. lower_bound: a promise that w
-    is as large, which kernels do not need.
+    r, w, k, a, b: [B, T, HV, K]; v: [B, T, HV, V]. w: logs of decays. scale: None means K ** -0.5. safe_gate: a promise that
+    w is -5 or more; with a smaller lower_bound, that w is as large, which kernels do not need.
     """
     named = _named(initial_state, output_final_state, cu_seqlens)
-    _raw(w, False, None, None, lower_bound, safe_gate, kwargs)
+    _, form = _raw(w, False, None, None, lower_bound, safe_gate, kwargs)
     return _call("rwkv7", dict(r=r, w=w, k=k, v=v, a=a, b=b), {"scale": _of_width(scale, r)}, named,
-                 _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "cp_context": cp_context, "chunk_size": chunk_size})
+                 _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "cp_context": cp_context, "chunk_size": chunk_size},
+                 form.replace("g=", "w="))
 
 
 def fused_recurrent_rwkv7(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import algorithms, cli_parser, options, targets
+from . import algorithms, cli_parser, options
 from .options import ASKED
 from .runtime.build import Build, lowered, render
 from .runtime.progress import under_way
@@ -70,15 +70,13 @@ def build(a: argparse.Namespace) -> int:
 
 
 def list_(a: argparse.Namespace) -> int:
-    """`gdn_codegen list`: print the algorithms, schedules and targets. Returns 0."""
-    print("algorithms")
-    for n in algorithms.names():
-        page = algorithms.find(n)
-        print(f"  {n:18} {page.doc.splitlines()[0] if page.doc else ''}")
-    print("schedules")
-    for s in SCHEDULES.values():
-        print(f"  {s.name:18} {' '.join('[' + ' '.join(g) + ']' for g in s.kernels)}, form {s.form}, inverse {s.inverse}")
-    print("targets\n  " + "\n  ".join(targets.names()))
+    """`gdn_codegen list`: print what the algorithms need, the schedules and the targets. Returns 0.
+
+    ValueError for an algorithm that there is not.
+    """
+    from .tools.listing import listed
+    for line in listed(a.algorithm):
+        print(line, flush=True)
     return 0
 
 
@@ -138,7 +136,8 @@ def verify(a: argparse.Namespace) -> int:
         from .tools.report import LENGTHS, QUICK, write_report
         good = write_report(builds, Path(a.report), a.device, QUICK if a.quick else LENGTHS, left=left)
     else:
-        from .tools.verify import CASES, HEAD, lines
+        from .tools.cases import CASES
+        from .tools.verify import HEAD, lines
         good = True
         if builds:
             print(HEAD, flush=True)
@@ -182,8 +181,9 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     """Times, or errors with --errors, of builds and peers on a GPU. heads: H and HV. Returns the exit status."""
     from .runtime.targets import serving
-    from .tools import bench_gpu
+    from .tools import bench_gpu, peer_ops
     from .tools.shapes import Shape
+    page = algorithms.find(a.algorithm)
     todo = _only(a, [Shape(f"1 x {a.tokens}, {heads[0]}/{heads[1]}", (a.tokens,), *heads)])
     targets = serving("cuda") if a.target == "all" else (a.target,)
     names = SCHEDULES if a.schedule == "all" else () if a.schedule in ("none", "auto") else (a.schedule,)
@@ -191,21 +191,23 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
         b for t in targets for n in names for b in options.builds(
             argparse.Namespace(**{**vars(a), "target": t, "schedule": n, "heads": None}))]
     if a.schedule == "auto":
-        from .ops import chunk_gated_delta_rule
+        if page.name not in peer_ops.OPS:
+            raise ValueError(f"algorithm: got {a.algorithm!r} with --schedule auto; accepted: {', '.join(peer_ops.OPS)}, which "
+                             "have ops")
         plain: dict[str, tuple[Any, ...]] = {"partition": (None,), "set": ([],), "arch": ("",), "accept": ("", "k=unit"),
-                                             "algorithm": ("gated_delta_rule",), "launch": ("kernels",)}
+                                             "launch": ("kernels",)}
         for name, accepted in plain.items():
             if (value := getattr(a, name)) not in accepted:
                 raise ValueError(f"{name}: got {value!r} with --schedule auto; accepted: "
                                  + ("k=unit, or nothing" if name == "accept" else "nothing, because the op chooses"))
-        builds = [bench_gpu.Auto(chunk_gated_delta_rule, t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
+        builds = [bench_gpu.Auto(peer_ops.OPS[page.name], t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
     if a.interpret and (a.schedule == "auto" or a.peers not in (None, "none")):
         raise ValueError("interpret: got --interpret with --schedule auto or peers; accepted: a named schedule, no peers")
-    peers = bench_gpu.rivals(("none" if a.interpret else "all") if a.peers is None else a.peers)
+    peers = peer_ops.rivals(("none" if a.interpret else "all") if a.peers is None else a.peers, page)
     if not builds and not peers:
         raise ValueError("schedule: got 'none' without peers; accepted: auto, all, one by name, or none beside peers")
-    about: dict[str, Any] = {"gates": a.gates, "seed": a.seed, "dtype": a.dtype, "dims": (a.head_dim_k, a.head_dim_v),
-                               "command": shlex.join(["gdn_codegen", *a.words]), "json_to": a.json}
+    about: dict[str, Any] = {"page": page, "gates": a.gates, "seed": a.seed, "dtype": a.dtype, "json_to": a.json,
+                             "dims": (a.head_dim_k, a.head_dim_v), "command": shlex.join(["gdn_codegen", *a.words])}
     if a.errors is not None:
         from .tools import bench_errors
         return bench_errors.bench(builds, todo, peers, seeds=a.errors, on_cpu=a.interpret, **about)

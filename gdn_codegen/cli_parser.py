@@ -124,10 +124,12 @@ def _bench_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--only", action="append", default=[], metavar="NAME", help="GPU: only this shape; may be given again")
     p.add_argument("--errors", type=int, metavar="N", help="errors instead of times, on all value heads and N seeds")
     p.add_argument("--interpret", action="store_true", help="with --errors: interpret builds, with their roundings, on the CPU")
-    p.add_argument("--peers", metavar="NAME,...", help="GPU: libraries to compare with, of fla, flashqla, tileops, flashinfer; "
-                   "or all or none (default: all; those that are not installed are listed as absent)")
+    p.add_argument("--peers", metavar="NAME,...", help="GPU: libraries to compare with: of gated_delta_rule fla, flashqla, "
+                   "tileops, flashinfer; of mamba2 mamba_ssm; of the package's other pages fla; or all or none (default: "
+                   "all; those that are not installed are listed as absent)")
     p.add_argument("--gates", choices=("layer", "uniform"),
-                   help="GPU: gates as a layer draws them at initialisation, or -U(0, 1) per token (default: layer)")
+                   help="GPU: gates as a layer draws them at initialisation, or -U(0, 1) per token and channel "
+                   "(default: layer)")
     for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace (pto)"),
                        ("--plot", "PNG: a timeline (pto), or time against length, roofline, where the time goes (GPU)")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")
@@ -172,7 +174,8 @@ def parser() -> argparse.ArgumentParser:
     sub = top.add_subparsers(dest="command", required=True)
     for name, (text, add_options) in COMMANDS.items():
         add_options(sub.add_parser(name, help=text))
-    sub.add_parser("list", help="algorithms, schedules, targets")
+    sub.add_parser("list", help="algorithms with what they need, schedules, targets").add_argument(
+        "--algorithm", metavar="NAME", help="only this page, or FILE.py:FUNCTION, with the schedules that serve it")
     sub.add_parser("doctor", help="which targets run here, what is missing for the rest, versions, and the cache")
     cache_command.options(sub.add_parser("cache", help="what the package keeps on disk"))
     return top

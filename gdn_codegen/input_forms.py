@@ -51,6 +51,11 @@ INPUT_FORMS: dict[str, InputForm] = {
                          "lower_bound * sigmoid(exp(A_log) * (x + dt_bias))", vectors=("dt_bias",),
                          heads={"A_log": "0.0", "dt_bias": "0.0", "lower_bound": "-5.0"},
                          drawn={"x": "2 * normal", "lower_bound": "-2 * rate"}),
+    "safe": InputForm("{0} comes raw: the kernels take lower_bound sigmoid(exp(A_log) ({0} + dt_bias)), where lower_bound counts "
+                      "as -5 if it is less.", "maximum(lower_bound, -5.0) * sigmoid(exp(A_log) * (x + dt_bias))",
+                      vectors=("dt_bias",), heads={"A_log": "0.0", "dt_bias": "0.0", "lower_bound": "-5.0"},
+                      drawn={"x": "2 * normal", "lower_bound": "-2 * rate"}),
+    "floored": InputForm("{0} counts as -5 where it is less.", "maximum(x, -5.0)"),
     "sigmoid": InputForm("{0} comes as it is before a sigmoid.", "sigmoid(x)", drawn={"x": "log(page / (1 - page))"}),
     "twice_sigmoid": InputForm("{0} comes as it is before twice a sigmoid.", "2 * sigmoid(x)",
                                drawn={"x": "log(page / (2 - page))"}),

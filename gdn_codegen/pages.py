@@ -27,7 +27,8 @@ from .ir.builder import Algorithm
 from .runtime.build import Build, lowered, render
 
 if TYPE_CHECKING:
-    from .tools.verify import Case, Recurrence
+    from .tools.cases import Case
+    from .tools.verify import Recurrence
 
 TARGET = "triton"
 
@@ -67,17 +68,18 @@ def verify(page: Algorithm, cases: Sequence[Case] | None = None, device: str = "
            **options: Any) -> list[dict[str, float]]:
     """RMSE over RMS of each output, one dict per case. AssertionError if one is above what the dtype allows.
 
-    cases: sequences to run (tools.verify.Case); None for those of the command line. device: "cpu" or "cuda".
+    cases: sequences to run (tools.cases.Case); None for those of the command line. device: "cpu" or "cuda".
     reference: a function of your own to compare with, see `tools.verify.from_recurrence`; None for the page in float64 in
       chunks of one token.
     ValueError for a page whose output of a token depends on later tokens.
     """
-    from .tools.verify import CASES, TOLERANCE, compare
+    from .tools.cases import CASES
+    from .tools.verify import accepted, compare
     b = _build(page, options)
     errors = [compare(b, case, device, reference) for case in (CASES if cases is None else cases)]
     for case, found in zip(CASES if cases is None else cases, errors, strict=True):
         for name, e in found.items():
-            if not e <= TOLERANCE[b.dtype]:
-                raise AssertionError(f"{name}: RMSE over RMS is {e:.1e}, accepted for {b.dtype} is {TOLERANCE[b.dtype]:.0e}; "
+            if not e <= accepted(b, case):
+                raise AssertionError(f"{name}: RMSE over RMS is {e:.1e}, accepted for {b.dtype} is {accepted(b, case):.0e}; "
                                      f"{case}")
     return errors

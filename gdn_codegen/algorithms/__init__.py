@@ -12,8 +12,11 @@ from typing import Any
 from ..ir.builder import Algorithm
 
 #: The input forms that inputs of the package's pages may have. An input of another page may have any form that suits its dims.
-FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw", "bounded"),
+FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw", "bounded", "safe", "floored"),
          "beta": ("sigmoid", "twice_sigmoid"), "dt": ("softplus", "rectified")}
+#: How tools draw inputs whose dims do not say it, as a layer has them. "share": from 0 to 1 for each channel. "minus NAME":
+#: another input with the other sign, times a number from 0 to 1 for each token, so that what is erased is at most what is there.
+DRAWN = {("gated_delta_rule_2", "b"): "share", ("gated_delta_rule_2", "w"): "share", ("rwkv7", "b"): "minus a"}
 #: File names of modules use a page's short name where there is one.
 SHORT = {"gated_delta_rule": "gdn"}
 

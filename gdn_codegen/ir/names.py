@@ -53,7 +53,7 @@ def name_of(kind: str, args: tuple[str, ...], attrs: dict[str, Any], line_value:
         return f"{next((x for x in map(stem, args) if not x.endswith('decay_to_end')), args[0])}_to_end"
     if line_value:
         return f"operand_of_{line_value}" if operand else f"{line_value}_{_ROLES.get(kind, kind)}"
-    word = str(2 * attrs["size"]) if kind == "pairs" else "scaled" if kind == "mul" else _ROLES.get(kind, kind)
+    word = _block(kind, attrs) or ("scaled" if kind == "mul" else _ROLES.get(kind, kind))
     stems = [stem(a) for a in args if not a.startswith("const_")] or [stem(a) for a in args]
     subject = stems[-1] if len(stems[-1]) + len(word) < LONGEST else min(stems, key=len)
     while len(subject) + len(word) >= LONGEST and "_" in subject:
@@ -61,15 +61,20 @@ def name_of(kind: str, args: tuple[str, ...], attrs: dict[str, Any], line_value:
     return f"{subject}_{word}"
 
 
+def _block(kind: str, attrs: dict[str, Any]) -> str:
+    """The rows of the diagonal blocks that a mask keeps, or of which it keeps a part. "" for another op."""
+    return str(attrs["size"] * (1 + (kind == "pairs"))) if kind in ("pairs", "diagonal_blocks") else ""
+
+
 def _plain(kind: str, args: tuple[str, ...], attrs: dict[str, Any]) -> str:
     """The name that describes the op and all of its operands, of any length."""
     if kind == "matmul":
         product = f"{args[0]}{'T' if attrs.get('ta') else ''}_{args[1]}{'T' if attrs.get('tb') else ''}"
         return f"{args[2]}_plus_{product}" if len(args) > 2 else product
-    if kind == "pairs":
-        return f"{args[0]}_{2 * attrs['size']}"
-    if kind == "to_middle":
-        return f"{args[0]}_to_{attrs['size']}"
+    if rows := _block(kind, attrs):
+        return f"{args[0]}_{rows}"
+    if kind in ("to_middle", "from_middle"):
+        return f"{args[0]}_{kind.partition('_')[0]}_{attrs['size']}"
     if kind == "block":
         return f"{args[0]}_{attrs['row']}_{attrs['col']}"
     if kind == "exp" and (_TO_END.fullmatch(args[0]) or _CHUNK.fullmatch(args[0])):

@@ -215,12 +215,13 @@ def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
     return Tile(args[0].dims[1:], args[0].dtype)
 
 
-def _sums_of_rows(attrs: Attrs, *args: Tile) -> Tile:
-    _need(len(args) in (1, 2),
-          lambda: f"to_middle takes sums, and perhaps sums before each token; got {len(args)} operands")
-    _need(args[0].rank == 2 and args[0] == args[-1],
-          lambda: f"to_middle takes tiles of rank 2 and one type; got {', '.join(map(str, args))}")
-    return args[0]
+def _sums_of_rows(kind: str) -> Callable[..., Tile]:
+    def rule(attrs: Attrs, *args: Tile) -> Tile:
+        _need(len(args) in (1, 2), lambda: f"{kind} takes sums, and perhaps sums before each token; got {len(args)} operands")
+        _need(args[0].rank == 2 and args[0] == args[-1],
+              lambda: f"{kind} takes tiles of rank 2 and one type; got {', '.join(map(str, args))}")
+        return args[0]
+    return rule
 
 
 def _decayed_product(attrs: Attrs, *args: Tile) -> Tile:
@@ -349,7 +350,7 @@ def ranges(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 def keep(kind: str, n: int, size: int = 0) -> torch.Tensor:
     """A boolean mask, [n, n]: the entries that a masking op keeps. One tensor for all callers, which only read it."""
     i, j = ranges(n)
-    return {"lower": i >= j, "strictly_lower": i > j, "eye": i == j,
+    return {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // max(1, size) == j // max(1, size),
             "pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) > j // max(1, size))}[kind]
 
 
@@ -419,11 +420,21 @@ def _sums(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
     return x.cumsum(0) - x if attrs.get("exclusive") else x.cumsum(0)
 
 
+def _middle(x: torch.Tensor, size: int) -> torch.Tensor:
+    """For each row of x, the last row of the first half of its 2 size rows."""
+    import torch
+    return x[torch.arange(len(x)) // (2 * size) * (2 * size) + size - 1]
+
+
 def _to_middle(attrs: Attrs, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     import torch
-    rows, size = torch.arange(len(x)), attrs["size"]
-    middle = x[rows // (2 * size) * (2 * size) + size - 1]
-    return torch.where((rows // size % 2 == 1)[:, None], (x if before is None else before) - middle, middle - x)
+    size = attrs["size"]
+    middle, second = _middle(x, size), torch.arange(len(x)) // size % 2 == 1
+    return torch.where(second[:, None], (x if before is None else before) - middle, middle - x)
+
+
+def _from_middle(attrs: Attrs, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+    return (x if before is None else before) - _middle(x, attrs["size"])
 
 
 def _decayed(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
@@ -479,7 +490,11 @@ op("last", "the last row of a tile, as a vector, or the last entry of a vector",
    zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True)
 op("to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
    "their first half: x[i] - x[m] in the second half, x[m] - x[i] in the first. With sums y before each token as second operand "
-   "y[i] - x[m] in the second half", _sums_of_rows, _to_middle, attrs=("size",), zero=zeros.differences, across_rows=True)
+   "y[i] - x[m] in the second half", _sums_of_rows("to_middle"), _to_middle, attrs=("size",), zero=zeros.differences,
+   across_rows=True)
+op("from_middle", "x[i] - x[m] in all rows i, for running sums x and the middle row m as in to_middle. It is positive in rows "
+   "before m. With sums y before each token as second operand y[i] - x[m]", _sums_of_rows("from_middle"), _from_middle,
+   attrs=("size",), zero=zeros.differences, across_rows=True)
 op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
    "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "
    "`decayed_products` replaces it", _decayed_product, _decayed,
@@ -499,6 +514,8 @@ op("strictly_lower", "entries below the diagonal; the others become `fill`", _sq
 op("pairs", "keeps the lower left size x size block of each 2 size x 2 size block on the diagonal; other entries become `fill`",
    _square("pairs"),
    _masked("pairs"), elementwise=True, attrs=("size", "fill"), zero=zeros.lower)
+op("diagonal_blocks", "keeps the size x size blocks on the diagonal; other entries become `fill`", _square("diagonal_blocks"),
+   _masked("diagonal_blocks"), elementwise=True, attrs=("size", "fill"), zero=zeros.masked)
 op("eye", "the identity matrix. `within`: a dim; rows past the dim's size in memory are zero",
    lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity, view=("threads",))
 op("unit_lower_inverse", "(I + x)^-1 for a strictly lower x", _square("unit_lower_inverse"), _inverse,

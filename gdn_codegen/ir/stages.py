@@ -37,7 +37,8 @@ LEGAL = {
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": """
-        neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle eye pairs""",
+        neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle from_middle eye pairs
+        diagonal_blocks""",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks; index slot",
     "cut..assigned placed..checked": """
         column_sum load.one_token store.one_token

@@ -28,7 +28,8 @@ class Contract:
 
     inputs: pairs (name of an input, input form, `input_forms`): "linear" (a gate as the factor exp(g)), "raw" (a gate x, from
       which the kernel computes -exp(A_log) softplus(x + dt_bias), with A_log and dt_bias [HV]; dt_bias=None is zero), "bounded"
-      (instead lower_bound sigmoid(exp(A_log) (x + dt_bias))), "sigmoid" and "twice_sigmoid" (the kernel applies this function),
+      (instead lower_bound sigmoid(exp(A_log) (x + dt_bias))), "safe" (the same, with a lower_bound of -5 or more), "floored" (a
+      log decay below -5 counts as -5), "sigmoid" and "twice_sigmoid" (the kernel applies this function),
       "l2norm" (the kernel divides rows by their norms), "unit" (the caller promises rows of norm 1).
     dtypes: pairs (name, dtype), for inputs of one number per token and head, log decays, A_log and dt_bias. Such an input must
       have that dtype. The host converts inputs that are not named to float32.

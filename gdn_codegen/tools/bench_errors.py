@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 from ..ir import interpret
+from ..ir.builder import Algorithm
 from ..runtime import cache
 from ..runtime.build import Build, lowered
 from ..runtime.progress import under_way
 from ..runtime.targets import serves
-from .bench_gpu import Auto, check_build, facts, judged, ours, outcome, row
-from .peers import PEERS, Peer, Problem, Run
+from .bench_gpu import Auto, check_build, facts, judged, ours_of, outcome, row
+from .peer_ops import LIBRARIES
+from .peers import Peer, Problem, Run
 from .problems import head_errors, problem, reference, worst
 from .shapes import Shape
 from .verify import TOLERANCE
@@ -36,13 +38,14 @@ def lacks_gpu(target: str) -> str:
 
 def interpreted(b: Build, x: Problem) -> Run:
     """A function that interprets the build's lowered program, with its roundings."""
-    p, sizes = lowered(b), x.sizes
-    given = {"q": x.q[0], "k": x.k[0], "v": x.v[0], "g": x.g[0], "beta": x.beta[0]}
-    sequences = interpret.Problem(list(x.lengths), sizes["H"], sizes["HV"], b.plan.part_chunks)
+    p = lowered(b)
+    given = {n: t[0] if t.ndim > 2 else t for n, t in x.inputs.items()}
+    sequences = interpret.Problem(list(x.lengths), *x.heads, b.plan.part_chunks)
+    outs = sorted(x.page.trace().role("output"), key=lambda t: t.index != "token")
 
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
-        got = interpret.interpret(p, sequences, {t.name: given.get(t.name) for t in p.role("input")}, {"scale": x.scale}, False)
-        return got["o"][None], got["final_state"]
+    def run() -> tuple[torch.Tensor, ...]:
+        got = interpret.interpret(p, sequences, {t.name: given.get(t.name) for t in p.role("input")}, x.numbers, False)
+        return tuple(got[t.name][None] if t.index == "token" else got[t.name] for t in outs)
     return run
 
 
@@ -54,10 +57,10 @@ def measured(base: dict[str, Any], prepare: Callable[[Problem], Run], problems: 
         of_o, of_state = [], []
         for make in problems:
             x = make()
-            o, state = head_errors(*prepare(x)(), reference(x, range(x.sizes["HV"])))
+            o, state = head_errors(prepare(x)(), reference(x, range(x.heads[1])))
             of_o += o
             of_state += state
-        found = {n: {"mean": math.fsum(each) / len(each), "max": worst(each)}
+        found = {n: {"mean": math.fsum(each) / max(1, len(each)), "max": worst(each)}
                  for n, each in (("error_o", of_o), ("error_state", of_state))}
         return {"heads": len(of_o), **found, **judged(found["error_o"]["max"], found["error_state"]["max"], limit)}
     return outcome(base, work)
@@ -74,8 +77,8 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     return out
 
 
-def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, seeds: int, gates: str = "layer",
-          seed: int = 0, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
+def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, page: Algorithm, seeds: int,
+          gates: str = "layer", seed: int = 0, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
           json_to: str | None = None, on_cpu: bool = False) -> int:
     """Run all, printing and writing each shape as it is there; 1 where a row of ours failed. seeds: how many, from `seed` on.
     on_cpu: builds are interpreted there."""
@@ -87,25 +90,23 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
         if why and not on_cpu:
             raise ValueError(f"errors: got target {b.target}, and {why}; accepted: --interpret")
     cache.places(json=json_to)
-    options = {"gates": gates, "seed": seed, "seeds": seeds, "dtype": dtype, "K": dims[0], "V": dims[1], "interpreted": on_cpu}
+    options = {"algorithm": page.name, "gates": gates, "seed": seed, "seeds": seeds, "dtype": dtype, "K": dims[0], "V": dims[1],
+               "interpreted": on_cpu}
     data: dict[str, Any] = {"facts": facts(command, options), "rows": []}
     for i, s in enumerate(todo):
-        problems = [partial(problem, s, dtype, *dims, gates, n, "cpu" if on_cpu else "cuda") for n in range(seed, seed + seeds)]
+        problems = [partial(problem, s, dtype, *dims, gates, n, "cpu" if on_cpu else "cuda", page)
+                    for n in range(seed, seed + seeds)]
         here = []
         for p in peers:
             with under_way(f"{s.name}: {p.name}"):
                 here.append(measured(row(s, p.name, p.version, p.note), p.prepare, problems, None))
         for wish in builds:
-            if isinstance(wish, Auto):
-                b, op = wish.build(problems[0]()), wish.called()
-                base, prepare = row(s, f"{b.target} auto", "", b.name), partial(ours, b, op=op)
-            else:
-                base = row(s, f"{wish.target} {wish.plan.name} c{wish.chunk}", "", wish.name)
-                prepare = partial(interpreted if on_cpu else ours, wish)
-            with under_way(f"{s.name}: {base['who']}"):
-                here.append(measured(base, prepare, problems, TOLERANCE[dtype]))
+            b, who, prepare, _ = ours_of(wish, problems[0]())
+            with under_way(f"{s.name}: {who}"):
+                here.append(measured(row(s, who, "", b.name), partial(interpreted, b) if on_cpu else prepare, problems,
+                                     TOLERANCE[dtype]))
         data["rows"] += here
         if json_to is not None:
             cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
         print("\n".join([f"[{i + 1}/{len(todo)}]", *lines(here)]), flush=True)
-    return int(any("error" in r for r in data["rows"] if r["who"] not in PEERS))
+    return int(any("error" in r for r in data["rows"] if r["who"] not in LIBRARIES))

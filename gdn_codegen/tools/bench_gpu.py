@@ -6,7 +6,7 @@
 - Graph time: what a replay of a CUDA graph of the call adds to a queue.
 - Host time: how long a call takes to return, in a series of calls. Launch time: the same for torch's `add_` to one number. It
   shows how fast the CPU core is, because cores differ and may be slow for a while.
-- Errors: RMSE over RMS against a float64 recurrence by chunks, on some heads.
+- Errors: RMSE over RMS against the page in float64, on some heads.
 """
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from typing import Any
 
 import torch
 
+from ..ir.builder import Algorithm
 from ..runtime import cache
 from ..runtime.build import LAYOUTS, Build, lowered
 from ..runtime.call import tables
+from ..runtime.call.arguments import Tensors
 from ..runtime.call.choose import choice
-from ..runtime.call.request import Call, Request
-from ..runtime.call.tables import Extent
+from ..runtime.call.request import Inputs, Request, call_for
 from ..runtime.load import function
 from ..runtime.progress import under_way
 from ..runtime.roofline import Ceilings, Cost, costs
 from ..schedule.contract import PLAIN
 from .bench_table import table
-from .peers import PEERS, Absent, Peer, Problem, Refused, Run
+from .peer_ops import LIBRARIES, PeerOp
+from .peers import Absent, Peer, Problem, Refused, Run
 from .plots import gpu_plots, pyplot
 from .problems import Reference, errors, problem, reference
 from .shapes import Shape
@@ -153,9 +155,9 @@ def ceilings() -> Ceilings:
 # --- rows ------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Auto:
-    """An op that chooses a build by target, device and shape. chunk: None leaves it open, too."""
+    """The package's op that computes a page. It chooses a build by target, device and shape. chunk: None leaves it open, too."""
 
-    op: Callable[..., Any]
+    op: PeerOp
     target: str
     chunk: int | None = None
     layout: str = "bthd"
@@ -163,32 +165,45 @@ class Auto:
 
     def build(self, x: Problem) -> Build:
         """The build that the op runs on these tensors."""
-        (rows, tokens, H, K), (HV, V) = x.q.shape, x.v.shape[2:]
-        request = Request(unit_keys=self.unit_keys, target=self.target, chunk_size=self.chunk, layout=LAYOUTS[self.layout])
-        extent = Extent(H, HV, len(x.lengths), rows * tokens, rows < len(x.lengths))
-        return choice(Call(request, x.q.dtype, x.q.device, (K, V), extent,
-                           tables.UNIT if self.unit_keys else PLAIN)).build
+        asked = {**self.op.options, **({"chunk_size": self.chunk} if self.chunk else {})}
+        request = Request(output_final_state=True, unit_keys=self.unit_keys, target=self.target, layout=LAYOUTS[self.layout],
+                          algorithm=x.page.name if self.op.steps == 1 else "gated_delta_rule", **asked)
+        about = Inputs(tuple(x.inputs.values()), (), x.dtype, x.dims, x.heads, (1, self.op.steps * sum(x.lengths)))
+        tensors = Tensors._make([None] * len(Tensors._fields))._replace(cu_seqlens=x.ends if len(x.lengths) > 1 else None)
+        return choice(call_for(about, tensors, request)).build
 
-    def called(self) -> Callable[..., Any]:
-        """The op with the options of this row, as a function of the tensors."""
-        return partial(self.op, target=self.target, chunk_size=self.chunk, layout=self.layout, unit_keys=self.unit_keys)
+    def prepare(self, x: Problem) -> Run:
+        """A call of the op on the problem, with the options of this row."""
+        options = {"target": self.target, **({"chunk_size": self.chunk} if self.chunk else {}),
+                   **({"unit_keys": True} if self.unit_keys else {})}
+        return self.op.ours(self.layout, options, x)
 
 
-def ours(b: Build, x: Problem, op: Callable[..., Any] | None = None) -> Run:
-    """A call of a build's function, or of `op`, on tensors in the build's layout."""
-    op = op or function(b)
-    given = [t if b.layout == "bthd" else t.transpose(1, 2).contiguous() for t in (x.q, x.k, x.v, x.g, x.beta)]
-    ends = x.ends if len(x.lengths) > 1 else None
+def ours(b: Build, x: Problem) -> Run:
+    """A call of a build's function on tensors in the build's layout."""
+    op, turned = function(b), b.layout != "bthd"
+    given = [t.transpose(1, 2).contiguous() if turned else t for t in x.inputs.values() if t.ndim > 2]
+    of_heads = {n: t for n, t in x.inputs.items() if t.ndim < 3}
+    ends, outputs = x.ends if len(x.lengths) > 1 else None, sum(t.index == "token" for t in x.page.trace().role("output"))
 
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
-        o, state = op(*given, scale=x.scale, output_final_state=True, cu_seqlens=ends)
-        return o if b.layout == "bthd" else o.transpose(1, 2), state
+    def run() -> tuple[torch.Tensor, ...]:
+        results = op(*given, **of_heads, **x.numbers, output_final_state=True, cu_seqlens=ends)
+        return tuple(t.transpose(1, 2) if turned and i < outputs else t for i, t in enumerate(results))
     return run
 
 
+def ours_of(wish: Build | Auto, x: Problem) -> tuple[Build, str, Callable[[Problem], Run], int]:
+    """Of a build, or of an op: the build that runs, the name of the row, what prepares a call of it, and the tokens of the build
+    for each token of the problem."""
+    if isinstance(wish, Auto):
+        return wish.build(x), f"{wish.target} auto", wish.prepare, wish.op.steps
+    return wish, f"{wish.target} {wish.plan.name} c{wish.chunk}", partial(ours, wish), 1
+
+
 def our_costs(b: Build, s: Shape) -> dict[str, Cost]:
-    """Bytes and operations of each kernel of a build at a shape, without an initial state."""
-    return costs(lowered(b), s.lens, s.H, s.HV, absent=["initial_state"])
+    """Bytes and operations of each kernel of a build at a shape, without initial states."""
+    p = lowered(b)
+    return costs(p, s.lens, s.H, s.HV, absent=[t.name for t in p.role("input") if t.optional])
 
 
 def kernel_rows(times: dict[str, float], known: dict[str, Cost], top: Ceilings | None) -> list[dict[str, Any]]:
@@ -238,12 +253,12 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
         """Run once and compare, then take the times."""
         started = time.perf_counter()
         run = prepare()
-        o, state = run()
+        results = run()
         torch.cuda.synchronize()
         first = time.perf_counter() - started
-        error_o, error_state = errors(o, state, want)
-        add = partial(o.new_zeros(1).add_, 1)
-        del o, state
+        error_o, error_state = errors(results, want)
+        add = partial(results[0].new_zeros(1).add_, 1)
+        del results
         for _ in range(3):
             run()
         # before the profiler is there, which stays and slows the host
@@ -280,27 +295,14 @@ def facts(command: str, options: dict[str, Any]) -> dict[str, Any]:
             "cuda": torch.version.cuda, "versions": {"gdn_codegen": __version__, **versions}, "options": options}
 
 
-def rivals(names: str) -> list[Peer]:
-    """The peers that a list of names, "all" or "none" asks for."""
-    asked = list(PEERS) if names == "all" else [] if names == "none" else names.split(",")
-    for n in asked:
-        if n not in PEERS:
-            raise ValueError(f"peers: got {n!r}; accepted: all, none, or of {', '.join(PEERS)}")
-    return [PEERS[n] for n in asked]
-
-
 def check_build(b: Build | Auto) -> None:
-    """Refuse builds that the benchmark cannot compare. It has one algorithm, plain forms of inputs, and keys of norm 1."""
-    if isinstance(b, Auto):
-        return
-    if b.page.name != "gated_delta_rule":
-        raise ValueError(f"algorithm: got {b.page.name!r}; accepted: gated_delta_rule on a GPU")
-    if replace(b.contract, strided=False) not in (PLAIN, tables.UNIT):
+    """Refuse builds that the benchmark cannot compare. It has plain forms of inputs, and keys of norm 1."""
+    if isinstance(b, Build) and replace(b.contract, strided=False) not in (PLAIN, tables.UNIT):
         raise ValueError(f"accept: got {str(b.contract)!r}; accepted: k=unit, strided, both, or none")
 
 
-def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, gates: str = "layer", seed: int = 0,
-          runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
+def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, page: Algorithm, gates: str = "layer",
+          seed: int = 0, runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
           json_to: str | None = None, plot_to: str | None = None, detail: bool = False) -> int:
     """Run all, printing and writing each shape as it is there; 1 where a row of ours failed."""
     for b in builds:
@@ -310,13 +312,13 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     cache.places(json=json_to, plot=plot_to)
     if plot_to is not None:
         pyplot()  # what is missing is said before the work
-    options = {"gates": gates, "seed": seed, "runs": runs, "dtype": dtype, "K": dims[0], "V": dims[1]}
+    options = {"algorithm": page.name, "gates": gates, "seed": seed, "runs": runs, "dtype": dtype, "K": dims[0], "V": dims[1]}
     top = ceilings()
     data: dict[str, Any] = {"facts": facts(command, options), "ceilings": asdict(top), "rows": []}
     print(f"{data['facts']['gpu']}: {top.bytes / 1e12:.2f} TB/s of a copy, {top.flops / 1e12:.0f} TFLOP/s of a product",
           flush=True)
     for i, s in enumerate(todo):
-        here = shape_rows(s, problem(s, dtype, *dims, gates, seed), builds, peers, runs, top)
+        here = shape_rows(s, problem(s, dtype, *dims, gates, seed, algorithm=page), builds, peers, runs, top)
         data["rows"] += here
         torch.cuda.empty_cache()
         if json_to is not None:
@@ -324,7 +326,7 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
         print("\n".join([f"[{i + 1}/{len(todo)}]", *table({**data, "rows": here}, detail)[1:]]), flush=True)
     for path in gpu_plots(data, Path(plot_to)) if plot_to is not None else []:
         print(path)
-    return int(any("error" in r for r in data["rows"] if r["who"] not in PEERS))
+    return int(any("error" in r for r in data["rows"] if r["who"] not in LIBRARIES))
 
 
 def shape_rows(s: Shape, x: Problem, builds: Sequence[Build | Auto], peers: Sequence[Peer], runs: int,
@@ -335,8 +337,8 @@ def shape_rows(s: Shape, x: Problem, builds: Sequence[Build | Auto], peers: Sequ
         with under_way(f"{s.name}: {p.name}"):
             rows.append(measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None))
     for wish in builds:
-        b, op = (wish, None) if isinstance(wish, Build) else (wish.build(x), wish.called())
-        base = row(s, f"{b.target} {b.plan.name} c{b.chunk}" if op is None else f"{b.target} auto", "", b.name)
-        with under_way(f"{s.name}: {base['who']}"):
-            rows.append(measured(base, partial(ours, b, x, op), want, runs, our_costs(b, s), top, TOLERANCE[b.dtype], True))
+        b, who, prepare, steps = ours_of(wish, x)
+        with under_way(f"{s.name}: {who}"):
+            known = our_costs(b, replace(s, lens=tuple(steps * n for n in s.lens)))
+            rows.append(measured(row(s, who, "", b.name), partial(prepare, x), want, runs, known, top, TOLERANCE[b.dtype], True))
     return rows

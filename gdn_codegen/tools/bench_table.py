@@ -4,12 +4,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .peers import PEERS
+from .peer_ops import LIBRARIES
 
 
 def best_peer(rows: Sequence[dict[str, Any]], shape: str) -> float | None:
     """ms of the fastest peer at a shape."""
-    return min((r["device_ms"] for r in rows if r["shape"] == shape and r["who"] in PEERS and "device_ms" in r), default=None)
+    return min((r["device_ms"] for r in rows if r["shape"] == shape and r["who"] in LIBRARIES and "device_ms" in r), default=None)
 
 
 def table(data: dict[str, Any], detail: bool = False) -> list[str]:

@@ -60,6 +60,8 @@ def _box(p: Program, k: Kernel, named: set[str], writer: dict[str, int]) -> Box:
             at = o.attr("tensor")
             own = p.tensor(at).role == "workspace"
             nodes[o.out] = Node(o.out, "read", f"of kernel {writer[at]}") if own else Node(o.out, "input")
+        elif o.kind == "scalar" and o.attr("tensor"):
+            nodes[o.out] = Node(o.out, "input", "of the head")
         elif o.out in named:
             nodes[o.out] = Node(o.out, "computed")
     for o in k.ops:

@@ -1,7 +1,8 @@
-"""Peers: other implementations of Gated DeltaNet prefill that are installed here, with an adapter for each.
+"""Peers: other implementations of prefill that are installed here, with an adapter for each.
 
 A peer states the dtype and shape of every tensor that it takes. The tensors that its adapter passes are compared with this
-statement. So a layout or dtype that the peer would silently misread raises an error and is not timed.
+statement. So a layout or dtype that the peer would silently misread raises an error and is not timed. Gated DeltaNet has several
+peers; another page has the library whose op of the same name the package offers, too (`peer_ops.py`).
 """
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from typing import Any
 
 import torch
 
-#: Returns o [1, T, HV, V] and the final states [N, HV, K, V].
-Run = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+from ..ir.builder import Algorithm
+
+#: Returns the outputs [1, T, HV, ...], then the final states [N, HV, ...], in the page's order.
+Run = Callable[[], tuple[torch.Tensor, ...]]
 
 
 class Refused(ValueError):
@@ -28,27 +31,34 @@ class Absent(ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """Packed tensors: q, k [1, T, H, K], v [1, T, HV, V], g (log decay) and beta [1, T, HV] float32, ends [N + 1] int32."""
+    """Packed tensors of a page. inputs: by name, [1, T, heads, dims] with H or HV heads, or [HV, dims] of what heads have. Log
+    decays, and inputs of one number for each token or head, are float32. ends: [N + 1] int32. heads: H and HV. dims: K and V."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
+    page: Algorithm
+    inputs: dict[str, torch.Tensor]
     ends: torch.Tensor
     lengths: tuple[int, ...]
-    scale: float
+    heads: tuple[int, int]
+    dims: tuple[int, int]
+    dtype: torch.dtype
 
     @property
     def sizes(self) -> dict[str, int]:
         """Extents by the names that Peer.takes uses."""
-        return {"T": self.q.shape[1], "H": self.q.shape[2], "HV": self.v.shape[2], "K": self.q.shape[3], "V": self.v.shape[3],
-                "N": len(self.lengths), "N + 1": len(self.lengths) + 1}
+        tokens, n = sum(self.lengths), len(self.lengths)
+        return {"T": tokens, "2 T": 2 * tokens, "H": self.heads[0], "HV": self.heads[1], "K": self.dims[0], "V": self.dims[1],
+                "N": n, "N + 1": n + 1}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of the caller by name: the page's defaults, 1 without one."""
+        found = self.page.scalar_defaults({"C": 64, "K": self.dims[0], "V": self.dims[1]})
+        return {n: 1.0 if x is None else x for n, x in found.items()}
 
 
 @dataclass(frozen=True)
 class Peer:
-    """takes: argument -> dtype ("input" is that of q) and shape. dtypes: of q, k, v. packed: several sequences; groups: more
+    """takes: argument -> dtype ("input" is the problem's) and shape. dtypes: of problems. packed: several sequences; groups: more
     value heads than heads; once: one shape a process, since it keeps its first. note: what a reader of a row must know."""
 
     name: str
@@ -76,7 +86,7 @@ class Peer:
 
     def refusal(self, x: Problem) -> str:
         """Why this peer does not take the problem; "" if it does."""
-        dtype, sizes = _name(x.q.dtype), x.sizes
+        dtype, sizes = _name(x.dtype), x.sizes
         if dtype not in self.dtypes:
             return f"dtype: got {dtype}; {self.name} accepts {', '.join(self.dtypes)}"
         if not {sizes["K"], sizes["V"]} <= set(self.head_dims):
@@ -111,7 +121,7 @@ class Peer:
         refused = self.refusal(x)
         if refused:
             raise Refused(refused)
-        run = self.start(x, lambda **passed: self.check(x.q.dtype, x.sizes, **passed))
+        run = self.start(x, lambda **passed: self.check(x.dtype, x.sizes, **passed))
         self.served.append((x.sizes["T"], x.sizes["H"], x.sizes["HV"]))
         return run
 
@@ -124,32 +134,23 @@ TOKENS = {"q": ("input", "1, T, H, K"), "k": ("input", "1, T, H, K"), "v": ("inp
 GATES = {"g": ("float32", "1, T, HV"), "beta": ("float32", "1, T, HV")}
 
 
-def _fla(x: Problem, check: Callable[..., None]) -> Run:
-    op = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
-    given: dict[str, Any] = dict(q=x.q, k=x.k, v=x.v, g=x.g, beta=x.beta)
-    if len(x.lengths) > 1:
-        given["cu_seqlens"] = x.ends.long()
-    check(**given)
-    return lambda: op(**given, scale=x.scale, output_final_state=True)
-
-
 def _flashqla(x: Problem, check: Callable[..., None]) -> Run:
     op = importlib.import_module("flash_qla").chunk_gated_delta_rule_fwd
-    given: dict[str, Any] = dict(q=x.q, k=x.k, v=x.v, g=x.g, beta=x.beta)
+    given: dict[str, Any] = dict(x.inputs)
     rest = {"cu_seqlens": x.ends} if len(x.lengths) > 1 else {}
     check(**given, **rest)
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
-        results = op(*given.values(), scale=x.scale, output_final_state=True, **rest)
+        results = op(*given.values(), **x.numbers, output_final_state=True, **rest)
         return results[2], results[4]
     return run
 
 
 def _tileops(x: Problem, check: Callable[..., None]) -> Run:
     op = importlib.import_module("tileops.ops").GatedDeltaNetPrefillBTHDFwdOp(chunk_size=64)
-    dtype = x.q.dtype
+    q, k, v, g, beta = x.inputs.values()
     # it takes no scale
-    given = dict(q=(x.q.float() * x.scale).to(dtype), k=x.k, v=x.v, g=x.g.to(dtype), beta=x.beta.to(dtype))
+    given = dict(q=(q.float() * x.numbers["scale"]).to(x.dtype), k=k, v=v, g=g.to(x.dtype), beta=beta.to(x.dtype))
     check(**given)
     return lambda: op(*given.values())
 
@@ -159,8 +160,8 @@ def _flashinfer(x: Problem, check: Callable[..., None]) -> Run:
     package = "flashinfer.gdn_kernels.delta_rule_dsl"
     parts = importlib.import_module(f"{package}.delta_rule_cp_sm90").cp_delta_rule_dsl_sm90
     whole = importlib.import_module(f"{package}.delta_rule_sm90").delta_rule_prefill_dsl_sm90
-    q, k, v = (t[0].contiguous() for t in (x.q, x.k, x.v))
-    alpha, beta = x.g[0].exp().contiguous(), x.beta[0].contiguous()
+    q, k, v, g, beta = (t[0].contiguous() for t in x.inputs.values())
+    alpha, scale = g.exp(), x.numbers["scale"]
     check(q=q, k=k, v=v, alpha=alpha, beta=beta, cu_seqlens=x.ends)
     s = x.sizes
     o, state = torch.empty_like(v), torch.empty(s["N"], s["HV"], s["V"], s["K"], device=v.device)
@@ -169,19 +170,18 @@ def _flashinfer(x: Problem, check: Callable[..., None]) -> Run:
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         if in_parts:
-            parts(o, state, q, k, v, alpha, beta, x.ends, x.scale, max_seqlen=max(x.lengths))
+            parts(o, state, q, k, v, alpha, beta, x.ends, scale, max_seqlen=max(x.lengths))
         else:
-            whole(o, state, q, k, v, None, alpha, beta, x.ends, x.scale)
+            whole(o, state, q, k, v, None, alpha, beta, x.ends, scale)
         return o[None], state.transpose(-1, -2)
     return run
 
 
-PEERS = {p.name: p for p in (
-    Peer("fla", "fla", ("flash-linear-attention", "fla-core"), {**TOKENS, **GATES, "cu_seqlens": ("int64", "N + 1")}, _fla),
+#: The peers of Gated DeltaNet that take it in ways of their own. FLA is among the peers of all pages (`peer_ops.py`).
+OF_GDN = (
     Peer("flashqla", "flash_qla", ("flash_qla", "flash-qla"), {**TOKENS, **GATES, "cu_seqlens": ("int32", "N + 1")}, _flashqla),
     Peer("tileops", "tileops", ("tileops",), {**TOKENS, "g": ("input", "1, T, HV"), "beta": ("input", "1, T, HV")}, _tileops,
          dtypes=("float16",), packed=False, groups=False, once=True, note="gates in float16 only"),
     Peer("flashinfer", "flashinfer", ("flashinfer-python",),
          {"q": ("input", "T, H, K"), "k": ("input", "T, H, K"), "v": ("input", "T, HV, V"), "alpha": ("float32", "T, HV"),
-          "beta": ("float32", "T, HV"), "cu_seqlens": ("int32", "N + 1")}, _flashinfer, note="decay as exp(g)"),
-)}
+          "beta": ("float32", "T, HV"), "cu_seqlens": ("int32", "N + 1")}, _flashinfer, note="decay as exp(g)"))

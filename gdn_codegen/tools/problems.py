@@ -1,6 +1,6 @@
 """Problems for `bench` and `tune`: seeded tensors of a shape, and errors of results against float64.
 
-An error is RMSE over RMS for each value head, against the recurrence by chunks in float64.
+An error is RMSE over RMS for each value head, against the page in float64.
 """
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from ..ir.interpret import TORCH
+from .. import algorithms
+from ..ir.builder import Algorithm
+from ..ir.decays import log_decays
+from ..ir.interpret import TORCH, interpret
+from ..ir.interpret import Problem as Sequences
 from .peers import Problem
 from .shapes import Shape
 from .verify import rms_error
@@ -22,89 +26,122 @@ GATES = ("layer", "uniform")
 NOISE, BETAS = (0.0, 0.02), (0.6, 1.1, 1.6, 1.9)
 
 
-def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: int = 0, device: str = "cuda") -> Problem:
-    """Unit q and k. Gates "layer" are drawn as a GatedDeltaNet layer draws them at initialisation, so that decay differs between
-    heads; "uniform" gates are -U(0, 1) per token, under which a state decays within a chunk."""
-    gen = torch.Generator(device=device).manual_seed(seed)
-    T = sum(s.lens)
 
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=device, generator=gen)
+class _Draws:
+    """Draws inputs of a page on a device. shape: [1, T, heads, dims], or [HV, dims] for what heads have."""
 
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, device=device, generator=gen)
-    q, k = (F.normalize(normal(1, T, s.H, K), dim=-1).to(TORCH[dtype]) for _ in range(2))
-    v = normal(1, T, s.HV, V).to(TORCH[dtype])
-    beta = torch.sigmoid(normal(1, T, s.HV))
-    rate, low, high = uniform(s.HV) * 16, math.log(0.001), math.log(0.1)
-    step = torch.exp(uniform(s.HV) * (high - low) + low)
-    g = -rate * F.softplus(normal(1, T, s.HV) + step + torch.log(-torch.expm1(-step)))
-    if gates == "uniform":
-        g = -uniform(1, T, s.HV)
+    def __init__(self, gates: str, seed: int, device: str) -> None:
+        self.gates, self.device = gates, device
+        self.gen = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(self, shape: Sequence[int]) -> torch.Tensor:
+        return torch.randn(*shape, device=self.device, generator=self.gen)
+
+    def uniform(self, shape: Sequence[int]) -> torch.Tensor:
+        return torch.rand(*shape, device=self.device, generator=self.gen)
+
+    def decays(self, shape: Sequence[int]) -> torch.Tensor:
+        """Log decays of tokens, for each head or channel: as a layer of Gated DeltaNet or KDA draws them at initialisation."""
+        heads, low, high = shape[2], math.log(0.001), math.log(0.1)
+        rate = self.uniform([heads]).view(heads, *(1 for _ in shape[3:])) * 16
+        step = torch.exp(self.uniform(shape[2:]) * (high - low) + low)
+        g = -rate * F.softplus(self.normal(shape) + step + torch.log(-torch.expm1(-step)))
+        return -self.uniform(shape) if self.gates == "uniform" else g
+
+    def of_heads(self, shape: Sequence[int]) -> torch.Tensor:
+        """Log decays that a head has for all tokens: those of the first layer of lightning attention."""
+        if self.gates == "uniform":
+            return -self.uniform(shape)
+        slopes = -8 / shape[0] * torch.arange(shape[0], device=self.device)
+        return slopes.view(-1, *(1 for _ in shape[1:])).expand(shape).contiguous()
+
+
+def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: int = 0, device: str = "cuda",
+            algorithm: str | Algorithm = "gated_delta_rule") -> Problem:
+    """Inputs of a page for the sequences of a shape: keys and queries of norm 1, other rows normal, log decays by `gates`, other
+    numbers of tokens sigmoid(normal).
+
+    Gates "layer" are drawn as a layer draws them at initialisation, so that decay differs between heads; "uniform" gates are
+    -U(0, 1) per token and channel, under which a state decays within a chunk.
+    """
+    page, draws, inputs = algorithms.find(algorithm), _Draws(gates, seed, device), dict[str, torch.Tensor]()
+    p, sizes, T = page.trace(), {"C": 1, "K": K, "V": V}, sum(s.lens)
+    decays, keys = log_decays(p), {dims[0] for dims in page.states.values()}
+    for t in sorted(p.role("input"), key=lambda t: t.name in decays):
+        how, dims = algorithms.DRAWN.get((page.name, t.name), ""), t.tile.shape(sizes)[t.index == "token":]
+        if t.index not in ("token", "head"):
+            continue
+        shape = [1, T, s.H if t.heads == "H" else s.HV, *dims] if t.index == "token" else [s.HV, *dims]
+        if t.name in decays:
+            x = (draws.decays if t.index == "token" else draws.of_heads)(shape)
+        elif how.startswith("minus"):
+            x = -inputs[how.split()[1]] * torch.sigmoid(draws.normal([*shape[:3], 1]))
+        elif how == "share" or t.index == "token" and not dims:
+            x = torch.sigmoid(draws.normal(shape))
+        else:
+            x = draws.normal(shape)
+            x = F.normalize(x, dim=-1) if t.index == "token" and t.dims[1] in keys else x
+        inputs[t.name] = x.to(TORCH[dtype] if t.index == "token" and dims and not t.wide else torch.float32)
     ends = torch.tensor([0, *s.lens], device=device).cumsum(0).to(torch.int32)
-    return Problem(q, k, v, g.float(), beta.float(), ends, s.lens, K ** -0.5)
+    return Problem(page, {n: inputs[n] for n in page.inputs}, ends, s.lens, (s.H, s.HV), (K, V), TORCH[dtype])
 
 
 def alike(x: Problem) -> Problem:
-    """The same problem with similar keys: each is the first of its sequence plus noise. g = 0, so there is no decay."""
-    sizes = x.sizes
+    """The same problem of Gated DeltaNet with similar keys: each is the first of its sequence plus noise. g = 0, so there is no
+    decay."""
+    k, g, beta = (x.inputs[n] for n in ("k", "g", "beta"))
     first = torch.repeat_interleave(x.ends[:-1].long(), x.ends.diff().long())
-    noise = torch.tensor(NOISE, device=x.k.device).repeat(sizes["H"])[:sizes["H"], None]
-    k = F.normalize(x.k[:, first].float() + noise * x.k.float(), dim=-1).to(x.k.dtype)
-    beta = torch.tensor(BETAS, device=x.beta.device).repeat(sizes["HV"])[:sizes["HV"]].expand_as(x.beta).contiguous()
-    return replace(x, k=k, g=torch.zeros_like(x.g), beta=beta)
+    noise = torch.tensor(NOISE, device=k.device).repeat(x.heads[0])[:x.heads[0], None]
+    k = F.normalize(k[:, first].float() + noise * k.float(), dim=-1).to(k.dtype)
+    beta = torch.tensor(BETAS, device=beta.device).repeat(x.heads[1])[:x.heads[1]].expand_as(beta).contiguous()
+    return replace(x, inputs={**x.inputs, "k": k, "g": torch.zeros_like(g), "beta": beta})
 
 
 @dataclass(frozen=True)
 class Reference:
-    """o [T, heads, V] and the final states [N, heads, K, V] of some value heads, in float64."""
+    """Outputs [T, heads, ...] and final states [N, heads, ...] of some value heads, in float64."""
 
     heads: tuple[int, ...]
-    o: torch.Tensor
-    state: torch.Tensor
+    outputs: tuple[torch.Tensor, ...]
+    states: tuple[torch.Tensor, ...]
 
 
 def reference(x: Problem, heads: Sequence[int] = (0, -1), chunk: int = 64) -> Reference:
-    """The recurrence by chunks in float64, where the tensors are."""
-    sizes = x.sizes
-    mine = tuple(dict.fromkeys(h % sizes["HV"] for h in heads))
-    theirs = [h // (sizes["HV"] // sizes["H"]) for h in mine]
-    q, k = (t[0][:, theirs].double().transpose(0, 1) for t in (x.q, x.k))
-    v, g, beta = (t[0][:, list(mine)].double().transpose(0, 1) for t in (x.v, x.g, x.beta))
-    o, states, start = torch.empty_like(v), [], 0
-    eye = torch.eye(chunk, dtype=torch.float64, device=v.device)
-    for length in x.lengths:
-        S = v.new_zeros(len(mine), sizes["K"], sizes["V"])
-        for t in range(start, start + length, chunk):
-            rows = slice(t, min(t + chunk, start + length))
-            kc, qc, G, b = k[:, rows], q[:, rows] * x.scale, g[:, rows].cumsum(1), beta[:, rows, None]
-            n = kc.shape[1]
-            D = (G[:, :, None] - G[:, None, :]).clamp(max=0).exp().tril()
-            A = (b * (kc @ kc.mT) * D).tril(-1)
-            U = torch.linalg.solve_triangular(eye[:n, :n] + A, b * (v[:, rows] - G.exp()[:, :, None] * (kc @ S)), upper=False,
-                                              unitriangular=True)
-            o[:, rows] = G.exp()[:, :, None] * (qc @ S) + ((qc @ kc.mT) * D) @ U
-            S = G[:, -1:, None].exp() * S + (kc * (G[:, -1:] - G).exp()[:, :, None]).mT @ U
-        states.append(S)
-        start += length
-    return Reference(mine, o.transpose(0, 1), torch.stack(states))
+    """What the page computes of these value heads in float64, in chunks of so many tokens, where the tensors are."""
+    H, HV = x.heads
+    mine = tuple(dict.fromkeys(h % HV for h in heads))
+    theirs = [h // (HV // H) for h in mine]
+    p = x.page.trace()
+    p = replace(p, dims=(("C", chunk), ("K", x.dims[0]), ("V", x.dims[1])))
+    given: dict[str, torch.Tensor | None] = {}
+    for t in p.role("input"):
+        if t.name in x.inputs:
+            of = theirs if t.heads == "H" else list(mine)
+            given[t.name] = x.inputs[t.name][0][:, of] if t.index == "token" else x.inputs[t.name][of]
+    with torch.device(x.ends.device):
+        got = interpret(p, Sequences(list(x.lengths), len(mine), len(mine)), given, x.numbers)
+    outs = p.role("output")
+    return Reference(mine, *(tuple(got[t.name] for t in outs if t.index == index) for index in ("token", "sequence")))
 
 
-def head_errors(o: torch.Tensor, state: torch.Tensor, want: Reference) -> tuple[list[float], list[float]]:
-    """RMSE over RMS of o [1, T, HV, V] and of the states [N, HV, K, V], each head of `want`. Zeros are 1 off; NaN gives NaN."""
+def head_errors(results: Sequence[torch.Tensor], want: Reference) -> tuple[list[float], list[float]]:
+    """RMSE over RMS of outputs [1, T, HV, ...] and of states [N, HV, ...], each head of `want`. Zeros are 1 off, and NaN gives
+    NaN."""
     def each(got: torch.Tensor, ref: torch.Tensor) -> list[float]:
         if got[:, list(want.heads)].shape != ref.shape:
             raise ValueError(f"output: got shape {list(got.shape)}; {len(want.heads)} of its heads are {list(ref.shape)}")
         return [rms_error(got[:, h], ref[:, i]) for i, h in enumerate(want.heads)]
-    return each(o[0], want.o), each(state, want.state)
+    n = len(want.outputs)
+    of_o = [e for got, ref in zip(results[:n], want.outputs, strict=True) for e in each(got[0], ref)]
+    return of_o, [e for got, ref in zip(results[n:], want.states, strict=True) for e in each(got, ref)]
 
 
 def worst(each: Sequence[float]) -> float:
-    """The largest of the errors; NaN if one is NaN."""
-    return math.nan if any(math.isnan(e) for e in each) else max(each)
+    """The largest of the errors, 0 if there are none; NaN if one is NaN."""
+    return math.nan if any(math.isnan(e) for e in each) else max(each, default=0.0)
 
 
-def errors(o: torch.Tensor, state: torch.Tensor, want: Reference) -> tuple[float, float]:
-    """The worst of `head_errors` for o, and for the state."""
-    of_o, of_state = head_errors(o, state, want)
+def errors(results: Sequence[torch.Tensor], want: Reference) -> tuple[float, float]:
+    """The worst of `head_errors` for the outputs, and for the states; 0 without states."""
+    of_o, of_state = head_errors(results, want)
     return worst(of_o), worst(of_state)

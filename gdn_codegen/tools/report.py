@@ -16,7 +16,8 @@ from ..runtime import cache
 from ..runtime.build import Build
 from ..runtime.progress import under_way
 from ..targets.machine import version
-from .verify import TOLERANCE, Case, inputs, reference, rms_error, run
+from .cases import Case, inputs
+from .verify import TOLERANCE, reference, rms_error, run
 
 #: Lengths around a chunk's end and far past it, and the lengths of a quick report.
 LENGTHS = (1, 63, 64, 65, 127, 128, 129, 447, 512, 640, 1920)

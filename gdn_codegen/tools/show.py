@@ -23,7 +23,7 @@ def kernels_text(b: Build) -> str:
     lines = []
     for k in p.kernels:
         ops = k.ops
-        reads = dict.fromkeys(o.attr("tensor") for o in ops if o.kind == "load")
+        reads = dict.fromkeys(o.attr("tensor") for o in ops if o.kind in ("load", "scalar") and o.attr("tensor"))
         writes = dict.fromkeys(o.attr("tensor") for o in ops if o.kind == "store")
         grid = {"chunks": "parallel over chunks", "parts": "walks a part's chunks"}.get(k.grid, "walks a sequence's chunks")
         grid = "looks at chunks before a part" if k.slices > 1 else grid

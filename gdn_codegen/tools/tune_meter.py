@@ -55,13 +55,13 @@ class Gpu:
         """
         s = small(b.chunk)
         x = problem(s, b.dtype, b.head_dim_k, b.head_dim_v)
-        x.g[:, :, 0] = 0.0
+        x.inputs["g"][:, :, 0] = 0.0
         try:
-            got = errors(*bench_gpu.ours(b, x)(), reference(x, range(4)))
+            got = errors(bench_gpu.ours(b, x)(), reference(x, range(4)))
             if not all(e <= TOLERANCE[b.dtype] for e in got):
                 return f"off by {got[0]:.1e} (o) and {got[1]:.1e} (state)"
             y, want, accepted = _alike(b.target, b.chunk, b.dtype, b.head_dim_k, b.head_dim_v)
-            each = by_beta(*head_errors(*bench_gpu.ours(b, y)(), want))
+            each = by_beta(*head_errors(bench_gpu.ours(b, y)(), want))
         except Exception as e:  # whatever a toolchain raises is a finding
             self.alive()
             return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
@@ -123,7 +123,7 @@ def _alike(target: str, chunk: int, dtype: str, K: int, V: int) -> tuple[Problem
     plans: list[Any] = ["fused", *(varied("fused", v_block=n) for n in (64, 32) if n < V), "replay", "staged"]
     builds = [Build(target, chunk, schedule=plan, dtype=dtype, head_dim_k=K, head_dim_v=V) for plan in plans]
     p = lowered(next(filter(choose.fits, builds), builds[-1]))
-    given = {n: getattr(x, n)[0].cpu() for n in ("q", "k", "v", "g", "beta")}
-    got = interpret.interpret(p, interpret.Problem(list(s.lens), s.H, s.HV), given, {"scale": x.scale}, exact=False)
-    known = by_beta(*head_errors(got["o"][None].to(x.q.device), got["final_state"].to(x.q.device), want))
+    given: dict[str, Any] = {n: t[0].cpu() for n, t in x.inputs.items()}
+    got = interpret.interpret(p, interpret.Problem(list(s.lens), s.H, s.HV), given, x.numbers, exact=False)
+    known = by_beta(*head_errors((got["o"][None].to(x.ends.device), got["final_state"].to(x.ends.device)), want))
     return x, want, {n: max(Check.ACCEPTED[dtype], ALIKE * e) for n, e in known.items()}

@@ -7,94 +7,28 @@ use the passes that let kernels apply them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 
-from ..input_forms import INPUT_FORMS, draws, reads
-from ..ir.core import Program
-from ..ir.decays import log_decays
 from ..ir.interpret import TORCH, Problem, interpret
 from ..ir.types import Tensor
 from ..runtime.build import Build, lowered
 from ..runtime.load import function
 from ..runtime.progress import under_way
-from ..runtime.tables import between
+from .cases import F64, Case, inputs, read
 
-F64 = torch.float64
-
+#: How many times what is expected must fit into a dtype's range, so that what is summed up to it fits.
+ROOM = 64
 #: RMSE over RMS that a comparison may reach.
 TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
 
 
-@dataclass(frozen=True)
-class Case:
-    """Sequences to run: lengths packed into one row, or `batch` equal rows. gate: mean log decay of a token."""
-
-    lengths: tuple[int, ...]
-    heads: int = 1
-    value_heads: int = 2
-    gate: float = -0.5
-    initial: bool = True
-    batched: bool = False
-    seed: int = 0
-
-
-#: The default cases of `verify`: tails, packed sequences, an empty sequence, slow and sudden forgetting.
-CASES = (Case((64,)), Case((1,)), Case((63, 0, 65)), Case((129,), gate=0.0), Case((33, 64), gate=-50.0),
-         Case((70, 70), batched=True, initial=False))
-
-
-def _functions(texts: dict[str, str]) -> dict[str, Callable[..., torch.Tensor]]:
-    """The functions of these torch texts, by name."""
-    return {n: eval(text, {"torch": torch}) for n, text in texts.items()}
-
-
-def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
-    """Packed inputs [tokens, heads, ...] of a traced program: unit keys and queries, log decays <= 0, other vectors in (0, 1); in
-    the forms and dtypes of the build's contract, with the numbers [HV] that they bring."""
-    gen = torch.Generator().manual_seed(case.seed)
-    total, out, decays = sum(case.lengths), {}, log_decays(p)
-    keys = {t.dims[:1] for t in p.role("input") if t.optional}  # of rows that multiply a state
-    for t in p.role("input"):
-        heads = case.heads if t.heads == "H" else case.value_heads
-        shape = (total, heads, *t.tile.shape(b.sizes)[1:])
-        if t.index == "head":
-            shape = (heads, *t.tile.shape(b.sizes))
-        if t.optional:
-            shape = (len(case.lengths), case.value_heads, *t.tile.shape(b.sizes))
-        normal = page = torch.randn(shape, generator=gen)
-        if len(t.dims) > 1 and (t.heads == "H" or t.dims[1:] in keys) and t.name not in decays:
-            page = torch.nn.functional.normalize(normal, dim=-1)
-        elif t.index == "token" and (len(t.dims) == 1 or t.name in decays):
-            page = torch.rand(shape, generator=gen).clamp(1e-6, 1 - 1e-6)
-            page = 2 * case.gate * page if t.name in decays else page
-        elif t.name in decays:
-            page = torch.full(shape, case.gate)
-        rate = torch.tensor(max(-case.gate, 1e-3)).expand(heads, *(1 for _ in t.dims[1:]))
-        form = b.contract.input_form(t.name)
-        samples = _functions(draws(INPUT_FORMS[form], between(t, form, decays))) if form else {}
-        x = samples.pop("x")(page, normal, rate) if samples else page
-        if t.index in ("token", "head"):
-            x = x.to(TORCH[b.dtype if len(t.dims) > 1 and not t.wide else b.contract.dtype(t.name)])
-        out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
-        for n, sample in samples.items():
-            own = t.tile.shape(b.sizes)[1:] if n in INPUT_FORMS[form].vectors else ()
-            drawn = sample(None, torch.randn(heads, *own, generator=gen), rate if own else rate.view(-1))
-            out[n] = drawn.to(TORCH[b.contract.dtype(n)])
-    return out
-
-
-def read(b: Build, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The page's inputs in float64, computed from inputs in the forms of the build's contract."""
-    out = {n: t.to(F64) for n, t in x.items()}
-    for n, form in b.contract.inputs:
-        about = INPUT_FORMS[form]
-        of_heads = {of: out[of].view(*out[of].shape, *(1 for _ in out[n].shape[out[of].ndim + 1:])) for of in about.heads}
-        out[n] = _functions({n: reads(about)})[n](out[n], **of_heads)
-    return out
+def accepted(b: Build, case: Case) -> float:
+    """The RMSE over RMS that a comparison may reach. Equal keys lose a digit more in an inverse."""
+    return TOLERANCE[b.dtype] * (2 if case.alike else 1)
 
 
 def reference(b: Build, case: Case, x: dict[str, torch.Tensor], chunk: int = 1) -> dict[str, torch.Tensor]:
@@ -246,7 +180,10 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -
 
 
 def compare(b: Build, case: Case, device: str = "cpu", recurrence: Recurrence | None = None) -> dict[str, float]:
-    """RMSE over RMS of each output. recurrence: compared with instead of the page in chunks of one token."""
+    """RMSE over RMS of each output. recurrence: compared with instead of the page in chunks of one token.
+
+    Nothing where what is expected leaves the range of the build's dtype, as a recurrence that grows with every token may.
+    """
     lowered(b)  # it refuses what the page cannot be built for, in words of its own
     p = b.page.trace()
     if all(t.heads == "H" for t in p.role("input") if t.index == "token"):
@@ -254,6 +191,8 @@ def compare(b: Build, case: Case, device: str = "cpu", recurrence: Recurrence | 
     x = inputs(b, p, case)
     check_causal(b)
     want = from_recurrence(b, case, x, recurrence) if recurrence else reference(b, case, x)
+    if any(y.numel() and y.abs().max() > torch.finfo(TORCH[b.dtype]).max / ROOM for y in want.values()):
+        return {}
     got = run(b, case, x, device)
     return {n: rms_error(got[n], want[n]) for n in want if n in got}
 
@@ -270,6 +209,6 @@ def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu",
             lengths = "+".join(map(str, case.lengths)) if not case.batched else f"{len(case.lengths)}x{case.lengths[0]}"
             with under_way(f"{b.target} {b.name}, lengths {lengths}"):
                 errors = compare(b, case, device, recurrence)
-            ok = all(e <= TOLERANCE[b.dtype] for e in errors.values())
-            shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items())
-            yield f"{b.target:10} {b.name:34} {lengths:16} {case.gate:6g}  {shown}  {'ok' if ok else 'FAILED'}", ok
+            ok = all(e <= accepted(b, case) for e in errors.values())
+            shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items()) or f"the recurrence leaves the range of {b.dtype}"
+            yield f"{b.target:10} {b.name:34} {lengths:16} {case.gates:>6}  {shown}  {'ok' if ok else 'FAILED'}", ok

@@ -4634,7 +4634,7 @@ def _compile_for_npu(source: Path, library: Path) -> None:
 
 def _mask(fill: str, side: int, dtype: str) -> torch.Tensor:
     """A constant tile [side, side] on the CPU. fill: kind[:size], value kept, value elsewhere. Or to_middle:size of n/m,
-    where m is 1 for running sums alone and n is 0 for them, 1 for sums before each token."""
+    or from_middle:size, where m is 1 for running sums alone and n is 0 for them, 1 for sums before each token."""
     kind, kept, other = fill.split()
     kind, _, digits = kind.partition(":")
     size = int(digits or 1)
@@ -4643,8 +4643,8 @@ def _mask(fill: str, side: int, dtype: str) -> torch.Tensor:
     if kept == "of":
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
-        return torch.where(i // size % 2 == 1, second, first).to(_FLOATS[dtype])
-    keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diag_blocks": i // size == j // size,
+        return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])
 

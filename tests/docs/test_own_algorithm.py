@@ -8,7 +8,7 @@ import torch
 from gdn_codegen import pages
 from gdn_codegen.algorithms import load
 from gdn_codegen.ir.builder import Algorithm
-from gdn_codegen.tools.verify import Case
+from gdn_codegen.tools.cases import Case
 
 TEXT = (Path(__file__).parents[2] / "docs" / "your_own_algorithm.md").read_text()
 FILE, CALL = re.findall(r"```python\n(.*?)```", TEXT.partition("## Kimi Delta Attention from scratch")[2], re.S)[:2]

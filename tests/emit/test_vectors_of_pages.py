@@ -7,7 +7,7 @@ from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower,
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import Schedule, ScheduleError
 from gdn_codegen.targets import OWN
-from gdn_codegen.tools.verify import Case
+from gdn_codegen.tools.cases import Case
 
 HERE = [t for t in OWN if runs(t, "cpu")]
 

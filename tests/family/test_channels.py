@@ -136,9 +136,24 @@ def test_kernels_take_gates_as_they_come(monkeypatch):
     A, bias = torch.tensor([0.5, -1.0]).bfloat16(), torch.randn(32, 2).t()
     more = dict(initial_state=S, target=GPU[0])
     o, _ = chunk_kda(**x, **more, use_gate_in_kernel=True, A_log=A, dt_bias=bias, lower_bound=-3)
-    assert contracts == ["A_log=bfloat16,g=bounded/bfloat16"]
     y = torch.exp(A.float())[:, None] * (x["g"].float() + bias)
-    near((o,), chunk_kda(**dict(x, g=-3 * torch.sigmoid(y)), **more)[:1])
+    for safe in (False, True):
+        near((o,), chunk_kda(**dict(x, g=-3 * torch.sigmoid(y)), **more, safe_gate=safe)[:1])
+    chunk_kda(**x, **more, use_gate_in_kernel=True, lower_bound=-6)
+    assert contracts == ["A_log=bfloat16,g=safe/bfloat16", "", "g=floored", "g=bounded/bfloat16"]
+
+
+@pytest.mark.slow
+def test_a_promise_about_gates(monkeypatch):
+    """A gate below it counts as -5."""
+    contracts, module = [], launch.module
+    monkeypatch.setattr(launch, "module", lambda b: (contracts.append(str(b.contract)), module(b))[1])
+    x, S, _ = made("rwkv7", Case((20,)))
+    x["w"][:, 3:9, :, ::2] = -9.0
+    want = chunk_rwkv7(**dict(x, w=x["w"].clamp(min=-5)), initial_state=S, target=GPU[0])
+    near(chunk_rwkv7(**x, initial_state=S, target=GPU[0], safe_gate=True)[:1], want[:1])
+    chunk_rwkv7(**x, initial_state=S, target=GPU[0], safe_gate=True, lower_bound=-6.0)
+    assert contracts == ["", "w=floored", ""]
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def made(b, form, narrow):
             "lower_bound": torch.tensor([-5.0, -0.5])}
     raw = raw.bfloat16() if narrow else raw
     want = expected(b.algorithm, CASE, {**x, of: gate(form, raw, **{n.replace("lower_", ""): y for n, y in more.items()})})
-    return {**x, of: raw}, {n: y for n, y in more.items() if form == "bounded" or n != "lower_bound"}, want
+    return {**x, of: raw}, {n: y for n, y in more.items() if form != "raw" or n != "lower_bound"}, want
 
 
 def near(got, want, most=5e-3):
@@ -54,10 +54,13 @@ def call(b, x, more):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, accept, target", [
     ("kimi_delta_attention", "g=raw", "triton"), ("kimi_delta_attention", "g=bounded/bfloat16", "triton"),
-    ("gla", "g=raw/bfloat16", "triton"), ("rwkv7", "w=bounded", "triton"), ("gated_delta_rule_2", "g=bounded", "triton"),
-    ("kimi_delta_attention", "g=raw/bfloat16", "tilelang"), ("kimi_delta_attention", "g=bounded/bfloat16", "pto")])
+    ("gla", "g=raw/bfloat16", "triton"), ("rwkv7", "w=bounded", "triton"), ("rwkv7", "w=safe", "triton"),
+    ("gated_delta_rule_2", "g=bounded", "triton"),
+    ("kimi_delta_attention", "g=raw/bfloat16", "tilelang"), ("kimi_delta_attention", "g=bounded/bfloat16", "pto"),
+    ("kimi_delta_attention", "g=safe/bfloat16", "triton"), ("gated_delta_rule_2", "g=safe", "tilelang"),
+    ("kimi_delta_attention", "g=safe", "pto")])
 def test_raw_gates_of_channels(name, accept, target):
-    b = build(name, accept, target)
+    b = build(name, accept, target, dtype="bfloat16" if "safe" in accept and target != "pto" else "float16")
     form = "raw" if "raw" in accept else "bounded"
     x, more, want = made(b, form, "bfloat16" in accept)
     near(call(b, x, more), want)
@@ -92,7 +95,8 @@ def test_norms_of_rows(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, accept", [("kimi_delta_attention", "beta=sigmoid,g=raw,k=l2norm,q=l2norm"),
-                                          ("rwkv7", ""), ("gla", "g=linear/bfloat16"), ("gated_delta_rule_2", "")])
+                                          ("rwkv7", ""), ("rwkv7", "w=floored"),
+                                          ("gla", "g=linear/bfloat16"), ("gated_delta_rule_2", "")])
 def test_modules_check_themselves(name, accept):
     for what, (error, most) in function(build(name, accept)).__globals__["check"]().items():
         assert error <= most / 5, what

@@ -20,7 +20,8 @@ from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import Contract, ContractError
 from gdn_codegen.targets import OWN, lower
-from gdn_codegen.tools.verify import CASES, TOLERANCE, Case, compare
+from gdn_codegen.tools.cases import CASES, Case
+from gdn_codegen.tools.verify import TOLERANCE, compare
 
 PASSES = sorted((Path(gdn_codegen.__file__).parent / "passes").rglob("*.py"))
 SIZES = {"C": 16, "K": 16, "V": 16}

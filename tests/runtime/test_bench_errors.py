@@ -7,12 +7,13 @@ import pytest
 import torch
 from reference import rms_error
 
+from gdn_codegen.algorithms import find
 from gdn_codegen.cli import main
 from gdn_codegen.ir import interpret
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import varied
 from gdn_codegen.tools import bench_errors, bench_gpu
-from gdn_codegen.tools.peers import PEERS
+from gdn_codegen.tools.peer_ops import peers_of
 from gdn_codegen.tools.problems import problem, reference, worst
 from gdn_codegen.tools.shapes import Shape
 
@@ -22,7 +23,7 @@ SMALL = ["--head-dim-k", "32", "--head-dim-v", "16", "--chunk", "16", "--tokens"
 @pytest.fixture
 def gpu(monkeypatch):
     """The CPU in a GPU's place."""
-    monkeypatch.setattr(bench_errors, "problem", lambda *a: problem(*a[:6], "cpu"))
+    monkeypatch.setattr(bench_errors, "problem", lambda *a: problem(*a[:6], "cpu", *a[7:]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
 
@@ -44,11 +45,12 @@ def test_interpreted(target, more, plan, tmp_path, capsys):
     each = []
     for seed in (3, 4):
         x = problem(Shape("one", (50,), 1, 2), "bfloat16", 32, 16, seed=seed, device="cpu")
-        given = {"q": x.q[0], "k": x.k[0], "v": x.v[0], "g": x.g[0], "beta": x.beta[0]}
+        given = {n: t[0] for n, t in x.inputs.items()}
         p, want = lowered(b), reference(x, (0, 1))
         got = interpret.interpret(p, interpret.Problem([50], 1, 2), {t.name: given.get(t.name) for t in p.role("input")},
-                                  {"scale": x.scale}, exact=False)
-        each += [(rms_error(got["o"][:, h], want.o[:, h]), rms_error(got["final_state"][:, h], want.state[:, h])) for h in (0, 1)]
+                                  x.numbers, exact=False)
+        each += [(rms_error(got["o"][:, h], want.outputs[0][:, h]),
+                  rms_error(got["final_state"][:, h], want.states[0][:, h])) for h in (0, 1)]
     assert row["heads"] == 4 and row["note"] == b.name and 1e-3 < row["error_o"]["mean"] < row["error_o"]["max"] < 1e-2
     for name, values in zip(("error_o", "error_state"), zip(*each, strict=True), strict=True):
         assert row[name] == {"mean": pytest.approx(sum(values) / 4), "max": max(values)}
@@ -73,7 +75,8 @@ def test_on_a_gpu_beside_peers(gpu, tmp_path, capsys):
     words = ["bench", "--target", "triton", "--schedule", "fused", *SMALL, "--errors", "1", "--json", str(tmp_path / "e.json")]
     assert main(words) == 0
     found = rows(tmp_path / "e.json")
-    assert [r["who"] for r in found] == [*PEERS, "triton fused c16"] and all("absent" in r for r in found[:-1])
+    assert [r["who"] for r in found] == [*peers_of(find("gated_delta_rule")), "triton fused c16"]
+    assert all("absent" in r for r in found[:-1])
     assert found[-1]["heads"] == 2 and "fla is absent" in capsys.readouterr().out
     assert main([*words[:3], "--schedule", "auto", *words[5:], "--peers", "none"]) == 0
     (row,) = rows(tmp_path / "e.json")
@@ -102,8 +105,7 @@ def test_a_row_that_stops_is_a_finding(gpu, monkeypatch, capsys):
     (["--target", "pto", "--errors", "1"], "errors: got target pto, and it has no kernels for a GPU; accepted: --interpret"),
     (["--target", "triton", "--errors", "1", "--interpret", "--schedule", "auto"], "interpret: got --interpret .*with --schedule "
                                                                                    "auto"),
-    (["--target", "triton", "--errors", "1", "--interpret", "--peers", "fla"], "interpret: got --interpret .*peers"),
-    (["--target", "triton", "--errors", "1", "--interpret", "--algorithm", "simple_gla"], "algorithm: got 'simple_gla'")])
+    (["--target", "triton", "--errors", "1", "--interpret", "--peers", "fla"], "interpret: got --interpret .*peers")])
 def test_bad_words(words, why, capsys):
     assert main(["bench", *SMALL, *words]) == 2
     assert re.search(why, capsys.readouterr().err)

@@ -12,7 +12,8 @@ import torch
 from choices import choice_for
 from reference import expected
 
-from gdn_codegen import ops
+import gdn_codegen
+from gdn_codegen.algorithms import find
 from gdn_codegen.cli import main
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import tables
@@ -21,13 +22,16 @@ from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.tools import bench_gpu
 from gdn_codegen.tools.bench_gpu import attribute, medians
-from gdn_codegen.tools.peers import PEERS, Absent, Refused
+from gdn_codegen.tools.peer_ops import peers_of, rivals
+from gdn_codegen.tools.peers import Absent, Problem, Refused
 from gdn_codegen.tools.problems import GATES, errors, problem, reference
 from gdn_codegen.tools.shapes import Shape, shapes
 
 ROOT = Path(__file__).parents[2]
+OWN = f"{ROOT}/examples/my_linear_attention.py:decayed_linear_attention"
 RAGGED = Shape("ragged", (100, 30), 2, 4)
 TOP = Ceilings(4.3e12, 790e12)
+PEERS = peers_of(find("gated_delta_rule"))
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -65,16 +69,17 @@ def small(s=RAGGED, dtype="float16", K=32, V=16, **options):
 
 @pytest.mark.parametrize("gates", GATES)
 def test_inputs(gates):
-    x, again, other = small(gates=gates), small(gates=gates), small(gates=gates, seed=1)
-    assert torch.equal(x.g, again.g) and torch.equal(x.v, again.v) and not torch.equal(x.q, other.q)
-    assert x.ends.tolist() == [0, 100, 130] and x.g.dtype == x.beta.dtype == torch.float32 and x.v.dtype == torch.float16
-    assert (x.g <= 0).all() and ((x.beta > 0) & (x.beta < 1)).all()
-    assert torch.allclose(x.k.float().norm(dim=-1), torch.ones(1, 130, 2), atol=1e-3)
-    assert (gates == "uniform") == bool(x.g.mean(1).std() < 0.05)  # else heads differ
+    x, again, other = small(gates=gates), small(gates=gates).inputs, small(gates=gates, seed=1).inputs
+    q, k, v, g, beta = x.inputs.values()
+    assert torch.equal(g, again["g"]) and torch.equal(v, again["v"]) and not torch.equal(q, other["q"])
+    assert x.ends.tolist() == [0, 100, 130] and g.dtype == beta.dtype == torch.float32 and v.dtype == torch.float16
+    assert (g <= 0).all() and ((beta > 0) & (beta < 1)).all()
+    assert torch.allclose(k.float().norm(dim=-1), torch.ones(1, 130, 2), atol=1e-3)
+    assert (gates == "uniform") == bool(g.mean(1).std() < 0.05)  # else heads differ
 
 
 def packed(x):
-    return dict(lengths=list(x.lengths), q=x.q[0], k=x.k[0], v=x.v[0], g=x.g[0], beta=x.beta[0], S=None, scale=x.scale)
+    return dict(lengths=list(x.lengths), S=None, **{n: t[0] for n, t in x.inputs.items()}, **x.numbers)
 
 
 @pytest.mark.parametrize("gates", GATES)
@@ -83,23 +88,24 @@ def test_the_reference_is_the_recurrence(gates):
     o, state = expected(packed(x))
     ref = reference(x, heads=(0, 2, -1))
     assert ref.heads == (0, 2, 3)
-    assert (ref.o - o[:, [0, 2, 3]]).abs().max() < 1e-12 and (ref.state - state[:, [0, 2, 3]]).abs().max() < 1e-12
+    (ref_o,), (ref_state,) = ref.outputs, ref.states
+    assert (ref_o - o[:, [0, 2, 3]]).abs().max() < 1e-12 and (ref_state - state[:, [0, 2, 3]]).abs().max() < 1e-12
 
 
 def test_errors_tell_zeros_nan_and_transposed_states():
     x = small(V=32)
     o, state = expected(packed(x))
     ref = reference(x)
-    assert max(errors(o[None], state, ref)) < 1e-12
-    assert errors(o[None] * 0, state * 0, ref) == (1.0, 1.0)
-    assert errors(o[None], state.mT, ref)[1] > 0.1
+    assert max(errors((o[None], state), ref)) < 1e-12
+    assert errors((o[None] * 0, state * 0), ref) == (1.0, 1.0)
+    assert errors((o[None], state.mT), ref)[1] > 0.1
     half = o.clone()
     half[:, 3] = 0  # one head of those looked at
-    assert errors(half[None], state, ref)[0] == 1.0
+    assert errors((half[None], state), ref)[0] == 1.0
     half[5, 0] = math.nan
-    assert math.isnan(errors(half[None], state, ref)[0])
+    assert math.isnan(errors((half[None], state), ref)[0])
     with pytest.raises(ValueError, match=r"output: got shape \[129, 4, 32\]"):
-        errors(o[None, 1:], state, ref)
+        errors((o[None, 1:], state), ref)
 
 
 # --- bytes and operations --------------------------------------------------------------------------------------------
@@ -203,9 +209,11 @@ def installed(monkeypatch, **modules):
 
 def exact(q, k, v, g, beta, lengths, scale):
     """o and states of all heads, from the reference."""
-    x = bench_gpu.Problem(q, k, v, g.float(), beta.float(), None, lengths, scale)
+    given = {"q": q * (scale * q.shape[-1] ** 0.5), "k": k, "v": v, "g": g.float(), "beta": beta.float()}
+    x = Problem(find("gated_delta_rule"), given, torch.tensor([0, *lengths]).cumsum(0), lengths, (q.shape[2], v.shape[2]),
+                (q.shape[3], v.shape[3]), v.dtype)
     ref = reference(x, range(v.shape[2]))
-    return ref.o[None], ref.state
+    return ref.outputs[0][None], ref.states[0]
 
 
 @pytest.fixture
@@ -252,7 +260,7 @@ def test_each_peer_is_fed_what_it_takes(name, shape, peers):
     if PEERS[name].refusal(x):
         assert name == "tileops" and shape.name != "one"
         return
-    error_o, error_state = errors(*PEERS[name].prepare(x)(), reference(x))
+    error_o, error_state = errors(PEERS[name].prepare(x)(), reference(x))
     limit = 5e-3 if name == "tileops" else 1e-3  # its gates are rounded
     assert error_o < limit and error_state < limit
 
@@ -268,10 +276,10 @@ def test_each_peer_is_fed_what_it_takes(name, shape, peers):
 def test_another_layout_or_dtype_is_refused(name, change, why, peers):
     peers[0] = (70,)
     x = small(Shape("one", (70,), 2, 2), K=128, V=128)
-    wrong = replace(x, **{n: f(getattr(x, n)) for n, f in change.items()})
+    wrong = replace(x, inputs={n: change.get(n, lambda t: t)(t) for n, t in x.inputs.items()})
     p = PEERS[name]
     with pytest.raises(Refused, match=why):
-        p.start(wrong, lambda **passed: p.check(x.q.dtype, x.sizes, **passed))
+        p.start(wrong, lambda **passed: p.check(x.dtype, x.sizes, **passed))
 
 
 @pytest.mark.parametrize("name, shape, dtype, dim, why", [
@@ -296,15 +304,16 @@ def test_tileops_serves_one_shape_a_process(peers):
 
 def test_absent_peers_say_so():
     for p in PEERS.values():
-        with pytest.raises(Absent, match=f"{p.name} is absent: no module {p.module} here"):
+        with pytest.raises(Absent, match=f"{p.name} is absent: no module {p.module.partition('.')[0]} here"):
             p.prepare(small())
 
 
 def test_names_of_peers():
-    assert [p.name for p in bench_gpu.rivals("all")] == list(PEERS) and bench_gpu.rivals("none") == []
-    assert [p.name for p in bench_gpu.rivals("flashinfer,fla")] == ["flashinfer", "fla"]
-    with pytest.raises(ValueError, match="peers: got 'aiter'; accepted: all, none, or of fla"):
-        bench_gpu.rivals("fla,aiter")
+    page = find("gated_delta_rule")
+    assert [p.name for p in rivals("all", page)] == list(PEERS) and rivals("none", page) == []
+    assert [p.name for p in rivals("flashinfer,fla", page)] == ["flashinfer", "fla"]
+    with pytest.raises(ValueError, match="peers: got 'aiter' for gated_delta_rule; accepted: all, none, fla, flashqla"):
+        rivals("fla,aiter", page)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -312,7 +321,7 @@ def test_names_of_peers():
 def gpu(monkeypatch):
     """The CPU in a GPU's place, with recorded times."""
     real = bench_gpu.problem
-    monkeypatch.setattr(bench_gpu, "problem", lambda *a: real(*a, device="cpu"))
+    monkeypatch.setattr(bench_gpu, "problem", lambda *a, **o: real(*a, **o, device="cpu"))
     monkeypatch.setattr(bench_gpu, "ceilings", lambda: TOP)
     monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: (0.3, {"o_S_kernel": 0.2, "elementwise": 0.1}))
     monkeypatch.setattr(bench_gpu, "wall_time", lambda run, n: 0.31)
@@ -337,7 +346,8 @@ def test_bench_end_to_end(gpu, tmp_path, capsys):
     out, data = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
     assert "[1/2]" in out and "a GPU: 4.30 TB/s of a copy, 790 TFLOP/s" in out and "fla is absent" in out
     assert data["facts"]["command"].startswith("gdn_codegen bench --target triton") and data["facts"]["gpu"] == "a GPU"
-    assert data["facts"]["options"] == {"gates": "uniform", "seed": 0, "runs": 15, "dtype": "float16", "K": 32, "V": 32}
+    assert data["facts"]["options"] == {"algorithm": "gated_delta_rule", "gates": "uniform", "seed": 0, "runs": 15,
+                                        "dtype": "float16", "K": 32, "V": 32}
     assert data["facts"]["versions"]["torch"] and data["ceilings"] == {"bytes": 4.3e12, "flops": 790e12}
     assert [(r["shape"], r["who"]) for r in data["rows"]] == [
         (s, w) for s in ("one", "two") for w in (*PEERS, "triton fused c16")]
@@ -351,27 +361,28 @@ def test_bench_end_to_end(gpu, tmp_path, capsys):
 def test_auto_is_what_the_op_chooses(gpu, monkeypatch, tmp_path, capsys):
     """The package's op is timed, its row names the build, and promises reach both."""
     called = []
-    real = ops.chunk_gated_delta_rule
-    monkeypatch.setattr(ops, "chunk_gated_delta_rule", lambda *a, **o: (called.append(o), real(*a, **o))[1])
+    real = gdn_codegen.chunk_gated_delta_rule
+    monkeypatch.setattr(gdn_codegen, "chunk_gated_delta_rule", lambda *a, **o: (called.append(o), real(*a, **o))[1])
     words = ["bench", "--target", "triton", "--schedule", "auto", "--accept", "k=unit", "--head-dim-k", "32",
              "--head-dim-v", "32", "--tokens", "20", "--heads", "1", "--peers", "none", "--json",
              str(tmp_path / "out.json"), "--layout", "bhtd"]
     assert main(words) == 0
     (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     x = small(Shape("a", (20,), 1, 1), K=32, V=32)
-    q, v = (t.transpose(1, 2) for t in (x.q, x.v))
+    q, v = (x.inputs[n].transpose(1, 2) for n in ("q", "v"))
     want = choice_for(q, v, "triton", sequences=1, contract=tables.UNIT, layout="bhtd").build
     assert (row["who"], row["note"]) == ("triton auto", want.name) and "bhtd" in want.name and "error" not in row
     assert row["kernels"][0]["name"] in [k.name for k in lowered(want).kernels]
-    told = {tuple(o[n] for n in ("target", "layout", "chunk_size", "unit_keys")) for o in called}
+    told = {tuple(o.get(n) for n in ("target", "layout", "chunk_size", "unit_keys")) for o in called}
     assert told == {("triton", "bhtd", None, True)}
-    assert main([*words, "--chunk", "16"]) == 0 and {o["chunk_size"] for o in called} == {None, 16}
+    assert main([*words, "--chunk", "16"]) == 0 and {o.get("chunk_size") for o in called} == {None, 16}
 
 
 @pytest.mark.parametrize("more, why", [
     (["--partition", "decay"], "partition: got 'decay' with --schedule auto; accepted: nothing, because the op chooses"),
     (["--accept", "g=raw"], "accept: got 'g=raw' with --schedule auto; accepted: k=unit, or nothing"),
-    (["--algorithm", "simple_gla"], "algorithm: got 'simple_gla'"), (["--set", "stages=3"], "set: got")])
+    (["--algorithm", OWN], f"algorithm: got '{OWN}' with --schedule auto; accepted: gated_delta_rule,"),
+    (["--set", "stages=3"], "set: got")])
 def test_auto_refuses_what_the_op_chooses(more, why, gpu, capsys):
     assert main(["bench", "--target", "triton", "--schedule", "auto", *more]) == 2
     assert why in capsys.readouterr().err
@@ -435,7 +446,9 @@ def test_a_row_that_stops_says_why_and_the_others_run(gpu, monkeypatch, capsys):
 
 @pytest.mark.parametrize("words, why", [
     (["--target", "tilelang"], "torch sees none; accepted: pto"),
-    (["--target", "all", "--algorithm", "simple_gla"], "algorithm: got"),
+    (["--target", "all", "--algorithm", "simple"], "algorithm: got 'simple'"),
+    (["--target", "triton", "--algorithm", "simple_gla", "--peers", "flashqla"],
+     "peers: got 'flashqla' for simple_gla; accepted: all, none, fla"),
     (["--target", "triton", "--shapes", str(ROOT / "benchmarks/shapes/serving.json"), "--only", "none"], "only: got none"),
     (["--target", "triton", "--heads", "2/3x"], "heads: got '2/3x'"), (["--target", "triton", "--peers", "x"], "peers: got 'x'")])
 def test_bad_words(words, why, capsys):

@@ -10,7 +10,8 @@ from gdn_codegen.runtime.load import function, module
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract, ContractError
-from gdn_codegen.tools.verify import Case, compare
+from gdn_codegen.tools.cases import Case
+from gdn_codegen.tools.verify import compare
 
 TARGETS = [t for t in ("triton", "tilelang") if runs(t, "cpu")]
 SLOW = {"tilelang": [pytest.mark.slow]}

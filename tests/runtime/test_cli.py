@@ -87,7 +87,7 @@ def test_help_names_each_form_of_the_packages_pages(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
         cli.main(["build", "--help"])
-    said = "q=l2norm, k=l2norm|unit, g=linear|raw|bounded, beta=sigmoid|half_sigmoid, dt=softplus|rectified, "
+    said = "q=l2norm, k=l2norm|unit, g=linear|raw|bounded|safe|floored, beta=sigmoid|half_sigmoid, dt=softplus|rectified, "
     assert said in capsys.readouterr().out
 
 

@@ -16,7 +16,8 @@ from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import Schedule
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.targets import OWN
-from gdn_codegen.tools.verify import Case, inputs, reference, rms_error, run
+from gdn_codegen.tools.cases import Case, inputs
+from gdn_codegen.tools.verify import reference, rms_error, run
 
 HERE = [t for t in OWN if runs(t, "cpu")]
 HEAD = '''import torch

@@ -9,7 +9,8 @@ from gdn_codegen.cli import main
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
-from gdn_codegen.tools.verify import Case, rms_error
+from gdn_codegen.tools.cases import Case
+from gdn_codegen.tools.verify import rms_error
 
 HERE = [t for t in OWN if runs(t, "cpu")]
 SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)

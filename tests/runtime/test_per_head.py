@@ -15,7 +15,7 @@ from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule.contract import Contract, ContractError
 from gdn_codegen.targets import OWN
-from gdn_codegen.tools.verify import Case, inputs
+from gdn_codegen.tools.cases import Case, inputs
 
 HERE = [t for t in OWN if runs(t, "cpu")]
 K = V = 32

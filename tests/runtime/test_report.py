@@ -11,8 +11,9 @@ from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 from gdn_codegen.tools import report, verify
+from gdn_codegen.tools.cases import Case, inputs
 from gdn_codegen.tools.report import Numbers, cases, measure, write_report
-from gdn_codegen.tools.verify import Case, inputs, reference, rms_error
+from gdn_codegen.tools.verify import reference, rms_error
 
 SMALL = dict(head_dim_k=32, head_dim_v=32)
 HERE = next((t for t in ("pto", *OWN) if runs(t, "cpu")), None)

@@ -330,14 +330,14 @@ def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, monkeypa
 
 def powers(x, rounded):
     """o and states by the inverse of powers, (1 - A)(1 + A^2)(1 + A^4)..., each rounded: right but for keys that are alike."""
-    o, states, start = torch.empty_like(x.v, dtype=torch.float32), [], 0
-    q, k = (t[0].float().repeat_interleave(4, 1).transpose(0, 1) for t in (x.q, x.k))
-    v, g, beta = (t[0].float().transpose(0, 1) for t in (x.v, x.g, x.beta))
+    o, states, start = torch.empty_like(x.inputs["v"], dtype=torch.float32), [], 0
+    q, k = (t[0].float().repeat_interleave(4, 1).transpose(0, 1) for t in (x.inputs["q"], x.inputs["k"]))
+    v, g, beta = (t[0].float().transpose(0, 1) for t in (x.inputs["v"], x.inputs["g"], x.inputs["beta"]))
     for length in x.lengths:
         S = torch.zeros(8, q.shape[2], v.shape[2])
         for t in range(start, start + length, 16):
             rows = slice(t, min(t + 16, start + length))
-            kc, qc, G, b = k[:, rows], q[:, rows] * x.scale, g[:, rows].cumsum(1)[:, :, None], beta[:, rows, None]
+            kc, qc, G, b = k[:, rows], q[:, rows] * x.numbers["scale"], g[:, rows].cumsum(1)[:, :, None], beta[:, rows, None]
             D = (G - G.mT).clamp(max=0).exp().tril()
             A = rounded((b * (kc @ kc.mT) * D).tril(-1))
             eye = torch.eye(A.shape[1])
@@ -366,17 +366,18 @@ def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(dtype, cpu, r
     why = cpu.wrong(b)
     assert re.fullmatch(r"off by \S+ \(o\) on similar keys, beta \d\.\d; \S+ is accepted", why)
     x = seen[1]  # ordinary ones, seen[0], passed
-    first = x.k[:, [0, 179, 188]]
-    assert (x.k[:, :179, 0] == first[:, :1, 0]).all() and (x.k[:, 179:188, 0] == first[:, 1:2, 0]).all()
-    assert 0 < (x.k[:, 188:, 1] - first[:, 2:, 1]).norm(dim=-1).max() < 0.05 and not x.g.any()
-    assert sorted({*x.beta.flatten().tolist()}) == pytest.approx([0.6, 1.1, 1.6, 1.9])
+    k = x.inputs["k"]
+    first = k[:, [0, 179, 188]]
+    assert (k[:, :179, 0] == first[:, :1, 0]).all() and (k[:, 179:188, 0] == first[:, 1:2, 0]).all()
+    assert 0 < (k[:, 188:, 1] - first[:, 2:, 1]).norm(dim=-1).max() < 0.05 and not x.inputs["g"].any()
+    assert sorted({*x.inputs["beta"].flatten().tolist()}) == pytest.approx([0.6, 1.1, 1.6, 1.9])
     limits = tune_meter._alike("triton", 16, dtype, 16, 16)[2]
     for n, of in enumerate(("o", "state")):  # each is looked at, and so is NaN
         for off in (0.9 * limits[of, 0.6], 1.1 * limits[of, 1.9], math.nan):
             def nearly(b, x, n=n, off=off):
                 want = reference(x, range(8))
-                got = [want.o[None], want.state]
-                got[n] = got[n] * (1 + (0.0 if x.g.any() else off))
+                got = [want.outputs[0][None], want.states[0]]
+                got[n] = got[n] * (1 + (0.0 if x.inputs["g"].any() else off))
                 return lambda: got
             monkeypatch.setattr(bench_gpu, "ours", nearly)
             assert (f"({of}) on similar keys" in cpu.wrong(b)) == (off != 0.9 * limits[of, 0.6])

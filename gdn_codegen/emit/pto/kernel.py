@@ -12,7 +12,8 @@ from .values import CTYPE, agents, counted, moves_all_heads
 
 rule = Rules("pto", {
     "diag_inverse": "decompose",
-    "cumsum": "vectorise", "to_middle": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise",
+    "cumsum": "vectorise", "to_middle": "across_rows", "from_middle": "across_rows",
+    "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diagonal_blocks": "vectorise",
     "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
     "fence": "mbarriers", "drain": "mbarriers",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",

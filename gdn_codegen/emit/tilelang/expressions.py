@@ -107,25 +107,29 @@ def last(w: KernelWriter, o: Op, x: Value) -> At:
     return lambda *index: x.at(end, *index)
 
 
-@rule("to_middle")
+@rule("to_middle", "from_middle")
 def to_middle(w: KernelWriter, o: Op, x: Value, before: Value | None = None) -> At:
     size = o.attr("size")
 
     def at(i: str, j: str) -> Text:
         here, middle = x.at(i, j), x.at(f"{i} // {2 * size} * {2 * size} + {size - 1}", j)
         after, end = before.at(i, j) if before is not None else here, middle.at(SUM + 1)
-        return Text(f"T.if_then_else({i} // {size} % 2 == 1, {after.at(SUM)} - {end}, {middle.at(SUM)} - {here.at(SUM + 1)})")
+        later = Text(f"{after.at(SUM)} - {end}", SUM)
+        earlier = f"{middle.at(SUM)} - {here.at(SUM + 1)}"
+        return later if o.kind == "from_middle" else Text(f"T.if_then_else({i} // {size} % 2 == 1, {later}, {earlier})")
     return at
 
 
 def _keep(kind: str, size: int, i: str, j: str) -> str:
     if kind in ("lower", "strictly_lower", "eye"):
         return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[kind]} {j}"
+    if kind == "diagonal_blocks":
+        return f"{i} // {size} == {j} // {size}"
     below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
     return f"T.And({i} // {2 * size} == {j} // {2 * size}, {below})"
 
 
-@rule("lower", "strictly_lower", "pairs")
+@rule("lower", "strictly_lower", "pairs", "diagonal_blocks")
 def masked(w: KernelWriter, o: Op, x: Value) -> At:
     fill = _number(o.attr("fill", 0.0))
     return lambda i, j: Text(f"T.if_then_else({_keep(o.kind, o.attr('size', 0), i, j)}, {x.at(i, j)}, {fill})")

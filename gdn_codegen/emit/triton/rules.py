@@ -109,15 +109,17 @@ def last(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"tl.sum(tl.where({here}, {x}, 0.0), axis=0)")
 
 
-@rule("to_middle")
+@rule("to_middle", "from_middle")
 def to_middle(w: KernelWriter, o: Op, x: Text, before: Text | None = None) -> Text:
-    """The middle row of each block is the sum of the block's rows with all other rows masked."""
+    """Differences to the middle row, or from it. The middle row of each block is the sum of the block's rows with all other rows
+    masked."""
     (rows, columns), size = (w.dim(d) for d in w.type[o.args[0]].dims), o.attr("size")
     i = w.index(w.type[o.args[0]].dims[0], 0, 2)
     blocks = f"[{rows} // {2 * size}, {2 * size}, {columns}]"
     middle = f"tl.sum(tl.reshape(tl.where({i} % {2 * size} == {size - 1}, {x}, 0.0), {blocks}), axis=1)[:, None, :]"
     m = f"tl.reshape(tl.broadcast_to({middle}, {blocks}), [{rows}, {columns}])"
-    return Text(f"tl.where({i} // {size} % 2 == 1, {(before or x).at(SUM)} - {m}, {m} - {x.at(SUM + 1)})")
+    later = Text(f"{(before or x).at(SUM)} - {m}", SUM)
+    return later if o.kind == "from_middle" else Text(f"tl.where({i} // {size} % 2 == 1, {later}, {m} - {x.at(SUM + 1)})")
 
 
 @rule("row_sum")
@@ -137,17 +139,20 @@ def diagonal(w: KernelWriter, o: Op, x: Text) -> Text:
 
 
 def _keep(w: KernelWriter, o: Op) -> str:
+    """Where a mask keeps the operand, or where the identity has ones: a condition on the indices."""
     assert o.type is not None
     (i, j), size = (w.index(d, axis, 2) for axis, d in enumerate(o.type.dims)), o.attr("size", 0)
     if o.attr("within"):
         return f"({i} == {j}) & ({i} < {w.use(o.attr('within'))})"
     if o.kind in ("lower", "strictly_lower", "eye"):
         return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[o.kind]} {j}"
+    if o.kind == "diagonal_blocks":
+        return f"{i} // {size} == {j} // {size}"
     below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
     return f"({i} // {2 * size} == {j} // {2 * size}) & ({below})"
 
 
-@rule("lower", "strictly_lower", "pairs")
+@rule("lower", "strictly_lower", "pairs", "diagonal_blocks")
 def masked(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"tl.where({_keep(w, o)}, {x}, {_number(o.attr('fill', 0.0))})")
 

@@ -1,10 +1,10 @@
 """across_rows: computes ops across the rows of a tile by products with constant tiles. Only devices with cores (PTO) run it.
 
-`cumsum` and `to_middle` of a tile [C, K] read other rows than those that they compute, and each vector core holds some of
-the rows. But these ops are linear: f(x) = f(I) @ x, where I is the identity. f(I) is a constant tile of zeros, ones and minus
-ones, and the core that multiplies holds all rows. With two operands, f(x, y) = f(I, 0) @ x + f(0, I) @ y. The operands stay
-float32, whose products the device sums in float32. The alternative, an exchange of rows between the vector cores, needs memory,
-signals between them, and one load for each middle row.
+`cumsum`, `to_middle` and `from_middle` of a tile [C, K] read other rows than those that they compute, and each vector core
+holds some of the rows. But these ops are linear: f(x) = f(I) @ x, where I is the identity. f(I) is a constant tile of zeros,
+ones and minus ones, and the core that multiplies holds all rows. With two operands, f(x, y) = f(I, 0) @ x + f(0, I) @ y. The
+operands stay float32, whose products the device sums in float32. The alternative, an exchange of rows between the vector cores,
+needs memory, signals between them, and one load for each middle row.
 
 `last` of a tile is a row of a value that another core computes. `transfer` loads just this row from the channel of the value. So
 this pass makes a product of the operand, if it is none yet: its product with I.
@@ -45,7 +45,7 @@ def _rule(sums: set[str], made: dict[str, Tensor], o: Op, b: Body) -> str | None
     if o.kind == "cumsum":
         o = o.changed(args=(bounded(o, b),))
         return _product(o, b, [f"{'strictly_lower' if o.attr('exclusive') else 'lower'} 1.0 0.0"], made, o.out)
-    if o.kind == "to_middle":
+    if o.kind in ("to_middle", "from_middle"):
         return _product(o, b, [f"{o.kind}:{o.attr('size')} of {n}/{len(o.args)}" for n in range(len(o.args))], made, o.out)
     return None
 

@@ -13,21 +13,35 @@ Where a token reads what is left before it decays, a is scaled by decays of sums
 diagonal. Otherwise the decay is 1 there. All levels are products for tensor cores. Products of different operands with one G
 share x.
 
-The way by which FLA and FlashKDA avoid overflow divides a chunk into blocks of 16 rows, and computes blocks on the diagonal entry
-by entry (arXiv:2312.06635, section 4.3). Levels need no loop over entries, and hold for gates of any size.
+If gates have a lower bound, one product serves all levels within diagonal blocks of B rows, and the diagonal. m is the middle row
+of the block, whatever i and j are. The exponents then have either sign. They are at most B/2 times the bound, which has to be
+at most LIMITS of the products' dtype. So 64 rows with gates of -5 or more need levels 32 and 16 and one more product. The bound
+follows from the ops that compute the gates (`ranges`), such as those of the input form `safe`.
+
+The way by which FLA and FlashKDA avoid overflow divides a chunk into blocks of 16 rows. FLA computes blocks on the diagonal entry
+by entry (arXiv:2312.06635, section 4.3), or, with its safe gate, as above. Levels need no loop over entries, and hold for gates
+of any size.
 """
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 from ...ir.builder import Body
 from ...ir.core import Op, Program, uses
 from ..common import walk_body, with_walk_body
 from ..stage import takes
+from .ranges import ANY, steps
+
+#: By dtype: the largest exponent that scales an operand. exp(5) leaves a factor of 400 of float16's range to the operand, and as
+#: much to what is near its smallest number. Above the diagonal two factors of exp(40) meet: that is 4e-4 of float32's range.
+LIMITS = {"float16": 5.0, "bfloat16": 40.0, "float32": 40.0}
 
 
 @takes("traced")
-def decayed_products(p: Program) -> Program:
+def decayed_products(p: Program, dtype: str) -> Program:
     """`p` without `decayed_product`. Products that decay by the same sums are computed together, level by level, so that the
-    scaled operands and the products of one level are live at a time."""
+    scaled operands and the products of one level are live at a time. dtype: of the operands of products."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     if not any(o.kind == "decayed_product" for o in ops):
         return p
@@ -37,7 +51,7 @@ def decayed_products(p: Program) -> Program:
         if o.kind == "decayed_product" and o.out not in done:
             ready = {c.name for c in p.walk.carried} | set(b.types)
             group = [x for x in ops if x.kind == o.kind and x.args[2] == o.args[2] and x.out not in done and set(x.args) <= ready]
-            _levels(group, b, p.sizes["C"], strict)
+            _levels(group, b, p.sizes["C"], _block(group, ops, p.sizes["C"], LIMITS[dtype]), strict)
             done |= {x.out for x in group}
         elif o.out not in done or not o.out:
             b.copy(o)
@@ -53,31 +67,58 @@ def _strict(ops: list[Op], count: dict[str, int]) -> set[str]:
     return out
 
 
-def _levels(group: list[Op], b: Body, size: int, strict: set[str]) -> None:
-    """Append the ops that compute `group` for chunks of `size` tokens. strict: the values whose diagonal is not needed."""
+def _block(group: list[Op], ops: list[Op], chunk: int, limit: float) -> int:
+    """The rows of the diagonal blocks that one product computes: a power of two. 1 if there are none, as gates have no bound.
+    limit: the largest exponent."""
+    total = group[0].args[2]
+    defs, least, size = {o.out: o for o in ops}, steps(ops).get(total, ANY)[0], 1
+    if not all(x in defs and _is_before(defs[x], defs[total]) for o in group for x in o.args[3:]):
+        return 1
+    while 2 * size <= chunk and size * -least <= limit:
+        size *= 2
+    return size
+
+
+def _is_before(x: Op, total: Op) -> bool:
+    """Whether x has the running sums `total` without the token itself."""
+    return bool(x.attr("exclusive")) and replace(x.with_attrs(exclusive=None), out=total.out, line=total.line) == total
+
+
+def _levels(group: list[Op], b: Body, chunk: int, block: int, strict: set[str]) -> None:
+    """Append the ops that compute `group` for chunks of so many tokens. block: the rows of the diagonal blocks that one product
+    computes. strict: the values whose diagonal is not needed."""
     total: dict[str, str] = {}
-    half = size // 2
+
+    def op(o: Op, kind: str, *args: str, name: str = "", **attrs: Any) -> str:
+        return b.op(kind, *args, name=name, line=o.line, **attrs)
 
     def add(o: Op, term: str, last: bool) -> None:
         """Add a term to what `o` computes. last: whether it is the last one."""
         if o.out in total:
-            total[o.out] = b.op("add", total[o.out], term, name=o.out if last else "", line=o.line)
+            total[o.out] = op(o, "add", total[o.out], term, name=o.out if last else "")
         else:
-            total[o.out] = b.op("mul", term, b.op("const", value=1.0), name=o.out, line=o.line) if last else term
+            total[o.out] = op(o, "mul", term, b.op("const", value=1.0), name=o.out) if last else term
 
-    while half:
+    half = chunk // 2
+    while half >= block:
         for o in group:
             x, y, *sums = o.args
-            x, y = (b.op("mul", a, b.op("exp", b.op("to_middle", *s, size=half, line=o.line), line=o.line), line=o.line)
-                    for a, s in ((x, sums), (y, sums[:1])))
-            term = b.op("pairs", b.op("matmul", x, y, tb=True, line=o.line), size=half, line=o.line)
+            x, y = (op(o, "mul", a, op(o, "exp", op(o, "to_middle", *s, size=half))) for a, s in ((x, sums), (y, sums[:1])))
+            term = op(o, "pairs", op(o, "matmul", x, y, tb=True), size=half)
             add(o, term, half == 1 and not _diagonal(o, strict))
         half //= 2
     for o in group:
-        if _diagonal(o, strict):
+        if block > 1:
+            x, y, *sums = o.args
+            x = op(o, "mul", x, op(o, "exp", op(o, "from_middle", *sums, size=block // 2)))
+            y = op(o, "mul", y, op(o, "exp", op(o, "neg", op(o, "from_middle", sums[0], size=block // 2))))
+            near = op(o, "matmul", x, y, tb=True)
+            near = near if block == chunk else op(o, "diagonal_blocks", near, size=block)
+            add(o, op(o, "strictly_lower" if sums[1:] else "lower", near), True)
+        elif _diagonal(o, strict):
             eye = b.op("eye", dims=("C", "C"), line=o.line)
-            add(o, b.op("mul", b.op("matmul", *o.args[:2], tb=True, line=o.line), eye, line=o.line), True)
-        elif size == 1:
+            add(o, op(o, "mul", op(o, "matmul", *o.args[:2], tb=True), eye), True)
+        elif chunk == 1:
             add(o, b.op("full", dims=("C", "C"), value=0.0, line=o.line), True)
 
 

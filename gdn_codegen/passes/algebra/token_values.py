@@ -41,7 +41,7 @@ class TokenValue:
         """The operand, which has become the result."""
         return self.o.args[0]
 
-    col = row = lower = diagonal = operand
+    col = row = lower = diagonal = diagonal_blocks = operand
 
     def strictly_lower(self) -> str:
         """What masked entries become: the only entry is on the diagonal."""

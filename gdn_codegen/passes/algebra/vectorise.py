@@ -24,7 +24,7 @@ from ..stage import takes
 from .vector_operands import BINARY, with_second_broadcast
 
 BLOCK = 64  # a tile of 64 x 64 float32 numbers is 16 KiB; each core holds it whole
-MASKS = ("lower", "strictly_lower", "pairs")
+MASKS = ("lower", "strictly_lower", "pairs", "diagonal_blocks")
 
 
 @takes("decomposed")
