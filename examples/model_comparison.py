@@ -39,9 +39,9 @@ class Example:
 
     model: makes it. layer: how the class names of its linear layers end. prompt: the function of the model's modules that
     computes prompts, and the op of the package in its place. step: the same for a single token after others. own: the model's
-    own code in torch, where it is not the function itself. also: functions that are replaced in every run, because the model's own
-    do not run on a CPU. lengths: tokens of the two prompts; neither is a whole number of chunks, and the second is padded on
-    the left. part: tokens of the first part where a prompt comes in two.
+    own code in torch, where it is not the function itself. also: functions that are replaced in every run, because the model's
+    own do not run on a CPU. lengths: tokens of the two prompts; neither is a whole number of chunks, and the second is padded
+    on the left. part: tokens of the first part where a prompt comes in two.
     """
 
     title: str

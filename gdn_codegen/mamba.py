@@ -56,18 +56,18 @@ def selective_state_update(
 
     state: [B, HV, P, N], or with state_batch_indices [B] a pool [slots, HV, P, N], of which row i has slot
     state_batch_indices[i]; -1 skips the row. x, dt: [B, HV, P]; A: [HV, P, N]; B, C: [B, G, N], where HV is a multiple of the
-    groups G; D, dt_bias: [HV, P]. Mamba-2 has one number for each head: dt, A, D and dt_bias have to be expanded from it (stride 0
-    along P and N). dt_softplus: softplus(dt + dt_bias) is taken, else dt + dt_bias.
+    groups G; D, dt_bias: [HV, P]. Mamba-2 has one number for each head: dt, A, D and dt_bias have to be expanded from it
+    (stride 0 along P and N). dt_softplus: softplus(dt + dt_bias) is taken, else dt + dt_bias.
 
     Raises ValueError that names the bad argument. z and Mamba-1's numbers for each channel are refused.
     """
     if z is not None:
         _fail("z", "a value", "None: multiply the result by silu(z)")
-    rows = {"state": (state, 4), "x": (x, 3), "dt": (dt, 3), "B": (B, 3), "C": (C, 3)}
+    rows: dict[str, tuple[Any, int]] = {"state": (state, 4), "x": (x, 3), "B": (B, 3), "C": (C, 3)}
     for name, (y, rank) in rows.items():
         check_plain(name, y)
         _check_rank(name, y, rank, "of mamba-ssm with heads")
-    share, decay, skip, bias = (_of_heads(n, y, rank, x) for n, y, rank in
+    share, decay, skip, bias = (_of_heads(n, y, rank) for n, y, rank in
                                 (("dt", dt, 3), ("A", A, 3), ("D", D, 2), ("dt_bias", dt_bias, 2)))
     if not _check_flag("dt_softplus", dt_softplus) and bias is not None:
         share, bias = share.float() + bias.float(), None
@@ -80,16 +80,19 @@ def selective_state_update(
     return o.squeeze(1)
 
 
-def _of_heads(name: str, y: Tensor | None, rank: int, x: Tensor) -> Any:
-    """The numbers of heads that `y` was expanded from: [B, HV] or [HV]. ValueError for others. x: [B, HV, P]."""
+def _of_heads(name: str, y: Any, rank: int) -> Any:
+    """The numbers of heads that `y` was expanded from: [B, HV] or [HV]. None for D or dt_bias that a caller leaves out. ValueError
+    for others. rank: of y."""
     if y is None and name not in ("dt", "A"):
         return None
     check_plain(name, y)
     _check_rank(name, y, rank, "of mamba-ssm with heads")
-    axes = range(2 if name == "dt" else 1, rank)
-    if any(y.shape[a] != 1 and y.stride(a) != 0 for a in axes):
+    channels = range(2 if name == "dt" else 1, rank)
+    if any(y.shape[a] != 1 and y.stride(a) != 0 for a in channels):
         _fail(name, f"strides {y.stride()}", "stride 0 along P and N: one number for each head, as Mamba-2 has")
-    return y[(..., *[0] * len(axes))]
+    for _ in channels:
+        y = y[..., 0]
+    return y
 
 
 def _check_mamba(x: Tensor, D: Any, z: Any, seq_idx: Any, cu_seqlens: Any, chunk_size: Any, dt_limit: Any, final: bool,
