@@ -77,12 +77,13 @@ def selective_state_update(
         dict(initial_state=state, output_final_state=True, state_indices=state_batch_indices, inplace_final_state=True,
              state_v_first=True, target=target, schedule=schedule),
         {}, "dt=softplus" if dt_softplus else "", _CALLED_BY_STEP, recurrent=True)
-    return o.squeeze(1)
+    out: Tensor = o.squeeze(1)
+    return out
 
 
 def _of_heads(name: str, y: Any, rank: int) -> Any:
-    """The numbers of heads that `y` was expanded from: [B, HV] or [HV]. None for D or dt_bias that a caller leaves out. ValueError
-    for others. rank: of y."""
+    """The numbers of heads that `y` was expanded from: [B, HV] or [HV]. None for D or dt_bias that a caller leaves out.
+    ValueError for others. rank: of y."""
     if y is None and name not in ("dt", "A"):
         return None
     check_plain(name, y)

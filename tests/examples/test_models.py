@@ -45,7 +45,7 @@ class Case:
 @pytest.fixture(scope="module", params=NEEDS)
 def case(request, comparison):
     package, version = NEEDS[request.param]
-    pytest.importorskip(package, version, reason=f"needs {package} {version or ''}, from which the example has its model")
+    pytest.importorskip(package, version, reason=f"needs {package}, {version or 'any version'}")
     return Case(comparison, request.param)
 
 
