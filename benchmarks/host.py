@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
-from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen import chunk_gated_delta_rule, chunk_kda
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import Schedule, named, varied
@@ -46,9 +46,22 @@ def cpu_time(f: Callable[[int], object], n: int, repeats: int = 20) -> float:
     return best * 1e6
 
 
+def member(target: str) -> None:
+    """Prints the CPU time of a call of another member: Kimi Delta Attention."""
+    build = Build(target, schedule=named("fused"), algorithm="kimi_delta_attention")
+    function(build).__globals__["HOST"].launcher = lambda *a: lambda *b: None
+    q, k, v, _, beta = tensors(2048)
+    q, k = (x.repeat_interleave(2, 2) for x in (q, k))
+
+    def package(*x: torch.Tensor, **options: bool) -> object:
+        return chunk_kda(*x, target=target, schedule=named("fused"), chunk_size=64, **options)
+    print(f"{target} chunk_kda: {microseconds(package, [[q, k, v, v.float(), beta]] * 300, 20):.1f}")
+
+
 def main(target: str = "tilelang") -> None:
     """Prints CPU times of a call in us for each schedule: the module's function, the op, and the op at a new length. Then
-    those of the model of parts and of two torch functions. Kernels are replaced by functions that do nothing."""
+    those of another member, of the model of parts and of two torch functions. Kernels are replaced by functions that do
+    nothing."""
     for name, plan in SCHEDULES.items():
         op = function(Build(target, schedule=plan))
         host = op.__globals__["HOST"]
@@ -60,6 +73,7 @@ def main(target: str = "tilelang") -> None:
         new = min(microseconds(package, [tensors(n) for n in range(first, first + 25)], 1) for first in range(100, 600, 25))
         print(f"{target} {name:12} {len(host.tables.kernels)} kernels: module {again[0]:5.1f}, package {again[1]:5.1f}, "
               f"of a new length {new:5.1f}")
+    member(target)
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(multi_processor_count=132)
     span, gpu = function(Build(target, schedule=SCHEDULES["walk, parts"])).__globals__["HOST"].span, torch.device("cuda", 0)
     print(f"parts of 1 x 32000, 16 value heads: {cpu_time(lambda i: span(32000 + i, 1, 16, gpu), 10):.1f}")

@@ -39,17 +39,33 @@ def _others(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {n: x for n, x in kwargs.items() if n not in _NO_RESULT}
 
 
-def _raw(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate: Any, others: dict[str, Any]
-         ) -> tuple[dict[str, Any], str]:
-    """The tensors of the gate's input form, and the form; "" for logs of decays without a bound. ValueError for what
-    contradicts."""
-    _check_flag("use_gate_in_kernel", raw)
+def _check_bound(lower_bound: Any, safe_gate: Any) -> None:
+    """ValueError for what is no bound of log decays."""
     _check_flag("safe_gate", safe_gate)
     if lower_bound is not None and (isinstance(lower_bound, bool) or not isinstance(lower_bound, (int, float))
                                     or not -_LARGEST <= lower_bound < 0):
         _fail("lower_bound", repr(lower_bound), "a number below 0, or None")
+
+
+def _is_floored(lower_bound: float | None, safe_gate: bool, others: dict[str, Any]) -> bool:
+    """Whether kernels may take log decays for -5 where they are less, as the caller promises that none is."""
+    logs = others.get("gate", "log") == "log" and not others.get("use_gate_in_kernel")
+    return logs and safe_gate and (lower_bound or 0) >= SAFE
+
+
+def _raw(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate: Any, others: dict[str, Any]
+         ) -> tuple[dict[str, Any], str]:
+    """The tensors of the gate's input form, and the form; "" for logs of decays without a bound. ValueError for what
+    contradicts. others: keywords of the call. gate="raw" is taken from them."""
+    _check_flag("use_gate_in_kernel", raw)
+    _check_bound(lower_bound, safe_gate)
+    if raw and others.get("gate", "log") not in ("log", "raw"):
+        _fail("use_gate_in_kernel", f"True with gate={others['gate']!r}", "gate='raw', or use_gate_in_kernel=False")
+    raw = raw or others.get("gate") == "raw"
+    if raw:
+        others.pop("gate", None)
     if not raw or len(shape_of("g", g)) != 4:  # the call refuses another rank
-        return {}, "g=floored" if safe_gate and (lower_bound or 0) >= SAFE else ""
+        return {}, "g=floored" if _is_floored(lower_bound, safe_gate, others) else ""
     if safe_gate and (lower_bound is None or lower_bound < SAFE):
         _fail("lower_bound", lower_bound, "-5 or more, which safe_gate=True needs")
     if A_log is None and lower_bound is None:
@@ -68,6 +84,11 @@ def _raw(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate
     return {**tensors, "lower_bound": bound}, "g=safe" if lower_bound >= SAFE else "g=bounded"
 
 
+def _sigmoid(flag: Any, others: dict[str, Any]) -> dict[str, Any]:
+    """The flag, unless it was not set and our own keyword says how beta comes."""
+    return {} if flag is False and "beta_form" in others else {"use_beta_sigmoid_in_kernel": flag}
+
+
 def chunk_kda(
         q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None, initial_state: State = None,
         output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
@@ -81,7 +102,7 @@ def chunk_kda(
     named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
                    allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first)
     others = _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "return_intermediate_states": return_intermediate_states,
-                                "cp_context": cp_context, "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel}
+                                "cp_context": cp_context, **_sigmoid(use_beta_sigmoid_in_kernel, kwargs)}
     return _call("kimi_delta_attention", dict(q=q, k=k, v=v, g=g, beta=beta, **more), {"scale": scale}, named, others, form)
 
 
@@ -95,7 +116,7 @@ def fused_recurrent_kda(
     more, form = _raw(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, False, kwargs)
     named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
                    allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first)
-    others = _others(kwargs) | {"use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel}
+    others = _others(kwargs) | _sigmoid(use_beta_sigmoid_in_kernel, kwargs)
     return _call("kimi_delta_attention", dict(q=q, k=k, v=v, g=g, beta=beta, **more), {"scale": scale}, named, others, form,
                  recurrent=True)
 
@@ -161,14 +182,18 @@ def chunk_rwkv7(
         lower_bound: float | None = None, **kwargs: Any) -> tuple[Any, ...]:
     """RWKV-7 (arXiv:2503.14456). Returns (o, final state or None). Forward only.
 
-    r, w, k, a, b: [B, T, HV, K]; v: [B, T, HV, V]. w: logs of decays. scale: None means K ** -0.5. safe_gate: a promise that
-    w is -5 or more; with a smaller lower_bound, that w is as large, which kernels do not need.
+    r, w, k, a, b: [B, T, HV, K]; v: [B, T, HV, V]. w: logs of decays; gate="linear" and gate="raw" (with A_log, dt_bias) are
+    forms of w. scale: None means K ** -0.5. safe_gate: a promise that w is -5 or more; with a smaller lower_bound, that w is as
+    large, which kernels do not need.
     """
     named = _named(initial_state, output_final_state, cu_seqlens)
-    _, form = _raw(w, False, None, None, lower_bound, safe_gate, kwargs)
+    _check_bound(lower_bound, safe_gate)
+    if lower_bound is not None and (kwargs.get("use_gate_in_kernel") or kwargs.get("gate", "log") == "raw"):
+        _fail("lower_bound", f"{lower_bound} with raw gates", "None, because it is a promise of logs of decays")
+    form = "w=floored" if _is_floored(lower_bound, safe_gate, kwargs) else ""
     return _call("rwkv7", dict(r=r, w=w, k=k, v=v, a=a, b=b), {"scale": _of_width(scale, r)}, named,
                  _others(kwargs) | {"cu_seqlens_cpu": cu_seqlens_cpu, "cp_context": cp_context, "chunk_size": chunk_size},
-                 form.replace("g=", "w="))
+                 form)
 
 
 def fused_recurrent_rwkv7(

@@ -7,15 +7,17 @@ op has, or that asks for what a member has not, raises ValueError.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .host.tensors import _fail
-from .ops import chunk_gated_delta_rule
-from .runtime.call import members
-from .runtime.call.normalise import shape_of, token_axis
+from .ops import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from .runtime.call import by_token, members
+from .runtime.call.aliasing import shared
+from .runtime.call.normalise import check_plain, shape_of, token_axis
 
 State = Tensor | None
 _call: Callable[..., tuple[Any, ...]] = members.call
@@ -136,10 +138,12 @@ def _decays_of_layer(v: Tensor, layer_idx: Any, num_layers: Any, others: dict[st
     return torch.arange(heads, dtype=torch.float32, device=v.device) * each
 
 
-#: Arguments of `chunk_gated_delta_rule` that count tokens or rows of o, or mean a gate whose zero is not "no decay".
-_NOT_BY_STEPS = {"out", "core_attn_out", "output", "o", "checkpoint_chunks", "checkpoint_every_n_tokens", "checkpoint_positions",
-                 "checkpoint_slots", "aligned_positions", "chunk_indices", "chunk_offsets", "gate", "use_gate_in_kernel", "A_log",
-                 "dt_bias"}
+#: Arguments for states of draft tokens, tables of chunks, and other names of `out`: all count steps where a token has several.
+_NOT_BY_STEPS = (*by_token.ARGUMENTS, "chunk_indices", "chunk_offsets", "core_attn_out", "output", "o")
+#: Arguments that count tokens. Of a pack with n steps for each token they are n times as much.
+_COUNTS = ("checkpoint_chunks", "checkpoint_every_n_tokens", "checkpoint_positions", "cu_seqlens_cpu")
+#: The gate of a step that does not decay, in each form.
+_NO_DECAY = {"log": 0.0, "linear": 1.0, "raw": -inf}
 
 
 def chunk_gated_delta_product(
@@ -155,28 +159,66 @@ def chunk_gated_delta_product(
     decay comes before its first step, and it reads the state after its last. cu_seqlens counts tokens, not steps.
 
     This is `chunk_gated_delta_rule` on n T tokens: q is zero and the decay is 1 between. So it takes n times the time of T
-    tokens, and copies q and o. The keywords are those of `chunk_gated_delta_rule`, without other gates, `out`, tables of chunks
-    and states at chunks or positions.
+    tokens, and copies q and o. The keywords are those of `chunk_gated_delta_rule`, without tables of chunks. Positions and
+    distances of states count tokens.
     """
-    n = num_householder
+    return _product(chunk_gated_delta_rule, (q, k, v, g, beta), num_householder,
+                    dict(scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens_cpu=cu_seqlens_cpu, cp_context=cp_context,
+                         **kwargs))
+
+
+def fused_recurrent_gated_delta_product(
+        q: Tensor, k: Tensor, v: Tensor, g: State, beta: Tensor, num_householder: int, scale: float | None = None,
+        initial_state: State = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+        cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """`chunk_gated_delta_product` for any number of tokens. FLA has no function of this name. Up to 16 steps per sequence, so
+    16 / n tokens, are a decoding step of `fused_recurrent_gated_delta_rule`. It keeps no states of draft tokens."""
+    return _product(fused_recurrent_gated_delta_rule, (q, k, v, g, beta), num_householder,
+                    dict(scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+                         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **kwargs))
+
+
+def _product(op: Callable[..., Any], inputs: tuple[Any, ...], n: Any, said: dict[str, Any]) -> tuple[Any, ...]:
+    """A product of n steps for each token, by an op of one step. said: the call's other arguments."""
     if type(n) is not int or n < 1:
         _fail("num_householder", repr(n), "an int of at least 1")
-    for name in kwargs.keys() & _NOT_BY_STEPS:
-        x = kwargs.pop(name)
-        if x is not None and (isinstance(x, Tensor) or x not in (False, 0, "log")):
-            _fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x),
-                  "no value, because only chunk_gated_delta_rule has this argument")
-    tokens = token_axis(kwargs)
-    steps = _steps(q, k, v, g, beta, n, tokens)
+    slots = said.get("state_indices")
+    for name in [m for m in _NOT_BY_STEPS if said.get(m) is not None] + (
+            ["state_indices"] if isinstance(slots, Tensor) and slots.ndim == 2 else []):
+        _fail(name, "a tensor" if name != "state_indices" else "rank 2", "no value, because a token has several steps"
+              if name != "state_indices" else "rank 1, because a token has several steps")
+    tokens, (q, k, v, g, beta) = token_axis(said), inputs
+    steps, out = _steps(q, k, v, g, beta, n, tokens), said.pop("out", None)
+    raw = "raw" if said.get("use_gate_in_kernel") is True else said.get("gate", "log")
+    if g is None:
+        if raw != "log":
+            _fail("g", None, "a tensor, from which this form computes the gate")
+        g = v.new_zeros(v.shape[:3], dtype=torch.float32)
+    elif n > 1:
+        g = _between(g, tokens, n, 0, _NO_DECAY.get(raw, 0.0))
     if n > 1:
         q = _between(q, tokens, n, n - 1)
-        g = None if g is None else _between(g, tokens, n, 0)
-    if g is None:
-        g = v.new_zeros(v.shape[:3], dtype=torch.float32)
-    ends, ends_cpu = (x * n if isinstance(x, Tensor) else x for x in (cu_seqlens, cu_seqlens_cpu))
-    o, *states = chunk_gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-                                        ends, cu_seqlens_cpu=ends_cpu, cp_context=cp_context, **kwargs)
-    return o.unflatten(tokens, (steps // n, n)).select(tokens + 1, n - 1).contiguous(), *states
+    for name in ("cu_seqlens", *_COUNTS):
+        x = said.get(name)
+        said[name] = x * n if isinstance(x, Tensor) or type(x) is int else x
+    whole = None if out is None else _room(out, inputs, tokens, n)
+    o, *states = op(q, k, v, g=g, beta=beta, out=whole, **{m: y for m, y in said.items() if y is not None})
+    o = o.unflatten(tokens, (steps // n, n)).select(tokens + 1, n - 1)
+    return o.contiguous() if out is None else out.copy_(o), *states
+
+
+def _room(out: Any, inputs: tuple[Any, ...], tokens: int, n: int) -> Tensor:
+    """Memory for rows of all steps, in which those of the tokens are as in the caller's buffer."""
+    v = inputs[2]
+    shape = (*v.shape[:tokens], v.shape[tokens] // n, *v.shape[tokens + 1:])
+    check_plain("out", out)
+    if out.shape != shape or out.dtype != v.dtype:
+        _fail("out", f"shape {tuple(out.shape)}, {out.dtype}", f"shape {tuple(shape)}, {v.dtype}")
+    for name, y in zip(("q", "k", "v", "g", "beta"), inputs, strict=True):
+        if y is not None and not torch.compiler.is_compiling() and shared(out, y):
+            _fail("out", f"memory of {name}", "memory of its own")
+    return _between(out, tokens, n, n - 1)
 
 
 def _steps(q: Any, k: Any, v: Any, g: Any, beta: Any, n: int, tokens: int) -> int:
@@ -190,8 +232,8 @@ def _steps(q: Any, k: Any, v: Any, g: Any, beta: Any, n: int, tokens: int) -> in
     return n * T
 
 
-def _between(x: Tensor, tokens: int, n: int, at: int) -> Tensor:
-    """Rows of x with n - 1 rows of zeros to each. at: the place of its row among them."""
-    out = x.new_zeros((*x.shape[:tokens + 1], n, *x.shape[tokens + 1:]))
+def _between(x: Tensor, tokens: int, n: int, at: int, rest: float = 0.0) -> Tensor:
+    """Rows of x with n - 1 rows of one number to each. at: the place of its row among them."""
+    out = x.new_full((*x.shape[:tokens + 1], n, *x.shape[tokens + 1:]), rest)
     out.select(tokens + 1, at).copy_(x)
     return out.flatten(tokens, tokens + 1)

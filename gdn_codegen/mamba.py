@@ -1,4 +1,8 @@
-"""Mamba-2's ops, with the names and argument orders of mamba-ssm's functions."""
+"""Mamba-2's ops, with the names and argument orders of mamba-ssm's functions.
+
+Both take the keywords of `chunk_gated_delta_rule` that suit their inputs, as the ops of family.py do. States are [HV, P, N]
+unless state_v_first=False. z multiplies the result by silu(z): one more pass over it, in torch, after it was rounded.
+"""
 from __future__ import annotations
 
 from math import inf
@@ -6,28 +10,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
-from .host.arguments import _check_flag, _check_integers, _check_rank
+from .host.arguments import _check_flag, _check_integers
 from .host.tensors import _fail
 from .runtime.build import CHUNKS
 from .runtime.call.members import call
-from .runtime.call.normalise import check_plain, reads, shape_of
-from .schedule import Schedule
+from .runtime.call.normalise import check_plain, reads, shape_of, token_axis
 
-#: What mamba-ssm calls inputs and states of the page.
+#: What mamba-ssm calls inputs and states of the page, in each op.
 _CALLED = {"q": "C", "k": "B", "v": "x", "initial_state": "initial_states"}
-_CALLED_BY_STEP = {**_CALLED, "initial_state": "state", "state_indices": "state_batch_indices"}
+_IN_STEPS = _CALLED | {"initial_state": "state", "state_indices": "state_batch_indices"}
+#: Our arguments that the op has under another name, or not at all, and what it accepts instead.
+_NOT_HERE = {"initial_state": "initial_states, as mamba-ssm calls it", "scale": "no value: multiply C by it",
+             "output_final_state": "return_final_states, as mamba-ssm calls it"}
 
 
 def mamba_chunk_scan_combined(
         x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int, D: Tensor | None = None, z: Tensor | None = None,
         dt_bias: Tensor | None = None, initial_states: Tensor | None = None, seq_idx: Tensor | None = None,
         cu_seqlens: Tensor | None = None, dt_softplus: bool = False, dt_limit: tuple[float, float] = (0.0, inf),
-        return_final_states: bool = False, return_varlen_states: bool = False, *,
-        target: str = "auto", schedule: str | Schedule | None = None) -> Any:
-    """Mamba-2's state space duality (arXiv:2405.21060). Returns out, or (out, states) where states are asked for. Forward only.
+        return_final_states: bool = False, return_varlen_states: bool = False, **kwargs: Any) -> Any:
+    """Mamba-2's state space duality (arXiv:2405.21060). Returns out, or (out, states) where states are asked for, and the
+    checkpoints with checkpoint_chunks. Forward only.
 
-    x: [B, T, HV, P]; dt: [B, T, HV]; A: [HV]; B, C: [B, T, G, N], where HV is a multiple of the groups G; D, dt_bias: [HV].
+    x, z: [B, T, HV, P]; dt: [B, T, HV]; A: [HV]; B, C: [B, T, G, N], where HV is a multiple of the groups G; D, dt_bias: [HV].
     chunk_size: tokens of a chunk, where kernels have such chunks (16, 32, 64, 128). Only rounding depends on it.
     dt_softplus: softplus(dt + dt_bias) is taken, else max(dt + dt_bias, 0).
     initial_states: [B, HV, P, N]. return_final_states: return the states after the rows, float32.
@@ -35,73 +42,96 @@ def mamba_chunk_scan_combined(
     values are compared with cu_seqlens for CPU tensors, or with GDN_CODEGEN_CHECK=1. Then initial_states are [S, HV, P, N], and
     return_varlen_states returns the states after the sequences.
 
-    Raises ValueError that names the bad argument. z, D [HV, P] and other limits of dt are refused.
+    Raises ValueError that names the bad argument. D [HV, P] and other limits of dt are refused.
     """
-    _check_mamba(x, D, z, seq_idx, cu_seqlens, chunk_size, dt_limit, return_final_states, return_varlen_states)
+    _check_mamba(x, D, seq_idx, cu_seqlens, chunk_size, dt_limit, return_final_states, return_varlen_states, token_axis(kwargs))
+    _check_gate(z, kwargs.get("out"))
+    for name in _NOT_HERE.keys() & kwargs.keys():
+        _fail(name, "a value", _NOT_HERE[name])
     wanted = _check_flag("return_final_states", return_final_states) or return_varlen_states
     form = "softplus" if _check_flag("dt_softplus", dt_softplus) else "rectified"
-    o, final, *_ = call(
+    o, final, *marks = call(
         "mamba2", {"q": C, "k": B, "v": x, "dt": dt, "A": A, "D": D, "dt_bias": dt_bias}, {},
         dict(initial_state=initial_states, output_final_state=wanted, cu_seqlens=cu_seqlens, state_v_first=True,
-             chunk_size=chunk_size if chunk_size in CHUNKS[1:] else None, target=target, schedule=schedule), {},
-        f"dt={form}", _CALLED)
-    return (o, final) if wanted else o
+             chunk_size=chunk_size if chunk_size in CHUNKS[1:] else None), kwargs, f"dt={form}", _CALLED)
+    o = _gated(o, z)
+    return (o, final, *marks) if wanted or marks else o
 
 
 def selective_state_update(
         state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, z: Tensor | None = None,
         dt_bias: Tensor | None = None, dt_softplus: bool = False, state_batch_indices: Tensor | None = None, *,
-        target: str = "auto", schedule: str | Schedule | None = None) -> Tensor:
-    """One token of Mamba-2 for each row; updates `state` in place. Returns out [B, HV, P]. Forward only.
+        cu_seqlens: Tensor | None = None, out: Tensor | None = None, pad_slot_id: int = -1, **kwargs: Any) -> Tensor:
+    """Mamba-2's decoding step: updates states in place, and returns out, of x's shape. Forward only.
 
-    state: [B, HV, P, N], or with state_batch_indices [B] a pool [slots, HV, P, N], of which row i has slot
-    state_batch_indices[i]; -1 skips the row. x, dt: [B, HV, P]; A: [HV, P, N]; B, C: [B, G, N], where HV is a multiple of the
-    groups G; D, dt_bias: [HV, P]. Mamba-2 has one number for each head: dt, A, D and dt_bias have to be expanded from it
-    (stride 0 along P and N). dt_softplus: softplus(dt + dt_bias) is taken, else dt + dt_bias.
+    x, z: [batch, HV, P]; B, C: [batch, G, N]; state: [batch, HV, P, N]. Several tokens of each sequence, up to 16, come as
+    [batch, T, HV, P] and [batch, T, G, N], or with cu_seqlens packed as [tokens, HV, P] and [tokens, G, N].
+    dt, A, D, dt_bias: one number for each head, [.., HV], [HV], [HV] and [HV], or what mamba-ssm's callers expand of them,
+    [.., HV, P], [HV, P, N], [HV, P] and [HV, P] with strides of 0. dt_softplus: softplus(dt + dt_bias) is taken, else
+    dt + dt_bias.
+    state_batch_indices: [batch]. state is then a pool [slots, HV, P, N]; -1 (pad_slot_id) skips a sequence.
+    disable_state_update=True leaves the states. The arguments for draft tokens are those of `recurrent_gated_delta_rule`.
 
-    Raises ValueError that names the bad argument. z and Mamba-1's numbers for each channel are refused.
+    Raises ValueError that names the bad argument. States of dims without heads, and numbers for each channel, are refused.
     """
-    if z is not None:
-        _fail("z", "a value", "None: multiply the result by silu(z)")
-    rows: dict[str, tuple[Any, int]] = {"state": (state, 4), "x": (x, 3), "B": (B, 3), "C": (C, 3)}
-    for name, (y, rank) in rows.items():
-        check_plain(name, y)
-        _check_rank(name, y, rank, "of mamba-ssm with heads")
-    share, decay, skip, bias = (_of_heads(n, y, rank) for n, y, rank in
-                                (("dt", dt, 3), ("A", A, 3), ("D", D, 2), ("dt_bias", dt_bias, 2)))
-    if not _check_flag("dt_softplus", dt_softplus) and bias is not None:
-        share, bias = share.float() + bias.float(), None
-    inputs = {"q": C[:, None], "k": B[:, None], "v": x[:, None], "dt": share[:, None], "A": decay, "D": skip}
-    o, *_ = call(
-        "mamba2", inputs | ({"dt_bias": bias} if dt_softplus else {}), {},
-        dict(initial_state=state, output_final_state=True, state_indices=state_batch_indices, inplace_final_state=True,
-             state_v_first=True, target=target, schedule=schedule),
-        {}, "dt=softplus" if dt_softplus else "", _CALLED_BY_STEP, recurrent=True)
-    out: Tensor = o.squeeze(1)
-    return out
+    _check_gate(z, out)
+    if pad_slot_id != -1:
+        _fail("pad_slot_id", repr(pad_slot_id), "-1")
+    check_plain("state", state)
+    rank = len(shape_of("x", x))
+    if rank != (4 if cu_seqlens is None and rank != 3 else 3):
+        _fail("x", f"rank {rank}", "rank 3, [batch, HV, P], or rank 4, [batch, T, HV, P]; rank 3 with cu_seqlens")
+    dt, A = _of_heads("dt", dt, rank - 1), _of_heads("A", A, 1)
+    D, dt_bias = (None if y is None else _of_heads(n, y, 1) for n, y in (("D", D), ("dt_bias", dt_bias)))
+    form = {"dt_bias": dt_bias} if _check_flag("dt_softplus", dt_softplus) else {}
+    if dt_bias is not None and not form:
+        dt = dt.float() + dt_bias
+    tokens = {"q": C, "k": B, "v": x, "dt": dt}
+    for name, y in tokens.items():
+        if len(shape_of(_IN_STEPS.get(name, name), y)) != rank - (name == "dt"):
+            _fail(_IN_STEPS.get(name, name), f"rank {y.ndim}", f"rank {rank - (name == 'dt')}, as x has rank {rank}")
+    at = None if rank == 4 else 1 if cu_seqlens is None else 0  # where one token, or one row, is put before
+
+    def rows(y: Tensor) -> Tensor:
+        return y if at is None else y.unsqueeze(at)
+    in_place = state_batch_indices is None and not kwargs.get("disable_state_update")
+    o = call("mamba2", {**{n: rows(y) for n, y in tokens.items()}, "A": A, "D": D, **form}, {},
+             dict(initial_state=state, state_indices=state_batch_indices, cu_seqlens=cu_seqlens, state_v_first=True,
+                  inplace_final_state=True if in_place else None, out=None if out is None else rows(out)), kwargs,
+             "dt=softplus" if form else "", _IN_STEPS, recurrent=True)[0]
+    return _gated(o if at is None else o.squeeze(at), z) if out is None else out
 
 
-def _of_heads(name: str, y: Any, rank: int) -> Any:
-    """The numbers of heads that `y` was expanded from: [B, HV] or [HV]. None for D or dt_bias that a caller leaves out.
-    ValueError for others. rank: of y."""
-    if y is None and name not in ("dt", "A"):
-        return None
-    check_plain(name, y)
-    _check_rank(name, y, rank, "of mamba-ssm with heads")
-    channels = range(2 if name == "dt" else 1, rank)
-    if any(y.shape[a] != 1 and y.stride(a) != 0 for a in channels):
-        _fail(name, f"strides {y.stride()}", "stride 0 along P and N: one number for each head, as Mamba-2 has")
-    for _ in channels:
-        y = y[..., 0]
-    return y
+def _of_heads(name: str, x: Any, rank: int) -> Tensor:
+    """The numbers of heads, where x has more dims only because they were expanded."""
+    dims = range(rank, len(shape_of(name, x)))
+    if any(x.stride(n) and x.shape[n] != 1 for n in dims):
+        _fail(name, f"shape {tuple(x.shape)} with strides {x.stride()}", "one number for each head: strides of 0 after the heads")
+    for _ in dims:
+        x = x.select(-1, 0)
+    return x  # type: ignore[no-any-return]
 
 
-def _check_mamba(x: Tensor, D: Any, z: Any, seq_idx: Any, cu_seqlens: Any, chunk_size: Any, dt_limit: Any, final: bool,
-                 varlen: bool) -> None:
-    """ValueError for arguments of mamba-ssm's function that this one does not take, or not together."""
+def _check_gate(z: Any, out: Any) -> None:
+    """ValueError for a gate beside a buffer for o, whose rows of no sequence have to stay as they are."""
+    if z is not None and out is not None:
+        _fail("z", "a value beside out", "one of them: multiply out by silu(z)")
+
+
+def _gated(o: Tensor, z: Tensor | None) -> Tensor:
+    """o silu(z)."""
+    if z is None:
+        return o
+    check_plain("z", z)
+    if z.shape != o.shape:
+        _fail("z", f"shape {tuple(z.shape)}", f"shape {tuple(o.shape)}, that of x")
+    return (o * silu(z.float())).to(o.dtype)
+
+
+def _check_mamba(x: Tensor, D: Any, seq_idx: Any, cu_seqlens: Any, chunk_size: Any, dt_limit: Any, final: bool, varlen: bool,
+                 tokens: int) -> None:
+    """ValueError for arguments of mamba-ssm's function that this one does not take, or not together. tokens: their axis in x."""
     _check_flag("return_varlen_states", varlen)
-    if z is not None:
-        _fail("z", "a value", "None: multiply the result by silu(z)")
     if isinstance(D, Tensor) and D.ndim == 2:
         _fail("D", f"shape {tuple(D.shape)}", "shape [HV], one number for each head")
     if not isinstance(dt_limit, (tuple, list)) or tuple(dt_limit) != (0.0, inf):
@@ -119,8 +149,9 @@ def _check_mamba(x: Tensor, D: Any, z: Any, seq_idx: Any, cu_seqlens: Any, chunk
         _fail("return_final_states", True, "return_varlen_states with cu_seqlens, for the states of all sequences")
     for name, y in (("cu_seqlens", cu_seqlens), ("seq_idx", seq_idx)):
         _check_integers(name, y)
-    if tuple(seq_idx.shape) != tuple(shape_of("x", x)[:2]):
-        _fail("seq_idx", f"shape {tuple(seq_idx.shape)}", f"shape {tuple(x.shape[:2])}, that of tokens")
+    shape = (*shape_of("x", x)[:1], *x.shape[tokens:tokens + 1])
+    if tuple(seq_idx.shape) != shape:
+        _fail("seq_idx", f"shape {tuple(seq_idx.shape)}", f"shape {shape}, that of tokens")
     if reads(cu_seqlens, seq_idx):
         want = torch.repeat_interleave(cu_seqlens.diff().clamp(min=0)).to(seq_idx)
         if not torch.equal(seq_idx[0], want):

@@ -1,6 +1,8 @@
-"""The op of the family's members for torch.compile and torch.export: gdn_codegen::member.
+"""The ops of the family's members for torch.compile and torch.export: gdn_codegen::member, and one that writes to its caller's
+buffers.
 
-It takes the page's name, its inputs, and arguments that no kernel writes to. A call with other arguments breaks the graph.
+Both take the page's inputs and what callers call them, the numbers, the tensors that a call of any member may have, and what a
+Request has, in its order.
 """
 from __future__ import annotations
 
@@ -11,84 +13,121 @@ from torch import Tensor
 
 from .. import algorithms
 from ..host.arguments import _check_rank
+from ..host.tensors import _fail
 from ..ir.builder import Algorithm
 from ..ir.decays import log_decays
-from .call.arguments import Tensors
-from .call.members import OPEN, eager
-from .call.normalise import request_of
-from .torch_library import _no_gradient
+from .call.arguments import INPUTS, Tensors
+from .call.members import by_names, check_forms, eager, prepared
+from .call.request import DEFAULT_CHUNK, OPTIONS, Request
+from .torch_library import READ, TYPES, _no_gradient
 
-#: Arguments of calls that the op takes, with their types in its schema and their defaults.
-TAKEN: dict[str, tuple[str, Any]] = {
-    "initial_state": ("Tensor?", None), "cu_seqlens": ("Tensor?", None), "cu_seqlens_cpu": ("Tensor?", None),
-    "A_log": ("Tensor?", None), "dt_bias": ("Tensor?", None), "output_final_state": ("bool", False),
-    "use_qk_l2norm_in_kernel": ("bool", False), "state_v_first": ("bool", False), "head_first": ("bool", False),
-    "layout": ("str?", None), "gate": ("str", "log"), "beta_form": ("str", "given"), "target": ("str", "auto"),
-    "schedule": ("str?", None), "chunk_size": ("SymInt?", None), "batch_invariant": ("bool?", None)}
-_SCHEMA = ("(str algorithm, Tensor?[] inputs, str[] names, float? scale, str forms, str[] called, bool recurrent, "
-           + ", ".join(f"{kind} {name}" for name, (kind, _) in TAKEN.items()) + ") -> Tensor[]")
+#: Tensors beside inputs that both ops read, and those that the second one writes.
+MORE, WRITTEN = READ[INPUTS:], ("final_state", "out", "intermediate_states_buffer")
+_AT = "checkpoint_positions", "checkpoint_slots"
 
 
-def takes(arguments: dict[str, Any]) -> bool:
-    """Whether the op has all arguments that are not as by default."""
-    return all(n in TAKEN or x is None or x is False for n, x in arguments.items()) and (
-        arguments.get("schedule") is None or isinstance(arguments["schedule"], str))
+def _schema(more: list[str], results: str) -> str:
+    """The schema of an op: inputs, their names, what callers call them, numbers, tensors, options, and `more`."""
+    tensors = [f"Tensor? {n}" for n in MORE]
+    options = [f"{TYPES.get(t, t)} {n}" for n, t in Request.__annotations__.items()]
+    return f"({', '.join(['Tensor?[] inputs, str[] names, str[] called, float? scale', *tensors, *options, *more])}) -> {results}"
 
 
-@torch.library.custom_op("gdn_codegen::member", mutates_args=(), schema=_SCHEMA)
-def member(algorithm: str, inputs: Any, names: Any, scale: Any, forms: str, called: Any, recurrent: bool, *given: Any) -> Any:
-    """Returns o, then the final state if the arguments ask for it."""
-    others = {n: x for (n, (_, default)), x in zip(TAKEN.items(), given, strict=True) if x is not default}
-    ours = {n: others.pop(n) for n in tuple(others) if n in (*Tensors._fields, *OPEN._fields)}
-    numbers = {"scale": scale} if "scale" in algorithms.find(algorithm).scalars else {}
-    results = eager(algorithm, dict(zip(names, inputs, strict=True)), numbers, ours, others, forms,
-                    dict(zip(called[::2], called[1::2], strict=True)), recurrent)
-    return [x for x in results if x is not None]
+def _unpacked(given: tuple[Any, ...]) -> tuple[Algorithm, dict[str, Any], dict[str, Any], Tensors, Request, dict[str, str]]:
+    """The page, its inputs and numbers, the other tensors of a call, the Request, and what callers call inputs."""
+    inputs, names, called, scale, *rest = given
+    tensors, options = rest[:len(MORE)], rest[len(MORE):len(MORE) + len(OPTIONS)]
+    more = dict(zip((*MORE, *WRITTEN, *_AT), (*tensors, *rest[len(MORE) + len(OPTIONS):]), strict=False))
+    x = Request(*options)
+    page = algorithms.find(x.algorithm)
+    if x.in_place:
+        more["initial_state"] = more["final_state"]
+    t = Tensors(*(more.get(n) for n in Tensors._fields))  # type: ignore[arg-type]
+    return (page, dict(zip(names, inputs, strict=True)), {"scale": scale} if "scale" in page.scalars else {}, t,
+            x, dict(zip(called[::2], called[1::2], strict=True)))
 
 
-@member.register_fake
-def _(algorithm: str, inputs: Any, names: Any, scale: Any, forms: str, called: Any, recurrent: bool, *given: Any) -> list[Tensor]:
-    said = dict(zip(TAKEN, given, strict=True))
-    return _results(algorithms.find(algorithm), dict(zip(names, inputs, strict=True)), said,
-                    dict(zip(called[::2], called[1::2], strict=True)))
+def _made(given: tuple[Any, ...]) -> list[Tensor | None]:
+    """What an op returns: o, the final state and the checkpoints, None for what the call does not make."""
+    page, inputs, numbers, t, x, called = _unpacked(given)
+    with by_names(called):
+        check_forms(page, x.gate, x.beta_form, x.l2norm, x.unit_keys)
+        results = eager(*prepared(page, inputs, t, x), numbers)
+    return [None if any(y is z for z in (t.out, t.initial_state, t.final_state)) else y for y in (*results, None)[:3]]
 
 
-def _results(page: Algorithm, inputs: dict[str, Tensor], said: dict[str, Any], called: dict[str, str]) -> list[Tensor]:
-    """Memory for what a call returns. called: what callers call inputs."""
-    t = Tensors(*(said.get(n) for n in Tensors._fields))  # type: ignore[arg-type]
-    asked = request_of(t, OPEN._replace(**{n: x for n, x in said.items() if n in OPEN._fields}))
+def _empty(given: tuple[Any, ...]) -> list[Tensor | None]:
+    """Memory for what an op returns."""
+    page, inputs, _, t, x, called = _unpacked(given)
+    with by_names(called):
+        check_forms(page, x.gate, x.beta_form, x.l2norm, x.unit_keys)
+        sizes, like = _sizes(page, inputs, x)
+    tokens, tile = sizes["B"] * sizes["T"], [sizes["K"], sizes["V"]][::-1 if x.state_v_first else 1]
+
+    def states(count: Any) -> Tensor:
+        return like.new_empty((count, sizes["HV"], *tile), dtype=getattr(torch, x.state_dtype))
+    rows = [sizes["T"], sizes["HV"]][::1 if x.layout == "bthd" else -1]
+    final = x.output_final_state and not x.in_place and t.final_state is None
+    return [like.new_empty((sizes["B"], *rows, sizes["V"])) if t.out is None else None,
+            states(sizes["B"] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1) if final else None,
+            states(tokens // (x.checkpoint_chunks * (x.chunk_size or DEFAULT_CHUNK))) if x.checkpoint_chunks else None]
+
+
+def _sizes(page: Algorithm, inputs: dict[str, Any], x: Request) -> tuple[dict[str, Any], Tensor]:
+    """B, T, heads and dims of a call, and an input of the dtype of its outputs."""
     sizes: dict[str, Any] = {}
     like, gates = next(iter(inputs.values())), log_decays(page.trace())
     for n, (heads, dims) in page.inputs.items():
         if "C" not in dims:
             continue
-        x = inputs[n]
-        _check_rank(called.get(n, n), x, 2 + len(dims), asked.layout)
-        sizes |= {"B": x.shape[0], "T": x.shape[asked.axes[0]], heads: x.shape[asked.axes[1]],
-                  **dict(zip(map(str, dims[1:]), x.shape[3:], strict=True))}
+        y = inputs[n]
+        _check_rank(n, y, 2 + len(dims), x.layout)
+        sizes |= {"B": y.shape[0], "T": y.shape[x.axes[0]], heads: y.shape[x.axes[1]],
+                  **dict(zip(map(str, dims[1:]), y.shape[3:], strict=True))}
         if len(dims) > 1 and n not in gates and like is not inputs.get("v"):
-            like = x
+            like = y
     sizes.setdefault("HV", sizes.get("H"))
-    made = []
-    for p in page.trace().role("output"):
-        tile = [sizes[str(d)] for d in p.dims if d != "C"]
-        if p.index == "token":
-            rows = [sizes["T"], sizes["HV"]][::1 if asked.layout == "bthd" else -1]
-            made.append(like.new_empty((sizes["B"], *rows, *tile)))
-        elif asked.output_final_state:
-            count = sizes["B"] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
-            made.append(like.new_empty((count, sizes["HV"], *tile[::-1 if asked.state_v_first else 1]),
-                                       dtype=getattr(torch, asked.state_dtype)))
-    return made
+    return sizes, like
 
 
+@torch.library.custom_op("gdn_codegen::member", mutates_args=(), schema=_schema([], "Tensor[]"))
+def member(*given: Any) -> list[Tensor]:
+    """Returns o, then the final state and the checkpoints if the options ask for them."""
+    return [y for y in _made(given) if y is not None]
+
+
+@torch.library.custom_op(
+    "gdn_codegen::member_into", mutates_args=WRITTEN,
+    schema=_schema(["Tensor(a!)? final_state, Tensor(b!)? out, Tensor(c!)? intermediate_states_buffer",
+                    *(f"Tensor? {n}=None" for n in _AT)], "(Tensor, Tensor, Tensor)"))
+def member_into(*given: Any) -> tuple[Tensor, ...]:
+    """The same, written to buffers where they are given. With in_place final_state holds the initial states, too. Returns o, the
+    final state and the checkpoints, with no elements where the call does not make them."""
+    return _filled(given, _made(given))
+
+
+def _filled(given: tuple[Any, ...], made: list[Tensor | None]) -> tuple[Tensor, ...]:
+    return tuple([given[0][0].new_empty(0) if y is None else y for y in made])
+
+
+member.register_fake(lambda *given: [y for y in _empty(given) if y is not None])
+member_into.register_fake(lambda *given: _filled(given, _empty(given)))
 member.register_autograd(_no_gradient)
 
 
-def compiled(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], arguments: dict[str, Any], forms: str,
-             called: dict[str, str], recurrent: bool) -> tuple[Any, ...]:
-    """What `eager` does, as an op that torch.compile takes whole: o, and the final state or None."""
-    given = [arguments.get(n, default) for n, (_, default) in TAKEN.items()]
-    names = [x for pair in called.items() for x in pair]
-    made = member(algorithm, list(inputs.values()), list(inputs), numbers.get("scale"), forms, names, recurrent, *given)
-    return made[0], made[1] if len(made) > 1 else None
+def compiled(inputs: dict[str, Any], numbers: dict[str, Any], t: Tensors, x: Request, called: dict[str, str]) -> tuple[Any, ...]:
+    """What a call gives, as an op that torch.compile takes whole."""
+    if x.schedule is not None and not isinstance(x.schedule, str):
+        _fail("schedule", f"the Schedule {x.schedule.name} under torch.compile", "a name, or None to choose")
+    final = t.initial_state if x.in_place else t.final_state
+    read = t._replace(initial_state=None if x.in_place else t.initial_state)
+    names = [y for pair in called.items() for y in pair]
+    given = (list(inputs.values()), list(inputs), names, numbers.get("scale"), *(getattr(read, n) for n in MORE),
+             *(getattr(x, n) for n in OPTIONS))
+    written = final, t.out, t.intermediate_states_buffer
+    if final is None and t.out is None and t.intermediate_states_buffer is None:
+        o, *states = member(*given)
+        return (o, *states) if x.output_final_state else (o, None, *states)
+    o, made, checkpoints = member_into(*given, *written, t.checkpoint_positions, t.checkpoint_slots)
+    final = made if final is None and x.output_final_state else final
+    return (o if t.out is None else t.out, final, *([checkpoints] if x.checkpoint_chunks else []))

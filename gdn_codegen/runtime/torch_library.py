@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..host.tensors import _fail
 from .call.arguments import Tensors
+from .call.launch import numbers_for
 from .call.positions import NAMES as POSITIONS
-from .call.request import DEFAULT_CHUNK, OPTIONS, Request
+from .call.request import DEFAULT_CHUNK, OPTIONS, Request, inputs_of
 from .call.run import run, run_checked
 
 #: Tensors that both ops read, in the order of Tensors.
@@ -41,7 +42,7 @@ def _unpacked(given: tuple[Any, ...]) -> tuple[Tensors, float | None, Request, t
 def gated_delta_rule(*given: Any) -> list[Tensor]:
     """Returns o, then the final state and the checkpoints if the options ask for them."""
     t, scale, x, _ = _unpacked(given)
-    return [y for y in run(t, x, scale) if y is not None]
+    return [y for y in run(inputs_of(t, x), t, x, lambda host: numbers_for(host, scale)) if y is not None]
 
 
 @torch.library.custom_op(

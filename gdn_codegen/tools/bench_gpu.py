@@ -168,7 +168,7 @@ class Auto:
         asked = {**self.op.options, **({"chunk_size": self.chunk} if self.chunk else {})}
         request = Request(output_final_state=True, unit_keys=self.unit_keys, target=self.target, layout=LAYOUTS[self.layout],
                           algorithm=x.page.name if self.op.steps == 1 else "gated_delta_rule", **asked)
-        about = Inputs(tuple(x.inputs.values()), (), x.dtype, x.dims, x.heads, (1, self.op.steps * sum(x.lengths)))
+        about = Inputs(tuple(x.inputs.values()), (), (), x.dtype, x.dims, x.heads, (1, self.op.steps * sum(x.lengths)))
         tensors = Tensors._make([None] * len(Tensors._fields))._replace(cu_seqlens=x.ends if len(x.lengths) > 1 else None)
         return choice(call_for(about, tensors, request)).build
 

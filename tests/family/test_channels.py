@@ -20,7 +20,7 @@ from gdn_codegen.channels import (
     fused_recurrent_rwkv7,
 )
 from gdn_codegen.runtime.build import Build
-from gdn_codegen.runtime.call import launch
+from gdn_codegen.runtime.call import known_members, launch
 from gdn_codegen.runtime.load import module
 
 #: By page: the op and its name's counterpart for any number of tokens. PTO's simulator takes long; tests of pages run it.
@@ -128,6 +128,7 @@ def test_raw_gates(lower, first):
 @pytest.mark.slow
 def test_kernels_take_gates_as_they_come(monkeypatch):
     """Raw ones in 16 bits, with a bias that is a view."""
+    known_members.forget()
     contracts, module = [], launch.module
     monkeypatch.setattr(launch, "module", lambda b: (contracts.append(str(b.contract)), module(b))[1])
     c = Case((9,))
@@ -146,12 +147,14 @@ def test_kernels_take_gates_as_they_come(monkeypatch):
 @pytest.mark.slow
 def test_a_promise_about_gates(monkeypatch):
     """A gate below it counts as -5."""
+    known_members.forget()
     contracts, module = [], launch.module
     monkeypatch.setattr(launch, "module", lambda b: (contracts.append(str(b.contract)), module(b))[1])
     x, S, _ = made("rwkv7", Case((20,)))
     x["w"][:, 3:9, :, ::2] = -9.0
     want = chunk_rwkv7(**dict(x, w=x["w"].clamp(min=-5)), initial_state=S, target=GPU[0])
     near(chunk_rwkv7(**x, initial_state=S, target=GPU[0], safe_gate=True)[:1], want[:1])
+    known_members.forget()
     chunk_rwkv7(**x, initial_state=S, target=GPU[0], safe_gate=True, lower_bound=-6.0)
     assert contracts == ["", "w=floored", ""]
 

@@ -1,11 +1,11 @@
-"""Ops of members as torch ops: what torch checks of them, and torch.compile."""
+"""Ops of members as torch ops under torch.compile; what torch checks of them is in features.py."""
 import pytest
 import torch
 from test_mamba import given
 
 from gdn_codegen import chunk_delta_rule, chunk_lightning_attn, chunk_simple_gla, mamba_chunk_scan_combined
-from gdn_codegen.runtime.member_library import TAKEN, member
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import named
 
 pytestmark = pytest.mark.skipif(not runs("triton", "cpu"), reason="needs triton")
 
@@ -48,20 +48,6 @@ def test_compiled_whole_and_equal(made):
 
 
 @pytest.mark.slow
-def test_opcheck():
-    q, k, v, _ = qkv(7)
-    said = {n: default for n, (_, default) in TAKEN.items()} | dict(output_final_state=True, target="triton",
-                                                                    initial_state=torch.randn(1, 2, 32, 32))
-    torch.library.opcheck(member, ("lightning_attention", [q, k, v, torch.zeros(2)], ["q", "k", "v", "g"], None, "", [], False,
-                                   *said.values()))
-    a, state = given(7, rows=2), torch.randn(2, 4, 64, 32)
-    said |= dict(initial_state=state, state_v_first=True, output_final_state=False)
-    torch.library.opcheck(member, ("mamba2", [a[n] for n in ("C", "B", "x", "dt", "A")] + [None, a["dt_bias"]],
-                                   ["q", "k", "v", "dt", "A", "D", "dt_bias"], None, "dt=softplus", ["v", "x"], False,
-                                   *said.values()))
-
-
-@pytest.mark.slow
 def test_fake_tensors_give_shapes():
     q, k, v, beta = qkv(5)
     with torch._subclasses.FakeTensorMode() as mode:
@@ -69,16 +55,32 @@ def test_fake_tensors_give_shapes():
     assert (o.shape, o.dtype, final.shape, final.dtype) == (v.shape, v.dtype, (1, 2, 32, 32), torch.float32)
 
 
-def test_other_arguments_break_the_graph():
-    q, k, v, beta = qkv(5)
-    def f(q):
-        return chunk_delta_rule(q * 1, k, v, beta, out=torch.empty_like(v), target="triton")[0] + 1
-    torch._dynamo.reset()
-    assert torch.equal(torch.compile(f, backend="eager")(q), f(q))
-
-
 def test_a_wrong_rank_is_said_by_the_callers_name():
     q, k, v, beta = qkv(5)
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=r"beta: got rank 4; accepted: rank 3"):
         torch.compile(lambda q: chunk_delta_rule(q, k, v, beta[..., None]), fullgraph=True, backend="eager")(q)
+
+
+def test_a_schedule_of_ones_own_needs_a_name():
+    q, k, v, beta = qkv(5)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="the Schedule staged under torch"):
+        torch.compile(lambda q: chunk_delta_rule(q, k, v, beta, schedule=named("staged")), fullgraph=True, backend="eager")(q)
+
+
+def test_lengths_may_be_symbols():
+    """One graph for all lengths; the final state is in the caller's buffer."""
+    torch._dynamo.reset()
+    graphs, mine = [], torch.empty(1, 2, 32, 32)
+
+    def f(q, k, v, beta):
+        return chunk_delta_rule(q, k, v, beta, final_state=mine, target="triton", chunk_size=16)[0] + 0
+    op = torch.compile(f, fullgraph=True, dynamic=True, backend=lambda g, _: graphs.append(g) or g.forward)
+    for tokens in (5, 9, 20):
+        x = qkv(tokens)
+        o = op(*x)
+        want, state = chunk_delta_rule(*x, output_final_state=True, target="triton", chunk_size=16)
+        assert torch.equal(o, want) and torch.equal(mine, state)
+    assert [n.target for n in graphs[0].graph.nodes if "gdn_codegen" in str(n.target)] == [
+        torch.ops.gdn_codegen.member_into.default] and len(graphs) == 1

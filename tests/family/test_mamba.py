@@ -52,9 +52,6 @@ def test_arguments_are_those_of_the_libraries():
              if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert names == ["x", "dt", "A", "B", "C", "chunk_size", "D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens",
                      "dt_softplus", "dt_limit", "return_final_states", "return_varlen_states"]
-    names = [p.name for p in inspect.signature(selective_state_update).parameters.values()
-             if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert names == ["state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus", "state_batch_indices"]
     names = [p.name for p in inspect.signature(chunk_lightning_attn).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert names == ["q", "k", "v", "layer_idx", "num_layers", "scale", "initial_state", "output_final_state", "cu_seqlens"]
 
@@ -84,6 +81,13 @@ def test_what_mamba_may_leave_out():
     near([got], want(a, [33], form=lambda dt: dt.clamp(min=0))[:1])
 
 
+def test_a_gate_multiplies_the_result():
+    a = given(20)
+    a["z"] = a["x"].flip(1)
+    o = want(a, [20])[0] * torch.nn.functional.silu(a["z"][0].double())
+    near([mamba_chunk_scan_combined(**a, dt_softplus=True)], [o])
+
+
 def test_numbers_of_heads_in_the_dtype_of_a_model():
     a = given(20)
     half = {n: a[n].bfloat16() for n in ("A", "D", "dt_bias", "dt")}
@@ -94,7 +98,9 @@ ENDS = {"cu_seqlens": torch.tensor([0, 4, 9]), "seq_idx": torch.tensor([[0] * 4 
 
 
 @pytest.mark.parametrize(("said", "message"), [
-    (dict(z=torch.zeros(1)), r"z: got a value; accepted: None: multiply the result by silu\(z\)"),
+    (dict(z=torch.zeros(1)), r"z: got shape \(1,\); accepted: shape \(1, 9, 4, 64\)"),
+    (dict(z=torch.zeros(1), out=torch.zeros(1)), "z: got a value beside out"),
+    (dict(initial_state=torch.zeros(1)), "initial_state: got a value; accepted: initial_states"),
     (dict(D=torch.zeros(HV, P)), r"D: got shape \(4, 64\); accepted: shape \[HV\]"),
     (dict(D=torch.zeros(3)), r"D: got shape \(3,\); accepted: shape \(4,\)"),
     (dict(dt_limit=(0.001, inf)), r"dt_limit: got \(0.001, inf\); accepted: \(0.0, inf\)"),
@@ -117,69 +123,6 @@ ENDS = {"cu_seqlens": torch.tensor([0, 4, 9]), "seq_idx": torch.tensor([[0] * 4 
 def test_what_mamba_refuses(said, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         mamba_chunk_scan_combined(**{**given(9), **said})
-
-
-def step_of(a):
-    """One token of `given`, as mamba-ssm's step takes it: numbers of heads expanded to channels."""
-    def each(name, *channels):
-        y = a[name]
-        return y[(..., *[None] * len(channels))].expand(*y.shape, *channels)
-    return {"x": a["x"][:, 0], "dt": each("dt", P)[:, 0], "A": each("A", P, N), "B": a["B"][:, 0], "C": a["C"][:, 0],
-            "D": each("D", P), "dt_bias": each("dt_bias", P)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", HERE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_steps_of_mamba_after_rows(target, dtype):
-    """Three tokens by steps, from the state after others; the state has a dtype of its own, and is updated in place."""
-    a = given(8, rows=2, dtype=dtype)
-    def tokens(at):
-        return {n: y[:, at] if n in ("x", "dt", "B", "C") else y for n, y in a.items()}
-    after = mamba_chunk_scan_combined(**tokens(slice(5)), dt_softplus=True, return_final_states=True, target=target)[1]
-    for state in (after.clone(), after.bfloat16()):
-        outs = [selective_state_update(state, **step_of(tokens(slice(t, None))), dt_softplus=True, target=target)
-                for t in (5, 6, 7)]
-        out, final = want(a, [8, 16])
-        error = 1e-5 if (state.dtype, dtype) == (torch.float32, torch.float32) else 1e-2
-        assert outs[0].shape == (2, HV, P) and outs[0].dtype == dtype
-        assert rms_error(torch.stack(outs, 1), out.view(2, 8, HV, P)[:, 5:]) < error
-        assert rms_error(state.float(), final) < error
-
-
-@pytest.mark.slow
-def test_steps_of_mamba_on_a_pool():
-    """Rows have slots; a row with slot -1 is skipped; other slots stay. Without a softplus dt + dt_bias is taken as it is."""
-    a, pool = given(1, rows=3, dtype=torch.float32), torch.randn(6, HV, P, N)
-    before, slots = pool.clone(), torch.tensor([4, -1, 0], dtype=torch.int32)
-    a["dt"] = a["dt"].abs() * 0.1 - 0.05
-    out = selective_state_update(pool, **step_of(a), state_batch_indices=slots)
-    assert (a["dt"] + a["dt_bias"] < 0).any()
-    expected, final = want(a, [1, 2, 3], before[[4, 0, 0]], form=lambda dt: dt)
-    assert rms_error(out[[0, 2]], expected[[0, 2]]) < 1e-5 and rms_error(pool[[4, 0]], final[[0, 2]]) < 1e-5
-    assert torch.equal(pool[[1, 2, 3, 5]], before[[1, 2, 3, 5]])
-
-
-STEP = {"state": torch.zeros(1, HV, P, N), **step_of(given(1, dtype=torch.float32))}
-
-
-@pytest.mark.parametrize(("said", "message"), [
-    (dict(z=STEP["x"]), r"z: got a value; accepted: None: multiply the result by silu\(z\)"),
-    (dict(A=STEP["A"].contiguous()), r"A: got strides .*; accepted: stride 0 along P and N: one number for each head"),
-    (dict(dt=STEP["dt"].clone(memory_format=torch.contiguous_format)), "dt: got strides .*; accepted: stride 0"),
-    (dict(D=torch.zeros(HV)), "D: got rank 1; accepted: rank 2"),
-    (dict(x=STEP["x"].flatten(1)), "x: got rank 2; accepted: rank 3"),
-    (dict(dt=None), "dt: got NoneType; accepted: a torch.Tensor"),
-    (dict(A=None), "A: got NoneType; accepted: a torch.Tensor"),
-    (dict(state=None), "state: got NoneType; accepted: a torch.Tensor"),
-    (dict(state=torch.zeros(1, HV, N, P)), r"state: got \(1, 4, 32, 64\); accepted: shape \(1, 4, 64, 32\)"),
-    (dict(state_batch_indices=torch.zeros(1)), "state_batch_indices: got torch.float32; accepted"),
-    (dict(state_batch_indices=torch.tensor([1])), "state_batch_indices: got"),
-    (dict(dt_softplus=None), "dt_softplus: got None; accepted: True or False"),
-    (dict(B=STEP["B"].half()), "B: got torch.float16; accepted: torch.float32, that of x")])
-def test_what_a_step_of_mamba_refuses(said, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        selective_state_update(**{**STEP, **said})
 
 
 @pytest.mark.slow
@@ -213,3 +156,80 @@ def test_what_lightning_attention_refuses(said, message):
     x = torch.zeros(1, 4, 2, 32).half()
     with pytest.raises(ValueError, match=message):
         chunk_lightning_attn(x, x, x, *said)
+
+
+# --- one step --------------------------------------------------------------------------------------------------------
+def step(tokens, rows=3, **more):
+    """Arguments of a decoding step, [rows, tokens, heads, ...], with states [rows, HV, P, N]."""
+    a = given(tokens, rows=rows, **more)
+    a.pop("chunk_size")
+    return a, torch.randn(rows, HV, P, N, generator=torch.Generator().manual_seed(5))
+
+
+def test_the_steps_arguments_are_those_of_the_library():
+    names = [p.name for p in inspect.signature(selective_state_update).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert names == ["state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus", "state_batch_indices"]
+
+
+@pytest.mark.parametrize("expanded", [False, True])
+def test_one_token(expanded):
+    """A slot for each sequence; numbers of heads as mamba-ssm's callers expand them; a gate."""
+    a, states = step(1)
+    a["z"] = torch.randn_like(a["x"].float()).bfloat16()
+    want_o, want_S = want(a, [1, 2, 3], states)
+    pool = torch.full((6, HV, P, N), 7.0)
+    pool[[4, 0, 3]] = states
+    one = {n: y[:, 0] if y.ndim > 1 else y for n, y in a.items()}
+    if expanded:
+        one |= {"dt": one["dt"][..., None].expand(-1, -1, P), "A": one["A"][:, None, None].expand(HV, P, N),
+                "D": one["D"][:, None].expand(HV, P), "dt_bias": one["dt_bias"][:, None].expand(HV, P)}
+    for slots in ([4, 0, 3], [4, -1, 3]):
+        pool[[4, 0, 3]] = states
+        o = selective_state_update(pool, **one, dt_softplus=True, state_batch_indices=torch.tensor(slots))
+        here = [n for n, slot in enumerate(slots) if slot >= 0]
+        gated = want_o * torch.nn.functional.silu(a["z"].flatten(0, 1).double())
+        near([o[here], pool[slots][here]], [gated[here], want_S[here]])
+        assert (pool[[1, 2, 5]] == 7).all() and (len(here) == 3 or (torch.equal(pool[0], states[1]) and (o[1] == 0).all()))
+
+
+@pytest.mark.slow
+def test_several_tokens_in_place_and_packed():
+    a, states = step(4)
+    want_o, want_S = want(a, [4, 8, 12], states)
+    mine, out = states.clone(), torch.empty_like(a["x"])
+    assert selective_state_update(mine, **a, dt_softplus=True, out=out) is out
+    near([out, mine], [want_o, want_S])
+    mine = states.clone()
+    o = selective_state_update(mine, **{n: y.flatten(0, 1) if y.ndim > 1 else y for n, y in a.items()}, dt_softplus=True,
+                               cu_seqlens=torch.tensor([0, 4, 8, 12]))
+    near([o, mine], [want_o, want_S])
+    kept = states.clone()
+    near([selective_state_update(kept, **a, dt_softplus=True, disable_state_update=True)], [want_o])
+    assert torch.equal(kept, states)
+
+
+def test_without_a_softplus_dt_may_be_below_0():
+    a, states = step(1)
+    a["A"] /= 20
+    want_o, want_S = want(a, [1, 2, 3], states, form=lambda dt: dt)
+    o = selective_state_update(states, **{n: y[:, 0] if y.ndim > 1 else y for n, y in a.items()})
+    near([o, states], [want_o, want_S])
+    assert (a["dt"] + a["dt_bias"] < 0).any()
+
+
+@pytest.mark.parametrize(("said", "message"), [
+    (dict(x=torch.zeros(3, HV * P)), r"x: got rank 2; accepted: rank 3, \[batch, HV, P\], or rank 4"),
+    (dict(B=torch.zeros(3, N)), "B: got rank 2; accepted: rank 3, as x has rank 3"),
+    (dict(dt=torch.zeros(3, HV, P)), r"dt: got shape \(3, 4, 64\) with strides .*; accepted: one number for each head"),
+    (dict(D=torch.zeros(HV, P)), "D: got shape"), (dict(pad_slot_id=0), "pad_slot_id: got 0; accepted: -1"),
+    (dict(dt_softplus=1), "dt_softplus: got 1; accepted: True or False"),
+    (dict(state=torch.zeros(3, HV, N, P)), r"state: got \(3, 4, 32, 64\); accepted: shape \(3, 4, 64, 32\)"),
+    (dict(state=None), "state: got NoneType"),
+    (dict(state_batch_indices=torch.tensor([0, 0, 1])), "state_batch_indices: got"),
+    (dict(z=torch.zeros(3, HV, P), out=torch.zeros(1)), "z: got a value beside out"),
+    (dict(rand_seed=torch.zeros(1)), "rand_seed: got Tensor; accepted: None")])
+def test_what_a_step_refuses(said, message):
+    a, states = step(1)
+    one = {n: y[:, 0] if y.ndim > 1 else y for n, y in a.items()}
+    with pytest.raises(ValueError, match=f"^{message}"):
+        selective_state_update(**{"state": states, **one, **said})

@@ -11,7 +11,7 @@ import gdn_codegen
 from gdn_codegen import fused_recurrent_delta_rule, fused_recurrent_lightning_attn, fused_recurrent_simple_gla
 from gdn_codegen.algorithms import find
 from gdn_codegen.family import chunk_delta_rule, chunk_gated_delta_product, chunk_simple_gla
-from gdn_codegen.runtime.call import launch
+from gdn_codegen.runtime.call import known_members, launch
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
@@ -112,12 +112,12 @@ def test_forms():
 
 @pytest.mark.parametrize("name, said, message", [
     ("delta_rule", dict(g=torch.zeros(1, 9, 2)), "g: got a value; accepted: no value: delta_rule has the inputs q, k, v, beta"),
-    ("delta_rule", dict(gate="raw", A_log=torch.zeros(2)), "gate: got 'raw'; accepted: 'log': delta_rule has no input g"),
+    ("delta_rule", dict(gate="raw", A_log=torch.zeros(2)), "gate: got 'raw'; accepted: 'log': delta_rule has no log decays"),
     ("delta_rule", dict(use_gate_in_kernel=True), "gate: got 'raw'"),
     ("delta_rule", dict(gk=torch.zeros(1)), "gk: got Tensor; accepted: None"),
     ("delta_rule", dict(allow_neg_eigval=True), "allow_neg_eigval: got True with beta as given"),
-    ("delta_rule", dict(aligned_positions=True), "aligned_positions: got a value; accepted: no value, because only"),
-    ("delta_rule", dict(checkpoint_slots=torch.zeros(1, 1).int()), "checkpoint_slots: got a value; accepted: no value"),
+    ("delta_rule", dict(aligned_positions=True), "checkpoint_positions: got None; accepted: one integer for each of"),
+    ("delta_rule", dict(checkpoint_slots=torch.zeros(1, 1).int()), "checkpoint_positions: got None; accepted: one integer"),
     ("delta_rule", dict(num_accepted_tokens=torch.zeros(1)), "num_accepted_tokens: got a tensor; accepted: None"),
     ("delta_rule", dict(chunk_sizes=16), "chunk_sizes: got a keyword that this op does not know.*did you mean chunk_size"),
     ("delta_rule", dict(beta=None), "beta: got NoneType; accepted: a torch.Tensor"),
@@ -128,7 +128,7 @@ def test_forms():
     ("delta_rule", dict(scale="1"), "scale: got str; accepted: a number"),
     ("simple_gla", dict(g_gamma=torch.zeros(2)), "g_gamma: got a value beside g; accepted: one of g and g_gamma"),
     ("simple_gla", dict(g=None, g_gamma=torch.zeros(2), gate="linear"),
-     "gate: got 'linear'; accepted: 'log': lightning_attention has no input g of tokens"),
+     "gate: got 'linear'; accepted: 'log': lightning_attention has no log decays of tokens"),
     ("simple_gla", dict(g=None, g_gamma=[0.0, 0.0]), "g_gamma: got list; accepted: a torch.Tensor"),
     ("simple_gla", dict(g=None, g_gamma=torch.zeros(3)), r"g_gamma: got shape \(3,\); accepted: shape \(2,\)"),
     ("simple_gla", dict(g=None, gate="raw"), "g: got None; accepted: a tensor"),
@@ -152,6 +152,7 @@ def test_memory_that_is_written_is_no_input():
 @pytest.fixture
 def built(monkeypatch):
     """The builds of the calls of a test."""
+    known_members.forget()
     found, module = [], launch.module
     monkeypatch.setattr(launch, "module", lambda b: (found.append(b), module(b))[1])
     return found
@@ -259,9 +260,13 @@ def test_what_steps_take():
     (dict(num_householder=3), r"k: got shape \(1, 18, 1, 32\); accepted: 27 in place 1: num_householder = 3, and q has 9 tokens"),
     (dict(g=torch.zeros(1, 18, 2)), r"g: got shape \(1, 18, 2\); accepted: 9 in place 1, as q has"),
     (dict(beta=torch.zeros(1, 9, 2)), r"beta: got shape \(1, 9, 2\); accepted: 18"),
-    (dict(out=torch.zeros(1, 9, 2, 64)), "out: got Tensor; accepted: no value"),
-    (dict(checkpoint_chunks=2), "checkpoint_chunks: got 2; accepted: no value"),
-    (dict(gate="raw"), "gate: got 'raw'; accepted: no value"),
+    (dict(out=torch.zeros(1, 9, 2, 64)), r"out: got shape \(1, 9, 2, 64\), torch.float32; accepted: shape \(1, 9, 2, 64\), "),
+    (dict(out=torch.zeros(1, 18, 2, 64).bfloat16()), r"out: got shape \(1, 18, 2, 64\)"),
+    (dict(output=torch.zeros(1, 9, 2, 64)), "output: got a tensor; accepted: no value, because a token has several steps"),
+    (dict(chunk_indices=torch.zeros(1, 2).int()), "chunk_indices: got a tensor; accepted: no value"),
+    (dict(state_indices=torch.zeros(1, 2).int()), "state_indices: got rank 2; accepted: rank 1, because a token has several"),
+    (dict(gate="raw"), "A_log: got None; accepted: a tensor"),
+    (dict(g=None, gate="raw"), "g: got None; accepted: a tensor"),
     (dict(cp_context=1), "cp_context: got 1; accepted: None"),
     (dict(householders=1), "householders: got a keyword that this op does not know"),
     (dict(initial_state=torch.zeros(2, 2, 32, 64)), "initial_state: got")])

@@ -33,9 +33,10 @@ def said(monkeypatch):
     """What a call comes to, recorded rather than run: tensors, Request and scale."""
     seen = []
 
-    def serves(t, call):
+    def serves(about, t, call):
         plan = SimpleNamespace(call=lambda given, numbers, *rest: seen.append((t, call.request, numbers[0])))
-        return SimpleNamespace(HOST=SimpleNamespace(prepare=lambda *a: plan, numbers_of=lambda numbers: numbers,
+        tables = SimpleNamespace(scalars={"scale": None})
+        return SimpleNamespace(HOST=SimpleNamespace(prepare=lambda *a: plan, tables=tables, numbers_of=lambda numbers: numbers,
                                                     results=lambda memory, wanted: (t.v, t.initial_state)))
 
     class Nothing(dict):

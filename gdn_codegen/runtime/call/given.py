@@ -5,16 +5,16 @@ from typing import Any
 
 from torch import Tensor
 
-from .arguments import BUFFER, FINAL, INPUTS, INTEGERS, RAW_INPUTS, Tensors
-from .request import Request
+from .arguments import BUFFER, FINAL, INTEGERS, Tensors
+from .request import Inputs, Request
 
 ROWS = Tensors._fields.index("intermediate_state_indices")
 
 
-def given_to(t: Tensors, x: Request, checkpoints: Tensor | None) -> tuple[Any, ...]:
+def given_to(about: Inputs, t: Tensors, x: Request, checkpoints: Tensor | None) -> tuple[Any, ...]:
     """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
     buffers = tuple(t[n] for n in buffers_of(x))
-    return (t[:RAW_INPUTS] if x.gate == "raw" else t[:INPUTS], (t.initial_state,), (t.out,), t.cu_seqlens,
+    return ((*about.inputs, *about.of_heads), (t.initial_state,), (t.out,), t.cu_seqlens,
             (*buffers, checkpoints) if x.checkpoint_chunks or t.checkpoint_positions is not None else buffers)
 
 

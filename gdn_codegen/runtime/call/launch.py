@@ -27,7 +27,7 @@ from .given import buffers_of, given_to, integers_of, places_of_integers
 from .native_launcher import Asked, NotReady, call_launcher, kernels_ahead
 from .normalise import check_chunks, reads, settled, transformed
 from .positions import check
-from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
+from .request import DECODE_CHUNK, DTYPES, Call, Inputs, Request, call_of, inputs_of
 
 
 @dataclass
@@ -47,6 +47,8 @@ class Settled:
     again: Callable[..., Any] | None = None  # the call as one function. It takes long to make, so only a repeated call gets one
 
 
+#: From a module's Host, the numbers that its kernels take.
+Numbers = Callable[[Host], tuple[float, ...]]
 _kept: dict[Any, Settled] = {}
 #: Functions of the kinds of calls that came last, RECENT at most: (tensors, options, scale, decode) -> results, or None if the
 #: call is of another kind. The next call is mostly of the same kind, as in all layers of a model.
@@ -121,17 +123,17 @@ def check_values(t: Tensors, x: Request, few: bool) -> None:
     if few and t.q.ndim == 4:
         _check_step(t, x.layout)
     if t.checkpoint_positions is not None or t.checkpoint_slots is not None or x.aligned_positions:
-        check(t, x)
+        check(inputs_of(t, x), t, x)
 
 
-def serves(t: Tensors, call: Call, checkpoints: Tensor | None = None,
+def serves(about: Inputs, t: Tensors, call: Call, checkpoints: Tensor | None = None,
            more: Callable[[int], tuple[Any, ...]] = lambda chunk: ()) -> Any:
     """The generated module for a call. more: from the tokens of a chunk, further tensors of integers."""
     x = call.request
 
     def prepare(m: Any) -> object:
         integers = *integers_of(t, x), *more(m.HOST.tables.chunk)
-        return m.HOST.prepare(*given_to(t, x, checkpoints), call.wanted, integers, x.checkpoint_chunks, x.longest)
+        return m.HOST.prepare(*given_to(about, t, x, checkpoints), call.wanted, integers, x.checkpoint_chunks, x.longest)
     m = None
     while m is None:
         m = admitted(call, prepare)
@@ -143,7 +145,20 @@ def numbers_for(host: Host, scale: float | None) -> tuple[float, ...]:
     return host.numbers_of((None,)) if scale is None else (scale,)
 
 
-def _kind(x: Any) -> Any:
+def planned(about: Inputs, t: Tensors, call: Call, numbers: Numbers) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The module of a call, its plan, and the results."""
+    x, m = call.request, serves(about, t, call)
+    host: Host = m.HOST
+    inputs, states, outs, ends, buffers = given_to(about, t, x, None)
+    with compiling(m, call.device.type):
+        integers = integers_of(t, x)
+        plan = host.prepare(inputs, states, outs, ends, buffers, call.wanted, integers, x.checkpoint_chunks, x.longest)
+        memory = plan.call(inputs, numbers(host), states, outs, ends, buffers, integers)
+        return m, plan, host.results(memory, call.wanted)
+
+
+def kind(x: Any) -> Any:
+    """What of a tensor a call depends on, but for its values."""
     return x.shape, x.stride(), x.dtype, x.device
 
 
@@ -164,7 +179,7 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], decode: bool) -> Callabl
     return call_launcher(s.plan, kernels_ahead(m), about, t[:IN_KERNELS], place, at("cu_seqlens"))
 
 
-def are_plain(t: Tensors) -> bool:
+def are_plain(t: tuple[Any, ...]) -> bool:
     """Whether no tensor is of a class that may dispatch ops itself."""
     return all(type(y) in PLAIN or not isinstance(y, Tensor) for y in t)
 
@@ -182,18 +197,9 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
         results = _adapted(t, x, scale, decode, few)
     else:
         check_values(t, asked, few)
-        call = call_of(t, asked)
-        m = serves(t, call)
-        host: Host = m.HOST
-        inputs, states, outs, ends, buffers = given_to(t, asked, None)
-        with compiling(m, t.q.device.type):
-            integers = integers_of(t, asked)
-            plan = host.prepare(inputs, states, outs, ends, buffers, call.wanted, integers, asked.checkpoint_chunks,
-                                asked.longest)
-            kept = Settled(asked, m, plan, host.numbers_of((None,)), sorts, given, reaches, buffers_of(asked),
-                           places_of_integers(t, asked))
-            memory = plan.call(inputs, numbers_for(host, scale), states, outs, ends, buffers, integers)
-            results = host.results(memory, call.wanted)
+        m, plan, results = planned(inputs_of(t, asked), t, call_of(t, asked), lambda host: numbers_for(host, scale))
+        kept = Settled(asked, m, plan, m.HOST.numbers_of((None,)), sorts, given, reaches, buffers_of(asked),
+                       places_of_integers(t, asked))
     if about is not None and not captures(t.q.device):  # a captured call may not have been admitted
         if len(_kept) >= 1024:
             _kept.clear()
@@ -232,12 +238,12 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
                       v.shape, v.stride(), v.dtype, v.device, g.shape, g.stride(), g.dtype, g.device,
                       beta.shape, beta.stride(), beta.dtype, beta.device,
-                      None if a_log is None else _kind(a_log), None if dt_bias is None else _kind(dt_bias),
-                      None if initial is None else _kind(initial), None if indices is None else _kind(indices),
-                      None if ends is None else _kind(ends), None if final is None else _kind(final),
-                      None if out is None else _kind(out), None if accepted is None else _kind(accepted),
-                      None if parents is None else _kind(parents), None if rows is None else _kind(rows),
-                      None if kept is None else _kind(kept), initial is final)
+                      None if a_log is None else kind(a_log), None if dt_bias is None else kind(dt_bias),
+                      None if initial is None else kind(initial), None if indices is None else kind(indices),
+                      None if ends is None else kind(ends), None if final is None else kind(final),
+                      None if out is None else kind(out), None if accepted is None else kind(accepted),
+                      None if parents is None else kind(parents), None if rows is None else kind(rows),
+                      None if kept is None else kind(kept), initial is final)
         found = _kept.get(about)
     except (AttributeError, TypeError, RuntimeError):  # no plain tensor where one is due, or an option without a hash: settling
         # says so

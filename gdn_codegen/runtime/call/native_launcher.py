@@ -41,7 +41,8 @@ class Asked(NamedTuple):
 
     options, decode: those of the call. same: whether initial and final state are one tensor. written: indices of arguments that
     the call writes; where they share memory with another the launcher declines. scale: for calls without one. look: called with
-    all tensors where some are given after those of the kernels; it raises what is wrong with them.
+    all tensors where some are given after those of the kernels; it raises what is wrong with them. states: indices of initial
+    and final state. inputs: of so many first arguments none may want gradients.
     """
 
     options: tuple[Any, ...]
@@ -50,6 +51,8 @@ class Asked(NamedTuple):
     written: tuple[int, ...]
     scale: float
     look: Callable[[tuple[Any, ...]], None]
+    states: tuple[int, int] = (INITIAL, FINAL)
+    inputs: int = RAW_INPUTS + 1
 
 
 @once
@@ -191,10 +194,11 @@ def launcher(ahead: Path, asked: Asked, arguments: Sequence[Tensor | None], slot
     first = arguments[0]
     assert first is not None
     capturing = torch._C._cuda_isCurrentStreamCapturing if first.device.type == "cuda" else None
+    initial, final = asked.states
     run: Callable[..., Any] = make(dict(
-        asked._asdict(), initial=INITIAL if len(arguments) > FINAL else -1, final=FINAL, inputs=RAW_INPUTS + 1,
-        arguments=list(arguments), made=list(made), poison=poison, rows=rows, capturing=capturing, torch=exchange, ffi=_ffi(),
-        driver=DRIVER, slots=list(slots), launches=list(launches), results=list(results)))
+        asked._asdict(), initial=initial if len(arguments) > final else -1, final=final, arguments=list(arguments),
+        made=list(made), poison=poison, rows=rows, capturing=capturing, torch=exchange, ffi=_ffi(), driver=DRIVER,
+        slots=list(slots), launches=list(launches), results=list(results)))
     return run
 
 

@@ -104,8 +104,9 @@ def _word(name: str, x: Any, accepted: dict[str, str]) -> str:
 
 
 def reads(*tensors: Tensor | None) -> bool:
-    """Whether values may be read: all are on the CPU, so no read waits for a device, or GDN_CODEGEN_CHECK=1 asks for it."""
-    if torch.compiler.is_compiling():
+    """Whether values may be read: all are on the CPU, so no read waits for a device, or GDN_CODEGEN_CHECK=1 asks for it. Tensors
+    under a mode that sees torch's ops may be fake."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
     return os.environ.get("GDN_CODEGEN_CHECK") == "1" or all(x is None or x.device.type == "cpu" for x in tensors)
 

@@ -23,10 +23,10 @@ from ...host.tensors import _fail, _filled
 from ..admit import admit
 from ..build import Build
 from ..load import module
-from .arguments import RAW_INPUTS, Tensors
+from .arguments import Tensors
 from .compiling import compiling
 from .normalise import check_plain, reads
-from .request import DEFAULT_CHUNK, Request, call_of
+from .request import DEFAULT_CHUNK, Inputs, Request, call_for
 
 NAMES = "checkpoint_positions", "checkpoint_slots"
 
@@ -41,7 +41,7 @@ def pool_of(t: Tensors, x: Request) -> Tensor:
     return pool
 
 
-def check(t: Tensors, x: Request) -> None:
+def check(about: Inputs, t: Tensors, x: Request) -> None:
     """ValueError unless the positions and slots are whole numbers [N, P], and positions those of tokens of the call, where values
     may be read."""
     given = t.checkpoint_positions, t.checkpoint_slots
@@ -50,7 +50,7 @@ def check(t: Tensors, x: Request) -> None:
             _fail(name, None, f"one integer for each of {other}")
         check_plain(name, y)
         _check_integers(name, y)
-        _check_device(name, y, t.q.device)
+        _check_device(name, y, about.inputs[0].device)
     positions, slots = given
     assert positions is not None and slots is not None
     if x.checkpoint_chunks:
@@ -61,14 +61,14 @@ def check(t: Tensors, x: Request) -> None:
         if y is not None and (y.ndim != 2 or y.shape != positions.shape or len(y) != len(t.state_indices)):
             _fail(name, f"shape {tuple(y.shape)}", f"[N, P] with N = {len(t.state_indices)}, that of state_indices, and one P")
     if reads(positions, slots, t.state_indices, t.cu_seqlens):
-        _check_values(t, x, positions, slots, len(pool))
+        _check_values(about, t, x, positions, slots, len(pool))
 
 
-def _check_values(t: Tensors, x: Request, positions: Tensor, slots: Tensor, count: int) -> None:
+def _check_values(about: Inputs, t: Tensors, x: Request, positions: Tensor, slots: Tensor, count: int) -> None:
     """Check that positions are inside of their sequences, and that each slot is written once and belongs to no sequence."""
     assert t.state_indices is not None
     used = {slot: "state_indices" for slot in t.state_indices.tolist() if slot >= 0}
-    lengths = [x.tokens(t)] * len(slots) if t.cu_seqlens is None else t.cu_seqlens.diff().tolist()
+    lengths = [about.rows[1]] * len(slots) if t.cu_seqlens is None else t.cu_seqlens.diff().tolist()
     if x.aligned_positions:
         _check_aligned(positions, slots, x.chunk_size or DEFAULT_CHUNK)
     for n, row in enumerate(slots.tolist()):
@@ -100,39 +100,39 @@ def _numbers(first: int, stop: int, step: int, dtype: torch.dtype, device: torch
     return torch.arange(first, stop, step, dtype=dtype, device=device)
 
 
-def _tokens_left(t: Tensors, x: Request, tokens: Tensor) -> Tensor:
+def _tokens_left(about: Inputs, t: Tensors, tokens: Tensor) -> Tensor:
     """How many tokens each sequence has after so many of its tokens."""
-    return (x.tokens(t) if t.cu_seqlens is None else t.cu_seqlens.diff()[:, None]) - tokens
+    return (about.rows[1] if t.cu_seqlens is None else t.cu_seqlens.diff()[:, None]) - tokens
 
 
-def _by_chunk(t: Tensors, x: Request, chunk: int, before: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_chunk(about: Inputs, chunk: int, before: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The row for each sequence and chunk [N, W], to which the state after the chunk is stored; -1 for none. And a table with the
     row that was taken where several states lie after one chunk, and their indices in it.
 
     before: [N, P], how many chunks lie before each state; those without any are left out. rows: int32, their rows.
     """
-    count, width = len(before), x.tokens(t) // chunk + 2
+    count, width = len(before), about.rows[1] // chunk + 2
     spare = 4  # entries before the table, which keep its address a multiple of 16 bytes; states before all chunks go to the last
-    first = _filled(_numbers, spare - 1, spare - 1 + count * width, width, torch.int64, t.q.device)
-    table = torch.full((spare + count * width,), -1, dtype=torch.int32, device=t.q.device)
+    first = _filled(_numbers, spare - 1, spare - 1 + count * width, width, torch.int64, rows.device)
+    table = torch.full((spare + count * width,), -1, dtype=torch.int32, device=rows.device)
     at = (before + first[:, None]).flatten()
     table.scatter_reduce_(0, at, rows.flatten(), "amax")
     return table[spare:].view(count, width), table, at
 
 
-def writes_slots(t: Tensors, x: Request) -> bool:
+def writes_slots(about: Inputs, x: Request) -> bool:
     """Whether the kernels of the call write the states to the slots themselves. On a CPU they may be given copies, one of the
     pool as initial states and one as memory for these, and both would be copied back."""
-    return x.aligned_positions and t.q.is_cuda
+    return x.aligned_positions and about.inputs[0].is_cuda
 
 
-def slots_by_chunk(t: Tensors, x: Request, chunk: int) -> Tensor:
+def slots_by_chunk(about: Inputs, t: Tensors, chunk: int) -> Tensor:
     """The slot of the state after each chunk, for positions at ends of chunks of so many tokens."""
     positions, slots = t.checkpoint_positions, t.checkpoint_slots
     assert positions is not None and slots is not None
-    before = (positions.long() // chunk).clamp_(0, x.tokens(t) // chunk)
-    none = _filled(_numbers, -1, 0, 1, torch.int32, t.q.device)
-    return _by_chunk(t, x, chunk, before, torch.where(_tokens_left(t, x, positions) >= 0, slots.int(), none))[0]
+    before = (positions.long() // chunk).clamp_(0, about.rows[1] // chunk)
+    none = _filled(_numbers, -1, 0, 1, torch.int32, positions.device)
+    return _by_chunk(about, chunk, before, torch.where(_tokens_left(about, t, positions) >= 0, slots.int(), none))[0]
 
 
 @dataclass
@@ -151,17 +151,18 @@ class Pieces:
     tokens: Tensor
 
     @classmethod
-    def of(cls, t: Tensors, x: Request, chunk: int) -> Pieces:
+    def of(cls, about: Inputs, t: Tensors, chunk: int) -> Pieces:
         """The pieces of a call with so many tokens in a chunk. Piece i has row i, and sequence n the row N P + n for its initial
         state."""
-        positions, slots, state, device = t.checkpoint_positions, t.checkpoint_slots, t.state_indices, t.q.device
+        positions, slots, state = t.checkpoint_positions, t.checkpoint_slots, t.state_indices
         assert positions is not None and slots is not None and state is not None
-        (count, each), pieces = positions.shape, positions.numel()
+        (count, each), pieces, device = positions.shape, positions.numel(), positions.device
+        rows, long = about.rows
         last = positions.long() - 1  # the last token before the position
-        there = (slots | last | _tokens_left(t, x, positions) | state[:, None]) >= 0
+        there = (slots | last | _tokens_left(about, t, positions) | state[:, None]) >= 0
         inside = last % chunk
         before = last // chunk * there  # chunks before the one in which the position lies
-        rows, taken, at = _by_chunk(t, x, chunk, before, _filled(_numbers, 0, pieces, 1, torch.int32, device))
+        stored, taken, at = _by_chunk(about, chunk, before, _filled(_numbers, 0, pieces, 1, torch.int32, device))
         initial = _filled(_numbers, pieces, pieces + count, 1, torch.int32, device)[:, None]
         none = _filled(_numbers, -1, 0, 1, torch.int32, device)
         table = none.repeat(2, count, each, 2)
@@ -169,10 +170,10 @@ class Pieces:
         torch.where(there, slots.int(), none, out=table[1, ..., 0])
         ends = _filled(_numbers, 0, 2 * pieces + 1, 1, torch.int32, device).add(1).div_(2, rounding_mode="floor").mul_(chunk)
         ends[1::2] += inside.flatten() + (1 - chunk)
-        first = last - inside + (_filled(_numbers, 0, count * x.tokens(t), x.tokens(t), torch.int64, device)
+        first = last - inside + (_filled(_numbers, 0, count * long, long, torch.int64, device)
                                  if t.cu_seqlens is None else t.cu_seqlens[:-1])[:, None]
         tokens = first.flatten()[:, None] + _filled(_numbers, 0, chunk, 1, torch.int64, device)
-        return cls(rows, ends, table[0].flatten(), table[1].view(-1, 1), tokens.flatten().clamp_(0, len(t.q) * x.tokens(t) - 1))
+        return cls(stored, ends, table[0].flatten(), table[1].view(-1, 1), tokens.flatten().clamp_(0, rows * long - 1))
 
 
 def buffer(t: Tensors, pool: Tensor) -> Tensor:
@@ -191,19 +192,19 @@ def _copied(y: Tensor, tokens: Tensor, layout: str) -> Tensor:
     return y[0][tokens][None] if len(y) == 1 else y[tokens // y.shape[1], tokens % y.shape[1]][None]
 
 
-def store(t: Tensors, x: Request, numbers: tuple[float, ...], b: Build, pieces: Pieces, states: Tensor) -> None:
+def store(about: Inputs, t: Tensors, x: Request, numbers: tuple[float, ...], b: Build, pieces: Pieces, states: Tensor) -> None:
     """Compute the states at the positions, and store them to their slots. b: the build of the call, whose schedule without parts
     computes them."""
-    inputs = tuple(_copied(y, pieces.tokens, x.layout) for y in (t.q, t.k, t.v, t.g, t.beta))
+    inputs = tuple(_copied(y, pieces.tokens, x.layout) for y in about.inputs)
+    about = replace(about, inputs=inputs, rows=(1, len(pieces.tokens)))
     asked = replace(x, layout="bthd", in_place=False, output_final_state=False)
     pool = pool_of(t, x)
-    t = t._replace(**dict(zip(Tensors._fields, inputs, strict=False)), cu_seqlens=pieces.ends, initial_state=states, out=None,
-                   state_indices=pieces.starts, final_state=None)
-    call = call_of(t, asked)
+    t = t._replace(cu_seqlens=pieces.ends, initial_state=states, out=None, state_indices=pieces.starts, final_state=None)
+    call = call_for(about, t, asked)
     whole = replace(b.plan, partition=None, part_chunks=0, longest_first=False) if b.plan.partition else b.schedule
     b = replace(b, layout="bthd", schedule=whole, contract=call.contract.unpromised())
-    m, given = module(b), t[:RAW_INPUTS] if x.gate == "raw" else inputs
-    about: Any = (given, (states,), (None,), pieces.ends, (None, pool), False, (pieces.starts, pieces.slots))
+    m, given = module(b), (*inputs, *about.of_heads)
+    all_of_it: Any = (given, (states,), (None,), pieces.ends, (None, pool), False, (pieces.starts, pieces.slots))
     with compiling(m, call.device.type):
-        admit(b, m, call, lambda: m.HOST.prepare(*about))
-        m.HOST.run(given, numbers, *about[1:])
+        admit(b, m, call, lambda: m.HOST.prepare(*all_of_it))
+        m.HOST.run(given, numbers, *all_of_it[1:])

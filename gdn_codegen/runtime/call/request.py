@@ -77,10 +77,6 @@ class Request:
         """The axes of tokens and of heads."""
         return (1, 2) if self.layout == "bthd" else (2, 1)
 
-    def tokens(self, t: Tensors) -> int:
-        """The tokens of a batch row."""
-        return t.q.shape[self.axes[0]]
-
 
 #: Names of what a Request has, in its order.
 OPTIONS = tuple(f.name for f in fields(Request))
@@ -121,10 +117,12 @@ def _contract(x: Request, given: tuple[tuple[str, torch.dtype], ...], pool: bool
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a call, and what of them its build depends on. numbers: by name, the dtypes of those with one number for
-    each token or head. head_dims: K and V. heads: H and HV. rows: batch rows, and tokens of a row."""
+    """The inputs of a call, and what of them its build depends on. inputs: those of tokens. of_heads: those with one number or
+    vector for each head, which modules take after them. numbers: by name, the dtypes of those with one number for each token or
+    head. head_dims: K and V. heads: H and HV. rows: batch rows, and tokens of a row."""
 
     inputs: tuple[Tensor, ...]
+    of_heads: tuple[Tensor | None, ...]
     numbers: tuple[tuple[str, torch.dtype], ...]
     dtype: torch.dtype
     head_dims: tuple[int, int]
@@ -137,13 +135,18 @@ def _strided(inputs: tuple[Tensor, ...], out: Tensor | None) -> bool:
     return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1) for x in (*inputs, out))
 
 
-def call_of(t: Tensors, x: Request) -> Call:
-    """The call of a Request on these tensors, of Gated DeltaNet."""
+def inputs_of(t: Tensors, x: Request) -> Inputs:
+    """The inputs of Gated DeltaNet."""
     numbers: tuple[tuple[str, Tensor | None], ...] = (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
     q, v, (tokens, heads) = t.q.shape, t.v.shape, x.axes
-    about = Inputs((t.q, t.k, t.v, t.g, t.beta), tuple((n, y.dtype) for n, y in numbers if y is not None), t.q.dtype,
-                   (q[3], v[3]), (q[heads], v[heads]), (q[0], q[tokens]))
-    return call_for(about, t, x)
+    return Inputs((t.q, t.k, t.v, t.g, t.beta), (t.A_log, t.dt_bias) if x.gate == "raw" else (),
+                  tuple((n, y.dtype) for n, y in numbers if y is not None), t.q.dtype, (q[3], v[3]), (q[heads], v[heads]),
+                  (q[0], q[tokens]))
+
+
+def call_of(t: Tensors, x: Request) -> Call:
+    """The call of a Request on these tensors, of Gated DeltaNet."""
+    return call_for(inputs_of(t, x), t, x)
 
 
 def call_for(about: Inputs, t: Tensors, x: Request) -> Call:
