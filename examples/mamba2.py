@@ -27,7 +27,8 @@ def small_model(seed: int = 0) -> Mamba2ForCausalLM:
 
 
 EXAMPLE = Example("Mamba-2", small_model, "Mamba2Mixer", ("mamba2_chunk_scan", "mamba_chunk_scan_combined"),
-                  ("mamba2_selective_state_update", "selective_state_update"))
+                  ("mamba2_selective_state_update", "selective_state_update"),
+                  ends="")  # transformers' head does not pass them on
 
 if __name__ == "__main__":
     sys.exit(main(EXAMPLE))

@@ -1,7 +1,8 @@
 """Compares a small model of another package with itself on generated ops. The examples beside this file share it.
 
 An example says how its model is made and which functions of the model's own modules the package's ops replace. Layers, caches and
-generation stay those of the model's package. Prompts are processed at once, in two parts through the cache, and for generation.
+generation stay those of the model's package. Prompts are processed at once, in two parts through the cache, for generation, and
+packed in one row.
 """
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from unittest import mock
 
@@ -41,7 +42,8 @@ class Example:
     computes prompts, and the op of the package in its place. step: the same for a single token after others. own: the model's
     own code in torch, where it is not the function itself. also: functions that are replaced in every run, because the model's
     own do not run on a CPU. lengths: tokens of the two prompts; neither is a whole number of chunks, and the second is padded
-    on the left. part: tokens of the first part where a prompt comes in two.
+    on the left. part: tokens of the first part where a prompt comes in two. ends: the argument by which the model takes the ends of
+    packed prompts; "" where it takes none.
     """
 
     title: str
@@ -53,6 +55,7 @@ class Example:
     also: Mapping[str, Callable] = field(default_factory=dict)
     lengths: tuple[int, int] = (75, 52)
     part: int = 40
+    ends: str = "cu_seqlens"
 
 
 def linear_layers(example: Example, model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -151,6 +154,27 @@ def reference(example: Example, model: torch.nn.Module) -> Outcome:
     return outcome(example, model, *own_functions(example, model))[0]
 
 
+@torch.no_grad()
+def packed(example: Example, model: torch.nn.Module, prompt: Callable, step: Callable) -> torch.Tensor:
+    """Logits of both prompts, one after another in one row, where `prompt` keeps them apart. The convolutions of transformers
+    do not in torch, so they are called for each sequence."""
+    ids, mask = prompts(example, model)
+    lengths = mask.sum(1)
+    said = {example.ends: torch.nn.functional.pad(lengths.cumsum(0), (1, 0))}
+    if "position_ids" in inspect.signature(model.forward).parameters:  # by which full attention keeps sequences apart
+        said["position_ids"] = torch.cat([torch.arange(int(n), device=ids.device) for n in lengths])[None]
+    name = "causal_conv1d_fn"
+    convolutions = {name: _by_sequence(getattr(m, name), lengths.tolist()) for m in _modules(model) if hasattr(m, name)}
+    with replaced(replace(example, also={**example.also, **convolutions}), model, prompt, step):
+        return model(ids[mask.bool()][None], use_cache=False, **said).logits[0]
+
+
+def _by_sequence(convolution: Callable, lengths: list[int]) -> Callable:
+    def call(x, *args, **options):
+        return torch.cat([inspect.unwrap(convolution)(y, *args, **options) for y in x.split(lengths, -1)], -1)
+    return call
+
+
 def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """RMSE over RMS."""
     return ((got - want).double().square().mean().sqrt() / want.double().square().mean().sqrt()).item()
@@ -158,7 +182,8 @@ def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 @dataclass
 class Verdict:
-    """Errors of an outcome's logits, whether its tokens are those wanted, and how often the two functions were called."""
+    """Errors of an outcome's logits, whether its tokens are those wanted, and how often the two functions were called. packed: the
+    error of packed prompts, 0 where they were not asked for."""
 
     logits: float
     in_parts: float
@@ -166,25 +191,28 @@ class Verdict:
     calls: int
     with_state: int
     steps: int
+    packed: float = 0.0
     tolerance: float = TOLERANCE
 
     @property
     def agrees(self) -> bool:
         """Written so that a NaN disagrees."""
-        return (self.logits <= self.tolerance and self.in_parts <= self.tolerance and self.tokens_equal
+        return (all(x <= self.tolerance for x in (self.logits, self.in_parts, self.packed)) and self.tokens_equal
                 and self.calls > 0 and self.steps > 0)
 
 
 def compare(example: Example, model: torch.nn.Module, prompt: Callable, step: Callable, want: Outcome,
-            tolerance: float = TOLERANCE) -> Verdict:
-    """The model with two functions against `want`, the outcome of its own."""
+            packs: bool = False, tolerance: float = TOLERANCE) -> Verdict:
+    """The model with two functions against `want`, the outcome of its own. packs: whether prompts are packed, too, which the
+    model's own code in torch does not take."""
     got, calls = outcome(example, model, prompt, step)
+    error = rms_error(packed(example, model, prompt, step), want.logits) if packs and example.ends else 0.0
     return Verdict(rms_error(got.logits, want.logits), rms_error(got.in_parts, want.in_parts), got.tokens == want.tokens,
-                   calls["prompt"], calls["prompt with state"], calls["step"], tolerance)
+                   calls["prompt"], calls["prompt with state"], calls["step"], error, tolerance)
 
 
 def _line(target: str, v: Verdict, seconds: float) -> str:
-    return (f"{target:10}{v.logits:10.1e}{v.in_parts:10.1e}{'equal' if v.tokens_equal else 'differ':>9}{v.calls:7}{v.steps:7}"
+    return (f"{target:10}{v.logits:10.1e}{v.in_parts:10.1e}{v.packed:10.1e}{'equal' if v.tokens_equal else 'differ':>9}{v.calls:7}{v.steps:7}"
             f"{seconds:9.1f}{'' if v.agrees else '  DISAGREES'}")
 
 
@@ -202,7 +230,7 @@ def main(example: Example, argv: list[str] | None = None) -> int:
     print(f"{example.title} on {options.device}, {len(linear_layers(example, model))} linear layers of "
           f"{model.config.num_hidden_layers}; prompts of {' and '.join(map(str, example.lengths))} tokens; RMSE/RMS of logits; "
           f"least margin of a token {want.margin:.1e}")
-    print(f"{'target':10}{'logits':>10}{'in parts':>10}{'tokens':>9}{'calls':>7}{'steps':>7}{'seconds':>9}")
+    print(f"{'target':10}{'logits':>10}{'in parts':>10}{'packed':>10}{'tokens':>9}{'calls':>7}{'steps':>7}{'seconds':>9}")
     verdicts = []
     for target in TARGETS if options.target == "all" else [options.target]:
         if not runs(target, options.device):
@@ -211,7 +239,7 @@ def main(example: Example, argv: list[str] | None = None) -> int:
             continue
         start = time.perf_counter()
         tolerance = TOLERANCE_TF32 if (target, options.device) == ("tilelang", "cuda") else TOLERANCE
-        v = compare(example, model, *generated(example, target), want, tolerance)
+        v = compare(example, model, *generated(example, target), want, packs=True, tolerance=tolerance)
         print(_line(target, v, time.perf_counter() - start))
         verdicts.append(v.agrees)
     return 0 if verdicts and all(verdicts) else 1

@@ -33,7 +33,7 @@ def small_model(seed: int = 0) -> Qwen3NextForCausalLM:
 
 
 EXAMPLE = Example("Qwen3-Next", small_model, "GatedDeltaNet", ("torch_chunk_gated_delta_rule", "chunk_gated_delta_rule"),
-                  ("torch_recurrent_gated_delta_rule", "recurrent_gated_delta_rule"))
+                  ("torch_recurrent_gated_delta_rule", "recurrent_gated_delta_rule"), ends="cu_seq_lens_q")
 
 if __name__ == "__main__":
     sys.exit(main(EXAMPLE))

@@ -45,8 +45,10 @@ def small_model(seed: int = 1) -> RWKV7ForCausalLM:
 
 def token_shift(x, cu_seqlens=None, cache=None, output_cache=False):
     """The token before, less the token, and the last token. FLA's reference takes no cache."""
-    before = torch.zeros_like(x[:, :1]) if cache is None else cache
-    return torch.cat([before, x[:, :-1]], 1) - x, x[:, -1:]
+    before = torch.cat([torch.zeros_like(x[:, :1]) if cache is None else cache, x[:, :-1]], 1)
+    if cu_seqlens is not None:
+        before[:, cu_seqlens[:-1]] = 0
+    return before - x, x[:, -1:]
 
 
 def prompt(r, w, k, v, a, b, scale=1.0, initial_state=None, output_final_state=False, **options):

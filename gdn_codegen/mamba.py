@@ -38,9 +38,10 @@ def mamba_chunk_scan_combined(
     chunk_size: tokens of a chunk, where kernels have such chunks (16, 32, 64, 128). Only rounding depends on it.
     dt_softplus: softplus(dt + dt_bias) is taken, else max(dt + dt_bias, 0).
     initial_states: [B, HV, P, N]. return_final_states: return the states after the rows, float32.
-    cu_seqlens: [S + 1]. Packs S sequences into B = 1. seq_idx, the number of each token's sequence, has to be given as well; its
-    values are compared with cu_seqlens for CPU tensors, or with GDN_CODEGEN_CHECK=1. Then initial_states are [S, HV, P, N], and
-    return_varlen_states returns the states after the sequences.
+    seq_idx: [1, T], the number of each token's sequence: packs S sequences into B = 1. cu_seqlens: [S + 1], where they end. Without
+    it the call reads seq_idx, and waits for its device; beside it the values of seq_idx are compared with it for CPU tensors, or
+    with GDN_CODEGEN_CHECK=1. Then initial_states are [S, HV, P, N], return_final_states returns the state after the last sequence,
+    and with cu_seqlens return_varlen_states those after all.
 
     Raises ValueError that names the bad argument. D [HV, P] and other limits of dt are refused.
     """
@@ -49,11 +50,15 @@ def mamba_chunk_scan_combined(
     for name in _NOT_HERE.keys() & kwargs.keys():
         _fail(name, "a value", _NOT_HERE[name])
     wanted = _check_flag("return_final_states", return_final_states) or return_varlen_states
+    if seq_idx is not None and cu_seqlens is None:
+        cu_seqlens = _ends(seq_idx)
     form = "softplus" if _check_flag("dt_softplus", dt_softplus) else "rectified"
     o, final, *marks = call(
         "mamba2", {"q": C, "k": B, "v": x, "dt": dt, "A": A, "D": D, "dt_bias": dt_bias}, {},
         dict(initial_state=initial_states, output_final_state=wanted, cu_seqlens=cu_seqlens, state_v_first=True,
              chunk_size=chunk_size if chunk_size in CHUNKS[1:] else None), kwargs, f"dt={form}", _CALLED)
+    if return_final_states and cu_seqlens is not None:
+        final = final[-1:]
     o = _gated(o, z)
     return (o, final, *marks) if wanted or marks else o
 
@@ -138,21 +143,27 @@ def _check_mamba(x: Tensor, D: Any, seq_idx: Any, cu_seqlens: Any, chunk_size: A
         _fail("dt_limit", dt_limit, "(0.0, inf)")
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
         _fail("chunk_size", repr(chunk_size), "a number of tokens, at least 1")
-    if cu_seqlens is None:
-        if seq_idx is not None or varlen:
-            _fail("seq_idx" if seq_idx is not None else "return_varlen_states", "a value" if seq_idx is not None else True,
-                  "cu_seqlens as well, which packs sequences")
-        return
-    if seq_idx is None:
+    if cu_seqlens is None and varlen:
+        _fail("return_varlen_states", True, "cu_seqlens as well, which packs sequences")
+    if cu_seqlens is not None and seq_idx is None:
         _fail("cu_seqlens", "a value without seq_idx", "both: mamba-ssm's function takes sequences from seq_idx")
-    if final:
-        _fail("return_final_states", True, "return_varlen_states with cu_seqlens, for the states of all sequences")
+    if seq_idx is None:
+        return
+    if final and varlen:
+        _fail("return_final_states", True, "False beside return_varlen_states, which has the states of all sequences")
     for name, y in (("cu_seqlens", cu_seqlens), ("seq_idx", seq_idx)):
-        _check_integers(name, y)
-    shape = (*shape_of("x", x)[:1], *x.shape[tokens:tokens + 1])
+        if y is not None:
+            _check_integers(name, y)
+    shape = (1, *shape_of("x", x)[tokens:tokens + 1])
     if tuple(seq_idx.shape) != shape:
-        _fail("seq_idx", f"shape {tuple(seq_idx.shape)}", f"shape {shape}, that of tokens")
-    if reads(cu_seqlens, seq_idx):
+        _fail("seq_idx", f"shape {tuple(seq_idx.shape)}", f"shape {shape}, that of tokens: sequences lie in one row")
+    if cu_seqlens is not None and reads(cu_seqlens, seq_idx):
         want = torch.repeat_interleave(cu_seqlens.diff().clamp(min=0)).to(seq_idx)
         if not torch.equal(seq_idx[0], want):
             _fail("seq_idx", seq_idx[0].tolist()[:8], f"the sequences of cu_seqlens: {want.tolist()[:8]}...")
+
+
+def _ends(seq_idx: Tensor) -> Tensor:
+    """cu_seqlens: a sequence ends where the number changes."""
+    starts = seq_idx[0].diff().nonzero().flatten() + 1
+    return torch.cat([starts.new_zeros(1), starts, starts.new_full((1,), seq_idx.shape[1])])

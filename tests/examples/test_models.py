@@ -51,8 +51,9 @@ def case(request, comparison):
 
 @pytest.mark.parametrize("target", [t for t in OWN if runs(t, "cpu")])
 def test_logits_and_tokens_agree(case, target):
-    v = case.compare(*case.comparison.generated(case.example, target))
-    assert v.agrees, v
+    ops = case.comparison.generated(case.example, target)
+    v = case.comparison.compare(case.example, case.model, *ops, case.want, packs=True)
+    assert v.agrees and (v.packed > 0) == bool(case.example.ends), v
     assert (v.calls, v.with_state, v.steps) == (CALLS, WITH_STATE, STEPS)
 
 
@@ -104,6 +105,12 @@ def test_broken_op_is_rejected(case, broken):
     v, tolerance = case.compare(broken(case.prompt)), case.comparison.TOLERANCE
     assert not v.agrees and v.calls == CALLS
     assert (not v.logits <= tolerance, not v.in_parts <= tolerance, not v.tokens_equal) == FAILS[broken], v
+
+
+def test_op_that_joins_packed_prompts_is_rejected(case):
+    """As the model's own does, which ignores where they end."""
+    v = case.comparison.compare(case.example, case.model, case.prompt, case.step, case.want, packs=True)
+    assert v.logits == 0 and (not case.example.ends or (v.packed > 1e-3 and not v.agrees)), v
 
 
 def test_broken_step_is_rejected(case):

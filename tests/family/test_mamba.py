@@ -73,6 +73,18 @@ def test_a_pack_of_mamba(target):
                                    return_varlen_states=True, target=target), want(a, [17, 17, 65], states))
 
 
+@pytest.mark.slow
+def test_a_pack_of_mamba_without_ends():
+    """As transformers passes it: numbers of sequences alone, and the state after the last is wanted."""
+    a, idx = given(65), torch.tensor([5] * 17 + [2] * 40 + [7] * 8)[None].int()
+    out, states = want(a, [17, 57, 65])
+    near(mamba_chunk_scan_combined(**a, seq_idx=idx, dt_softplus=True, return_final_states=True), (out, states[2:]))
+    ends = torch.tensor([0, 17, 57, 65])
+    idx = torch.repeat_interleave(ends.diff())[None]
+    near(mamba_chunk_scan_combined(**a, seq_idx=idx, cu_seqlens=ends, dt_softplus=True, return_final_states=True),
+         (out, states[2:]))
+
+
 def test_what_mamba_may_leave_out():
     """Without a softplus dt is bounded by 0, as mamba-ssm's default limit says."""
     a = dict(given(33, dtype=torch.float32), D=None, dt_bias=None)
@@ -105,10 +117,11 @@ ENDS = {"cu_seqlens": torch.tensor([0, 4, 9]), "seq_idx": torch.tensor([[0] * 4 
     (dict(D=torch.zeros(3)), r"D: got shape \(3,\); accepted: shape \(4,\)"),
     (dict(dt_limit=(0.001, inf)), r"dt_limit: got \(0.001, inf\); accepted: \(0.0, inf\)"),
     (dict(chunk_size=0), "chunk_size: got 0; accepted: a number of tokens"),
-    (dict(seq_idx=ENDS["seq_idx"]), "seq_idx: got a value; accepted: cu_seqlens as well"),
+    (dict(seq_idx=ENDS["seq_idx"][0]), r"seq_idx: got shape \(9,\); accepted: shape \(1, 9\)"),
+    (dict(seq_idx=ENDS["seq_idx"] / 1), "seq_idx: got torch.float32; accepted"),
     (dict(return_varlen_states=True), "return_varlen_states: got True; accepted: cu_seqlens as well"),
     (dict(cu_seqlens=ENDS["cu_seqlens"]), "cu_seqlens: got a value without seq_idx; accepted: both"),
-    (dict(ENDS, return_final_states=True), "return_final_states: got True; accepted: return_varlen_states"),
+    (dict(ENDS, return_final_states=True, return_varlen_states=True), "return_final_states: got True; accepted: False beside"),
     (dict(ENDS, cu_seqlens=torch.tensor([0, 5, 9])), r"seq_idx: got \[0, 0, 0, 0, 1, .* accepted: the sequences of cu_seqlens"),
     (dict(ENDS, seq_idx=ENDS["seq_idx"][:, :8]), r"seq_idx: got shape \(1, 8\); accepted: shape \(1, 9\)"),
     (dict(dt_softplus=1), "dt_softplus: got 1; accepted: True or False"),
