@@ -221,7 +221,7 @@ def row_sum(x: Value) -> Value:
 def cumsum(x: Value, exclusive: bool = False) -> Value:
     """Running sum over the tokens of the chunk: [C] -> [C], [C, K] -> [C, K]. x must be zero on padding.
 
-    exclusive: for a tile [C, K], without the token itself.
+    exclusive: without the token itself, as cumsum(x) - x.
     """
     return apply("cumsum", x, exclusive=exclusive)
 

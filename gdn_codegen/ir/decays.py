@@ -38,14 +38,16 @@ def log_decays(p: Program) -> set[str]:
 
 
 def exponents(p: Program) -> dict[str, int]:
-    """The running sums in arguments of exp: value -> -1 if it only occurs with a minus sign, else 1."""
+    """The running sums in arguments of exp: value -> -1 if sums of its terms only occur with a minus sign, else 1."""
     defs, signs = _defs(p), dict[str, set[int]]()
     for e in defs.values():
         if e.kind in ("exp", "decayed_product"):
-            found = {(o.out, sign) for o, sign, _ in _reached(defs, e.args[2 if e.args[1:] else 0]) if o.kind == "cumsum"}
-            for n, sign in found:
-                signs.setdefault(n, set()).update({sign} if (n, -sign) not in found else ())
-    return {n: -1 if s == {-1} else 1 for n, s in signs.items()}
+            for a in e.args[2:] or e.args:
+                found = {(o.args[0], sign) for o, sign, _ in _reached(defs, a) if o.kind == "cumsum"}
+                for n, sign in found:
+                    signs.setdefault(n, set()).update({sign} if (n, -sign) not in found else ())
+    sums = (o for o in defs.values() if o.kind == "cumsum" and o.args[0] in signs)
+    return {o.out: -1 if signs[o.args[0]] == {-1} else 1 for o in sums}
 
 
 def _defs(p: Program) -> dict[str, Op]:

@@ -204,8 +204,6 @@ def _row(attrs: Attrs, *args: Tile) -> Tile:
 def _cumsum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("cumsum", 1, args)
     _need(args[0].rank >= 1, lambda: "cumsum takes a tile with a row for each token; got a number")
-    _need(args[0].rank == 2 or not attrs.get("exclusive"),
-          lambda: f"cumsum before each token takes a tile of rank 2; got {args[0]}; write cumsum(x) - x")
     return args[0]
 
 
@@ -475,8 +473,8 @@ op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is tr
    _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product, text=texts.matmul,
    sums=lambda attrs: ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))))
 op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept. `exclusive`: without the token "
-   "itself", _cumsum, _sums, attrs=("least", "exclusive"), zero=zeros.columns,
-   text=texts.cumsum, sums=lambda attrs: ((0, 0),), across_rows=True)
+   "itself. `clamp_decay` computes this of a vector as a difference", _cumsum, _sums, attrs=("least", "exclusive"),
+   zero=zeros.columns, text=texts.cumsum, sums=lambda attrs: ((0, 0),), across_rows=True)
 op("segment", "`size` entries of a vector, beginning at `start`", _segment, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"), view=ALL_AGENTS)
 op("join", "the concatenation of vectors, with dim `dim`", _join, _joined, attrs=("dim",))

@@ -25,6 +25,7 @@ from .algebra.accumulate import accumulate
 from .algebra.across_rows import across_rows
 from .algebra.bounds import bounds
 from .algebra.canonical import canonical
+from .algebra.check_exponents import check_exponents
 from .algebra.clamp_decay import clamp_decay
 from .algebra.decayed_products import decayed_products
 from .algebra.decompose import decompose
@@ -101,6 +102,7 @@ Passes = tuple[tuple[str, Pass], ...]
 
 FRONT: Passes = (
     ("canonical", lambda p, c: canonical(p, c.schedule)),
+    ("check_exponents", lambda p, c: check_exponents(p)),
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("clamp_decay", lambda p, c: clamp_decay(p)),

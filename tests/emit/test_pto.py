@@ -112,7 +112,7 @@ def page(q, k, v, g, S, *, scale="K ** -0.5"):
     G = cumsum(valid(log(sigmoid(g)) * 0.5 - 0.25))
     kn = valid(row_norm(k) * 1.0)
     D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-    o = scale * (exp(G)[:, None] * (q @ S) + ((q @ kn.T) * D) @ v) / (1.0 + exp(-G))[:, None]
+    o = scale * (exp(G)[:, None] * (q @ S) + ((q @ kn.T) * D) @ v) / (1.0 + exp(-g))[:, None]
     S = exp(last(G)) * S + kn.T @ (exp(last(G) - G)[:, None] * v)
     return o, S
 """

@@ -31,7 +31,7 @@ CASES = {
     "col": [((C,), {})], "row": [((C,), {})],
     "expand": [((x,), {"dims": CK}) for x in (COL, ROW, CK, NUMBER)],
     "matmul": [((CK, KV), {}), ((("K", "C"), KV), {"ta": True}), ((CK, ("V", "K")), {"tb": True}), ((CK, KV, ("C", "V")), {})],
-    "cumsum": [*(((x,), a) for x in (C, CK) for a in ({}, {"least": -0.5})), ((CK,), {"exclusive": True})],
+    "cumsum": [*(((x,), a) for x in (C, CK) for a in ({}, {"least": -0.5})), *(((x,), {"exclusive": True}) for x in (C, CK))],
     "to_middle": [((CK,), {"size": 4}), ((CK, CK), {"size": 4})],
     "from_middle": [((CK,), {"size": 4}), ((CK, CK), {"size": 4})],
     "decayed_product": [((CK,) * n, {}) for n in (3, 4)],

@@ -168,7 +168,7 @@ def test_padding_stays_inert(contract):
 
 def test_a_contract_that_does_not_fit_is_refused():
     for text, what in (("w=raw", r"inputs: got 'w'; accepted: q, k, v, g, beta"), ("w=float16", "dtypes: got 'w'; accepted"),
-                       ("g=l2norm", "inputs: got g='l2norm'; accepted for g, dims C: linear, raw, bounded, sigmoid, twice_sig"),
+                       ("g=l2norm", "inputs: got g='l2norm'; accepted for g, dims C: linear, raw, bounded, safe, floored, sig"),
                        ("k=float16", "dtypes: got k='float16'; accepted: .*: g, beta"),
                        ("beta=raw,g=raw", "got several raw inputs"), ("dt_bias=float16", "dtypes: got 'dt_bias'")):
         with pytest.raises(ContractError, match=what):

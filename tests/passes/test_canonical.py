@@ -7,6 +7,7 @@ import torch
 from reference import rms_error
 from test_members_in_groups import delta_net, dplr, ssd
 from test_own_pages import column_elsewhere, inverse_read_twice, look, negative, outer_products, read_often, twice_decayed
+from test_spelled_decays import SAME
 from test_spellings import PAGES
 
 from gdn_codegen.algorithms import find, names
@@ -80,7 +81,7 @@ def two_decays(q, k, v, g, b, S):
 
 
 OTHERS = [signs_and_sums, powers, two_decays, ssd, delta_net, dplr, column_elsewhere, inverse_read_twice, look, negative,
-          outer_products, read_often, twice_decayed, *PAGES]
+          outer_products, read_often, twice_decayed, *PAGES, *(page for page, _ in SAME)]
 
 
 def results(p, gates=1.0):

@@ -2,7 +2,7 @@
 import re
 from math import inf
 
-from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, row_sum
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
@@ -65,7 +65,7 @@ def test_the_text_of_a_line_is_read_as_python():
     def page(q, k, v, g, S):
         G = cumsum(g)
         D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        x = (2 - -v) / (3 + exp(-G))[:, None] - (v - v * 0.5)
+        x = (2 - -v) / (3 + exp(-row_sum(v)))[:, None] - (v - v * 0.5)
         o = ((q @ k.T) * D) @ x + exp(G)[:, None] * (q @ S)
         S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * x)
         return o, S
@@ -74,7 +74,7 @@ def test_the_text_of_a_line_is_read_as_python():
     p = comments(cut(page.trace(), plan, sizes))
     assert p.source and not any(k.comments for k in p.kernels)
     p = lowered_by(page.trace(), "triton", plan, sizes, "float16", upto="comments")  # in canonical form
-    assert [text for _, text in p.kernels[0].comments] == ["x = (2.0 + v) / (3.0 + exp(-G))[:, None] + 0.5 * v - v",
+    assert [text for _, text in p.kernels[0].comments] == ["x = (2.0 + v) / (3.0 + exp(-row_sum(v)))[:, None] + 0.5 * v - v",
                                                            "o = exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ x"]
 
 

@@ -3,11 +3,14 @@
 A decay is exp(G_i - G_j), where G is a running sum of log decays. A term of -inf makes the difference -inf - -inf, which is
 NaN. A term of -1e30 leaves the sum no digits for later terms. So a term below FLOOR counts as FLOOR. exp(FLOOR) rounds to 0, so
 a token that forgets everything still does, and the sum keeps its precision. All targets run this pass.
+
+The sum of a vector without the token itself becomes the difference of the sum and the term, bounded alike.
 """
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ...ir.builder import Body
 from ...ir.core import Op, Program
 from ...ir.decays import exponents
 from ..common import walk_body
@@ -19,21 +22,46 @@ FLOOR = -105.0
 
 @takes("traced")
 def clamp_decay(p: Program) -> Program:
-    """`p` with the attribute `least=FLOOR` on running sums that occur in exponents.
-
-    A sum that occurs only with a minus sign is negated, bounded and negated back, so its terms are bounded from above.
-    """
+    """`p` with the attribute `least=FLOOR` on running sums that occur in exponents."""
     signs = exponents(p)
-    if not signs:
+    sums = [o for o in p.walk.body if isinstance(o, Op) and o.kind == "cumsum"]
+    if not signs and not any(o.attr("exclusive") for o in sums):
         return p
-    b = walk_body(p)
+    b, done = walk_body(p), set[str]()
     for o in p.walk.body:
         assert isinstance(o, Op)
-        if signs.get(o.out) == 1:
-            b.op("cumsum", *o.args, name=o.out, line=o.line, **dict(o.attrs), least=FLOOR)
-        elif signs.get(o.out) == -1:
-            total = b.op("cumsum", b.op("neg", *o.args, line=o.line), line=o.line, **dict(o.attrs), least=FLOOR)
-            b.op("neg", total, name=o.out, line=o.line)
-        else:
+        if o.kind == "cumsum" and o.attr("exclusive") and b.types[o.args[0]].rank == 1:
+            whole = next((x for x in sums if x.args == o.args and not x.attrs and x.out not in done), None)
+            if whole is not None:  # it may come later
+                _sum(whole, b, signs.get(o.out, 0))
+                done.add(whole.out)
+            _before(o, b, signs.get(o.out, 0))
+        elif o.kind == "cumsum" and o.out not in done:
+            _sum(o, b, signs.get(o.out, 0))
+            done.add(o.out)
+        elif o.kind != "cumsum":
             b.copy(o)
     return p.with_walk(replace(p.walk, body=b.finish()))
+
+
+def _sum(o: Op, b: Body, sign: int, name: str | None = None) -> str:
+    """Append a running sum with bounded terms. sign: with which it occurs in exponents, 0 if in none. One that occurs only with a
+    minus sign is negated, bounded and negated back, so its terms are bounded from above. name: of the value, if not that of o."""
+    name, attrs = o.out if name is None else name, dict(o.attrs)
+    if not sign:
+        return b.op("cumsum", *o.args, name=name, line=o.line, **attrs)
+    if sign > 0:
+        return b.op("cumsum", *o.args, name=name, line=o.line, **attrs, least=FLOOR)
+    total = b.op("cumsum", b.op("neg", *o.args, line=o.line), line=o.line, **attrs, least=FLOOR)
+    return b.op("neg", total, name=name, line=o.line)
+
+
+def _before(o: Op, b: Body, sign: int) -> None:
+    """Append the running sum of a vector without the token itself. sign: as for `_sum`."""
+    x = o.args[0]
+    total = _sum(o.with_attrs(exclusive=None), b, sign, "")
+    if sign > 0:
+        x = b.op("maximum", x, b.op("const", value=FLOOR), line=o.line)
+    elif sign < 0:
+        x = b.op("minimum", x, b.op("const", value=-FLOOR), line=o.line)
+    b.op("sub", total, x, name=o.out, line=o.line)

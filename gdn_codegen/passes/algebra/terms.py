@@ -87,9 +87,10 @@ class Terms:
         """Whether `a` is x[:, None] - y[None, :], a difference between two tokens."""
         return matched("x[:, None] - y[None, :]", self.defs.get(a), self.defs) is not None
 
-    def is_masked(self, a: str) -> bool:
-        """Whether `a` is exp(lower(x, fill=-inf)), which is zero above its diagonal."""
-        return matched("exp(lower(x, fill=-inf))", self.defs.get(a), self.defs) is not None
+    def is_masked(self, a: str, mask: str = "lower") -> bool:
+        """Whether `a` is exp(lower(x, fill=-inf)), which is zero above its diagonal, or that of a mask that is stricter."""
+        kinds = ("lower", "strictly_lower")[mask == "strictly_lower":]
+        return any(matched(f"exp({kind}(x, fill=-inf))", self.defs.get(a), self.defs) is not None for kind in kinds)
 
     def in_range(self, a: str) -> bool:
         """Whether `a` is surely finite where its operands are: no exp, log, div or infinite fill is among the elementwise ops

@@ -5,6 +5,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ....ir.core import Op
+from ..exponents import exponent, sums
 from .rule import Rules
 
 if TYPE_CHECKING:
@@ -33,15 +34,24 @@ def _twice(t: Terms, o: Op) -> str | None:
 
 @MASKS.written("a mask of decays", "lower", "strictly_lower")
 def _decays(t: Terms, o: Op) -> str | None:
-    """The mask of a product moves into the exponentials of its decays. Then a mask `lower` of the product is dropped.
+    """The mask of a product moves into the exponentials of its decays. Then a mask of the product that is no stricter is dropped.
 
     It is kept if another factor may be infinite above the diagonal, because 0 * inf is NaN.
     """
     factors = t.factors(o.args[0])
     bare = [f for f in factors if t.is_a("exp", f) and t.difference(t.defs[f].args[0])]
-    masked = [t.make("exp", (t.make("lower", t.defs[f].args, FILLED, o.line),), line=o.line) if f in bare else f for f in factors]
-    goes = o.kind == "lower" and any(map(t.is_masked, masked)) and all(t.is_masked(f) or t.in_range(f) for f in masked)
+    masked = [t.make("exp", (t.make(_inner(t, o, f), t.defs[f].args, FILLED, o.line),), line=o.line) if f in bare else f
+              for f in factors]
+    goes = any(t.is_masked(f, o.kind) for f in masked) and all(t.is_masked(f) or t.in_range(f) for f in masked)
     if o.attrs or len(factors) == 1 or not (bare or goes):
         return None
     product = t.product(masked, o.line)
     return product if goes else t.make(o.kind, (product,), line=o.line)
+
+
+def _inner(t: Terms, o: Op, f: str) -> str:
+    """The mask inside the exponential f of a product that `o` masks. It is strict only where the diagonal is no decay: that of
+    the difference of a sum without the token and one with it."""
+    found = list(sums(t.defs, exponent(t.defs, f)))
+    ahead = any(x.of == y.of and x.own < y.own for x in found for y in found if (x.at, y.at) == ("", "row"))
+    return o.kind if ahead else "lower"
