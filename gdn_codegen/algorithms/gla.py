@@ -2,7 +2,7 @@
 from ..ir.builder import algorithm, carried, cumsum, decayed_product, exp, last
 
 
-@algorithm(q="C K", k="C K", v="C V", g="HV C K", S=carried("K V"))
+@algorithm(q="C K", k="C K", v="C V", g="HV C K", S=carried("K V", forgets="g"))
 def gla(q, k, v, g, S, *, scale="K ** -0.5"):
     """Token t: S <- Diag(exp(g)) S + k v^T; o = scale S^T q."""
     G = cumsum(g)  # log decay of each channel since the chunk began

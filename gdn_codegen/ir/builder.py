@@ -203,6 +203,11 @@ def log(x: Value) -> Value:
     return apply("log", x)
 
 
+def sqrt(x: Value) -> Value:
+    """Elementwise square root of numbers of at least 0, for a tile of any shape."""
+    return x * apply("rsqrt", maximum(x, 2.0 ** -126))  # the least normal float32
+
+
 def sigmoid(x: Value) -> Value:
     """Elementwise 1 / (1 + exp(-x))."""
     return apply("sigmoid", x)
@@ -299,7 +304,9 @@ def carried(dims: str, forgets: str = "") -> Carried:
 
     forgets: the name of a value of the page with one entry for each token. The entry is an upper bound of the log of the factor
     by which the token can scale a difference between two states, for any input. It is less than 0 if the token makes
-    differences smaller. `partition="decay"` relies on it.
+    differences smaller. Or a value [C, K] with an entry for each token and row of the state, of which the largest is such a
+    bound of the token. Where each row of the next state depends on the same row of the state only, an entry bounds the factor
+    of its row. `partition="decay"` relies on it.
     """
     return Carried(dims, forgets)
 
@@ -479,10 +486,13 @@ class Algorithm:
         return rename
 
     def _bound(self, local: dict[str, Any], rename: dict[str, str]) -> str:
-        """The value that bounds what tokens forget. TypeRuleError if it is no value of the page with one entry for each token."""
-        bound = local.get(self.forgets)
-        if not isinstance(bound, Value) or bound.type != Tile(("C",)):
-            raise TypeRuleError(f"@algorithm of {self.name}: forgets={self.forgets!r} is not a value of the page with dims C")
+        """The value that bounds what tokens forget. TypeRuleError if it is no value of the page with one entry for each token, or
+        for each token and row of the state."""
+        bound, rows = local.get(self.forgets), {dims[:1] for dims in self.states.values()}
+        accepted = [Tile(("C",)), *(Tile(("C", *d)) for d in sorted(rows))]
+        if not isinstance(bound, Value) or bound.type not in accepted:
+            raise TypeRuleError(f"@algorithm of {self.name}: forgets={self.forgets!r} is not a value of the page with dims "
+                                f"{' or '.join(' '.join(map(str, t.dims)) for t in accepted)}")
         return rename[bound._name]
 
 

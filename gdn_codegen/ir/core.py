@@ -157,9 +157,10 @@ class Kernel:
 class Program:
     """A whole computation. dims: the sizes of C, K and V in tiles. source: the lines of the page, for comments. launch: "kernels"
     for one launch for each kernel, "overlapping" for launches that wait for those that started before, "single" for one launch of
-    all. forgets: the name of a value with one entry for each token, an upper bound of the log of the factor that multiplies the
-    state; "" if the page has none. scales: names of values with one entry for each token that multiply rows of tiles. extents:
-    the sizes of dims in callers' tensors, if tiles are padded to more. Loads give zeros in the padding; stores leave it out."""
+    all. forgets: the name of a value with one entry for each token, or for each token and row of the state: an upper bound of
+    the log of the factor that multiplies the state; "" if the page has none. scales: names of values with one entry for each
+    token that multiply rows of tiles. extents: the sizes of dims in callers' tensors, if tiles are padded to more. Loads give
+    zeros in the padding; stores leave it out."""
 
     name: str
     stage: str

@@ -284,7 +284,7 @@ class Interpreter:
             env[o.out] = torch.tensor(self.scalars[attrs["param"]], dtype=self.dtype("float32"))
         elif o.kind == "cast":
             env[o.out] = env[o.args[0]].to(self.dtype(attrs["to"]))
-        elif o.kind in ("full", "eye", "expand"):
+        elif o.kind in ("full", "eye", "expand", "row_max"):
             env[o.out] = self.of_type(o, env, sizes)
         elif o.kind == "of_token":
             env[o.out] = env[o.args[0]][at.chunk % len(env[o.args[0]])]
@@ -308,8 +308,12 @@ class Interpreter:
             raise ValueError(f"next_item: got {env[o.args[0]]}; accepted: {at.iteration + 1}, the item after this one")
 
     def of_type(self, o: Op, env: dict[str, torch.Tensor], sizes: dict[str, int]) -> torch.Tensor:
-        """The value of an op whose shape is that of its type: a constant tile, the identity, or a broadcast operand."""
+        """The value of an op that depends on its type or on extents: a constant tile, the identity, a broadcast operand, or
+        maxima of rows."""
         assert o.type is not None
+        if o.kind == "row_max":
+            x = env[o.args[0]]
+            return x[..., :self.p.memory.get(o.attr("within", ""), x.shape[-1])].amax(-1)
         shape, dtype = o.type.shape(sizes), self.dtype(o.type.dtype)
         if o.kind == "expand":
             return env[o.args[0]].expand(shape)

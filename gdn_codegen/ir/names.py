@@ -18,7 +18,8 @@ DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f6
 HELD = re.compile(r"_(?:f16|bf16|f32|f64|col|row|in)$")
 _BETWEEN = {"add": "_plus_", "sub": "_minus_", "mul": "_", "div": "_over_", "maximum": "_max_", "minimum": "_min_"}
 _BEFORE = {"neg": "minus_", "lower": "lower_", "strictly_lower": "below_", "unit_lower_inverse": "inverse_", "row_norm": "unit_",
-           "cumsum": "sums_", "row_sum": "row_sums_", "column_sum": "column_sums_", "diagonal": "diagonal_"}
+           "cumsum": "sums_", "row_sum": "row_sums_", "row_max": "largest_", "column_sum": "column_sums_",
+           "diagonal": "diagonal_"}
 #: exp of these is the decay of a chunk, or from each token to the chunk's end.
 _CHUNK, _TO_END = re.compile(r"last_(?!\w*_minus_)\w+"), re.compile(r"last_(\w+)_minus_\1")
 #: The word for the value of an op, by kind.

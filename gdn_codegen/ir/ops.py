@@ -86,6 +86,8 @@ BESIDE = "beside"
 ORDER = "order"
 #: Attribute of `maximum` and `minimum`: the number of the operand that is a constant. NaN of the other operand must be kept.
 BOUND = "bound"
+#: Ops that make one entry of each row of a tile, or a number of a vector.
+OF_ROWS = ("row_sum", "row_max")
 #: The attributes that any op may have.
 ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 
@@ -242,6 +244,12 @@ def _of_token(attrs: Attrs, *args: Tile) -> Tile:
 def _row_sum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("row_sum", 1, args)
     _need(args[0].rank > 0, lambda: f"row_sum takes a tile of rank 1 or 2; got {args[0]}")
+    return Tile(args[0].dims[:-1], args[0].dtype)
+
+
+def _row_max(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("row_max", 1, args)
+    _need(args[0].rank > 0, lambda: f"row_max takes a tile of rank 1 or 2; got {args[0]}")
     return Tile(args[0].dims[:-1], args[0].dtype)
 
 
@@ -501,6 +509,8 @@ op("of_token", "the row of the chunk's token in the tile of a group of tokens, o
    elementwise=True, zero=zeros.column_sums)
 op("row_sum", "sum over the columns of each row, or over the entries of a vector", _row_sum, lambda attrs, x: x.sum(-1),
    zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, -1),))
+op("row_max", "the largest entry of each row, or of a vector. `within`: a dim; entries past the dim's size in memory do not "
+   "count. Targets may leave out NaN", _row_max, attrs=("within",), zero=zeros.rows)
 op("column_sum", "sum over the rows of each column", _column_sum, lambda attrs, x: x.sum(0), zero=zeros.column_sums,
    text=texts.after(".sum(-2)"), sums=lambda attrs: ((0, 0),))
 op("diagonal", "the entries on the diagonal, as a vector", _diagonal, lambda attrs, x: x.diagonal(), zero=zeros.diagonal,

@@ -38,7 +38,7 @@ LEGAL = {
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": """
         neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle from_middle eye pairs
-        diagonal_blocks""",
+        diagonal_blocks row_max""",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks; index slot",
     "cut..assigned placed..checked": """
         column_sum load.one_token store.one_token

@@ -18,8 +18,8 @@ PUBLIC = {
                           "`Build`.", ("show", "source", "compile", "verify")),
     "gdn_codegen.ir.builder": (
         "What a page is written with. Tiles also take `+ - * /`, `@`, `-x`, `.T`, `[:, None]` and `[None, :]`.", (
-        "algorithm", "carried", "exp", "log", "sigmoid", "maximum", "row_sum", "cumsum", "last", "lower", "strictly_lower",
-        "unit_lower_inverse", "row_norm", "valid", "apply")),
+        "algorithm", "carried", "exp", "log", "sqrt", "sigmoid", "maximum", "row_sum", "cumsum", "last", "lower",
+        "strictly_lower", "unit_lower_inverse", "row_norm", "valid", "apply")),
     "gdn_codegen.runtime.build": ("What is built.", ("Build",)),
     "gdn_codegen.schedule": ("Schedules; see [schedules.md](schedules.md).", ("Schedule", "named")),
     "gdn_codegen.schedule.contract": ("What callers pass; see [contract.md](contract.md).", ("Contract",)),

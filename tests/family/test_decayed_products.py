@@ -51,15 +51,15 @@ def run(p, x, exact=True):
     return interpret(p, Problem(list(CASE.lengths), CASE.heads, CASE.value_heads), inputs, numbers, exact)
 
 
-@pytest.mark.parametrize("dtype, levels, block", [("bfloat16", [16, 32], 16), ("float32", [16, 32], 16),
-                                                  ("float16", [2, 4, 8, 16, 32], 2)])
-def test_a_bound_saves_products(dtype, levels, block):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+def test_a_bound_saves_products(dtype):
+    """But for float16."""
     sizes = {"C": 64, "K": 64, "V": 64}
-    masks = [*((("diagonal_blocks"), block),), *(("pairs", n) for n in levels)]
+    masks = [("diagonal_blocks", 16), *(("pairs", n) for n in (16, 32))]
     for name, at_once in (("kimi_delta_attention", 2), ("gla", 1)):
         page, plain = find(name), products(lowered(find(name), dtype, "", sizes=sizes, upto="decayed_products"))
         found = products(lowered(page, dtype, "g=safe", sizes=sizes, upto="decayed_products"))
-        assert found == (at_once * (len(levels) + 1), sorted(masks))
+        assert found == (plain if dtype == "float16" else (at_once * 3 + 1, masks))
         assert plain == (at_once * 6 + 1, [("pairs", n) for n in (1, 2, 4, 8, 16, 32)])
 
 
@@ -72,17 +72,17 @@ def floored_by_page(q, k, v, g, h, S):
     return o, S
 
 
-@pytest.mark.parametrize("dtype, block, chunk", [("bfloat16", 16, 64), ("float16", 2, 64), ("bfloat16", 16, 16)])
-def test_the_bound_follows_from_the_page(dtype, block, chunk):
-    found = products(lowered(floored_by_page, dtype, sizes={"C": chunk, "K": 32, "V": 32}, upto="decayed_products"))
-    levels = [n for n in (1, 2, 4, 8, 16, 32) if block <= n < chunk]
+@pytest.mark.parametrize("block, chunk", [(16, 64), (16, 32), (16, 16)])
+def test_the_bound_follows_from_the_page(block, chunk):
+    found = products(lowered(floored_by_page, "bfloat16", sizes={"C": chunk, "K": 32, "V": 32}, upto="decayed_products"))
+    levels = [n for n in (16, 32) if n < chunk]
     blocks = [("diagonal_blocks", block)] if levels else []
-    assert found == (len(levels) + 1, [*blocks, *(("pairs", n) for n in levels)])
+    assert found == (len(levels) + 2, [*blocks, *(("pairs", n) for n in levels)])
 
 
 @pytest.mark.parametrize("target", ["triton", "tilelang", pytest.param("pto", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", GATES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_after_every_pass_it_is_the_recurrence(name, target, dtype):
     page, seen = find(name), []
     x = given(name, page.trace(), SIZES, STRONG)
@@ -101,8 +101,7 @@ def test_after_every_pass_it_is_the_recurrence(name, target, dtype):
 @pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize("dtype, most", [("bfloat16", 8e-3), ("float16", 1e-3)])
 def test_rounding_is_that_of_levels(name, dtype, most):
-    """Scaled operands are rounded as those of levels are. Levels do not scale those of the diagonal, which counts most where
-    gates are strong."""
+    """Scaled operands are rounded as those of levels are."""
     page = find(name)
     x = given(name, page.trace(), SIZES, STRONG)
     x = {n: y.to(getattr(torch, dtype)) if n not in (GATES[name], "S", "beta") else y for n, y in x.items()}
@@ -112,16 +111,19 @@ def test_rounding_is_that_of_levels(name, dtype, most):
         got = run(lowered(page, dtype, form), x, exact=False)
         errors[form] = [rms_error(got[n], y) for n, y in zip(("o", "final_state"), want, strict=True)]
     levels, blocks = errors.values()
-    assert max(blocks) < most and all(b < 1.5 * a for a, b in zip(levels, blocks, strict=True)), errors
+    assert max(blocks) < most and all(b < 1.25 * a for a, b in zip(levels, blocks, strict=True)), errors
 
 
-def test_an_operand_beyond_the_limit_overflows(monkeypatch):
-    """So the limits are needed: with blocks of 16 rows in float16 the test above fails."""
-    page = find("gla")
+def test_why_float16_keeps_levels(monkeypatch):
+    """With blocks of 16 rows operands overflow. With 4 rows small ones lose their digits, which exp(10) makes visible."""
+    page, errors = find("gla"), []
     x = given("gla", page.trace(), SIZES, STRONG)
-    monkeypatch.setitem(decayed_products.LIMITS, "float16", 40.0)
-    got = run(lowered(page, "float16", "g=floored"), x, exact=False)
-    assert not torch.isfinite(got["o"]).all()
+    for limit, size in ((decayed_products.LIMITS["float16"], 1000), (10.0, 1000), (40.0, 1)):
+        monkeypatch.setitem(decayed_products.LIMITS, "float16", limit)
+        small = {**x, "q": x["q"] / size, "S": 0 * x["S"]}
+        got = run(lowered(page, "float16", "g=floored"), small, exact=False)["o"]
+        errors.append(rms_error(got, expected("gla", CASE, small)[0]))
+    assert errors[0] < 1e-3 and errors[1] > 3 * errors[0] and not errors[2] < 1, errors
 
 
 def test_sums_of_other_terms_have_no_bound():

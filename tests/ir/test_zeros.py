@@ -38,6 +38,7 @@ CASES = {
     "segment": [((C,), {"start": 4, "size": 4})], "join": [(((4,), (4,)), {"dim": "C"})],
     "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "from_quarters": [(((4, 4),) * 4, {"dims": CC})],
     "row_sum": [((CK,), {}), ((C,), {})], "column_sum": [((CK,), {})],
+    "row_max": [((CK,), {}), ((CK,), {"within": "K"}), ((C,), {})],
     "of_token": [(((4, "K"),), {}), (((4,),), {})], "diagonal": [((CC,), {})], "transpose": [((CK,), {})],
     "lower": MASKS, "strictly_lower": MASKS,
     **{n: [(x, {**a, "size": 2}) for x, a in MASKS] for n in ("pairs", "diagonal_blocks")},

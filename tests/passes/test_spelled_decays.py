@@ -215,7 +215,7 @@ def test_what_is_known_of_two_sums():
 
 
 # --- what is refused, and what is not ------------------------------------------------------------------------------------
-def exponent_of(what, **more):
+def exponent_of(what):
     """A page with a value of this function of (q, k, v, g, G) beside a state that decays."""
     @algorithm(**GLA)
     def page(q, k, v, g, S):
@@ -232,6 +232,7 @@ REFUSED = {
     "a gate": lambda q, k, v, g, G: (exp(-g) * k) @ (k.T @ v),
     "diagonal": lambda q, k, v, g, G: lower((q * exp(G - g)) @ (k * exp(-G)).T) @ v,
     "twice": lambda q, k, v, g, G: lower((q * exp(G)) @ (k * exp(-G - G)).T) @ v,
+    "one less two": lambda q, k, v, g, G: (exp(last(G)[None, :] - G - G) * k) @ (k.T @ v),
     "to the start": lambda q, k, v, g, G: (exp(G - last(G)[None, :]) * q) @ (k.T @ v),
     "in a maximum": lambda q, k, v, g, G: (exp(maximum(-G, G)) * k) @ (k.T @ v),
     "of padding": lambda q, k, v, g, G: (exp(valid(-G)) * k) @ (k.T @ v),

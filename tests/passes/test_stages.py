@@ -94,7 +94,8 @@ def recorded():
         for target, arch, page, s, sizes, contract in BUILDS:
             steps = []
             pipelines.observers[:] = [lambda *step, steps=steps: steps.append(step)]
-            lower_program(page.trace(), target, s, sizes, "float16", arch, Contract.parse(contract))
+            lower_program(page.trace(), target, s, sizes, "bfloat16" if "floored" in contract else "float16", arch,
+                          Contract.parse(contract))
             out.append(steps)
     finally:
         pipelines.observers[:] = kept

@@ -17,6 +17,7 @@ rule = Rules("pto", {
     "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
     "fence": "mbarriers", "drain": "mbarriers",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
+    "row_max": "partition",
     "diagonal": "norms_from_products", "column_sum": "single_token", "of_token": "token_groups",
     "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})
 

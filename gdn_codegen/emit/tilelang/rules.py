@@ -35,6 +35,12 @@ def row_sum(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"t.{'row' if x.dims[1:] else 'vector'}_sum({_storage(w, o, x)}, {w.name(o.buffer)})")
 
 
+@rule("row_max", statement=True)
+def row_max(w: KernelWriter, o: Op, x: Value) -> None:
+    within = o.attr("within") or w.dim(x.dims[-1])
+    w.line(f"t.{'row' if x.dims[1:] else 'vector'}_max({_storage(w, o, x)}, {w.name(o.buffer)}, {within})")
+
+
 @rule("column_sum", statement=True)
 def column_sum(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"t.column_sum({_storage(w, o, x)}, {w.name(o.buffer)})")

@@ -127,6 +127,14 @@ def row_sum(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"tl.sum({x}, axis={w.type[o.args[0]].rank - 1})")
 
 
+@rule("row_max")
+def row_max(w: KernelWriter, o: Op, x: Text) -> Text:
+    if o.attr("within"):
+        dims, end = w.type[o.args[0]].dims, w.use(o.attr("within"))
+        x = Text(f"tl.where({w.index(dims[-1], len(dims) - 1, len(dims))} < {end}, {x}, {_number(-math.inf)})")
+    return Text(f"tl.max({x}, axis={w.type[o.args[0]].rank - 1})")
+
+
 @rule("column_sum")
 def column_sum(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"tl.sum({x}, axis=0)")

@@ -13,10 +13,11 @@ Where a token reads what is left before it decays, a is scaled by decays of sums
 diagonal. Otherwise the decay is 1 there. All levels are products for tensor cores. Products of different operands with one G
 share x.
 
-If gates have a lower bound, one product serves all levels within diagonal blocks of B rows, and the diagonal. m is the middle row
-of the block, whatever i and j are. The exponents then have either sign. They are at most B/2 times the bound, which has to be
-at most LIMITS of the products' dtype. So 64 rows with gates of -5 or more need levels 32 and 16 and one more product. The bound
-follows from the ops that compute the gates (`ranges`), such as those of the input form `safe`.
+If gates have a lower bound, one product serves all levels within diagonal blocks of B rows. m is the middle row of the block,
+whatever i and j are. The exponents then have either sign. They are at most B/2 times the bound, which has to be at most LIMITS of
+the products' dtype. So 64 rows with gates of -5 or more need levels 32 and 16 and one more product. The diagonal stays a product
+of its own, which is not rounded after scaling: where gates are strong, it is most of P. The bound follows from the ops that
+compute the gates (`ranges`), such as those of the input form `safe`.
 
 The way by which FLA and FlashKDA avoid overflow divides a chunk into blocks of 16 rows. FLA computes blocks on the diagonal entry
 by entry (arXiv:2312.06635, section 4.3), or, with its safe gate, as above. Levels need no loop over entries, and hold for gates
@@ -33,9 +34,9 @@ from ..common import walk_body, with_walk_body
 from ..stage import takes
 from .ranges import ANY, steps
 
-#: By dtype: the largest exponent that scales an operand. exp(5) leaves a factor of 400 of float16's range to the operand, and as
-#: much to what is near its smallest number. Above the diagonal two factors of exp(40) meet: that is 4e-4 of float32's range.
-LIMITS = {"float16": 5.0, "bfloat16": 40.0, "float32": 40.0}
+#: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
+#: float32's range. float16 keeps no digits of small numbers, such as 1e-4 exp(-10), which exp(10) would make visible.
+LIMITS = {"float16": 0.0, "bfloat16": 40.0, "float32": 40.0}
 
 
 @takes("traced")
@@ -68,15 +69,15 @@ def _strict(ops: list[Op], count: dict[str, int]) -> set[str]:
 
 
 def _block(group: list[Op], ops: list[Op], chunk: int, limit: float) -> int:
-    """The rows of the diagonal blocks that one product computes: a power of two. 1 if there are none, as gates have no bound.
-    limit: the largest exponent."""
+    """The rows of the diagonal blocks that one product computes: a power of two. 1 if there are none, as gates have no bound, or
+    none of more than one level. limit: the largest exponent."""
     total = group[0].args[2]
     defs, least, size = {o.out: o for o in ops}, steps(ops).get(total, ANY)[0], 1
     if not all(x in defs and _is_before(defs[x], defs[total]) for o in group for x in o.args[3:]):
         return 1
     while 2 * size <= chunk and size * -least <= limit:
         size *= 2
-    return size
+    return size if size > 2 else 1
 
 
 def _is_before(x: Op, total: Op) -> bool:
@@ -114,8 +115,8 @@ def _levels(group: list[Op], b: Body, chunk: int, block: int, strict: set[str]) 
             y = op(o, "mul", y, op(o, "exp", op(o, "neg", op(o, "from_middle", sums[0], size=block // 2))))
             near = op(o, "matmul", x, y, tb=True)
             near = near if block == chunk else op(o, "diagonal_blocks", near, size=block)
-            add(o, op(o, "strictly_lower" if sums[1:] else "lower", near), True)
-        elif _diagonal(o, strict):
+            add(o, op(o, "strictly_lower", near), not _diagonal(o, strict))
+        if _diagonal(o, strict):
             eye = b.op("eye", dims=("C", "C"), line=o.line)
             add(o, op(o, "mul", op(o, "matmul", *o.args[:2], tb=True), eye), True)
         elif chunk == 1:

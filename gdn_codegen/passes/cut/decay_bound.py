@@ -1,32 +1,69 @@
 """decay_bound: computes, for each chunk, the log of an upper bound on how much of the state survives it.
 
 `partition="decay"` needs it. The page bounds, for each token, the log of how much of the state survives (`forgets`). This pass
-adds the sum over the chunk, and `cut` stores it. With other schedules the pass drops the bound and the ops that only it needs.
+adds the bound of the chunk, and `cut` stores it. With other schedules the pass drops the bound and the ops that only it needs.
+
+A page may bound each channel (row of the state) on its own: `forgets` is then a tile [C, K]. How these make one number follows
+from how the next state depends on the state:
+- If ops are elementwise on the state, as in Diag(exp(g)) S, each channel keeps to itself. The bound is the largest of the sums
+  over the chunk, that of the slowest channel.
+- If products lead from the state to the next one, as in (I - k k^T) Diag(exp(g)) S, what is left may go from one channel to
+  another with each token. The norm of a token's factor is bounded by its own slowest channel. The bound is the sum over the
+  chunk of these.
 """
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ...ir.builder import Body
 from ...ir.core import Op, Program
+from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
+from ..algebra.clamp_decay import FLOOR
 from ..common import walk_body, with_walk_body
 from ..stage import takes
 
 
 @takes("traced")
 def decay_bound(p: Program, s: Schedule) -> Program:
-    """`p` whose `forgets` names the sum over a chunk, or "". Raises ScheduleError if the schedule needs a bound and the page
-    has none."""
+    """`p` whose `forgets` names the bound of a chunk, a number, or "". Raises ScheduleError if the schedule needs a bound and the
+    page has none."""
     if s.partition == "decay" and not p.forgets:
         raise ScheduleError(f"schedule {s.name}: partition='decay' needs a page that bounds how a token changes the state, "
                             f"carried(..., forgets=NAME), which {p.name} does not have; accepted for it are None and 'exact'")
     if s.partition != "decay":
         return with_walk_body(replace(p, forgets=""), p.walk.body)
-    b, kinds = walk_body(p), {}
+    b = walk_body(p)
     for o in p.walk.body:
         assert isinstance(o, Op)
-        kinds[o.out] = o.kind
         b.copy(o)
-    inert = p.forgets if kinds[p.forgets] in ("load", "valid") else b.op("valid", p.forgets)
-    total = b.op("last", b.op("cumsum", inert), name=b.fresh(f"{p.forgets}_chunk"))
+    name, channels = f"{p.forgets}_chunk", b.types[p.forgets].dims[1:]
+    within = channels[0] if channels and channels[0] in dict(p.extents) else None
+    if channels and _apart(p):
+        sums = b.op("cumsum", _inert(p.forgets, b), least=FLOOR)  # often a sum of the page; exp(FLOOR) rounds to 0
+        total = b.op("row_max", b.op("last", sums), name=b.fresh(name), within=within)
+    else:
+        bound = b.op("row_max", p.forgets, within=within) if channels else p.forgets
+        total = b.op("last", b.op("cumsum", _inert(bound, b)), name=b.fresh(name))
     return with_walk_body(replace(p, forgets=total), b.finish())
+
+
+def _inert(x: str, b: Body) -> str:
+    """`x` with zeros past the sequence's end, which add nothing to a sum."""
+    made = next(o for o in b.finish() if isinstance(o, Op) and o.out == x)
+    return x if made.kind in ("load", "valid") else b.op("valid", x)
+
+
+def _apart(p: Program) -> bool:
+    """Whether a row of the next state depends on the same row of the state only."""
+    waits = {c.name for c in p.walk.carried}
+    needed = {c.next for c in p.walk.carried}
+    ops = [o for o in p.walk.body if isinstance(o, Op)]
+    for o in reversed(ops):
+        needed |= set(o.args) if o.out in needed else set()
+    for o in ops:
+        if waits & set(o.args) and o.out in needed:
+            if not OPS[o.kind].elementwise:
+                return False
+            waits.add(o.out)
+    return True

@@ -16,13 +16,14 @@ from dataclasses import replace
 
 from ...devices import Device
 from ...ir.core import Kernel, Op, Program
+from ...ir.ops import OF_ROWS
 from ...ir.types import Batch
 from ...schedule.schedule import Schedule
 from ..stage import takes
 from .copies import copies
 from .number import heads
 
-WAITS = ("load", "cumsum", "row_sum", "diag_inverse")
+WAITS = ("load", "cumsum", *OF_ROWS, "diag_inverse")
 
 
 @takes("assigned")

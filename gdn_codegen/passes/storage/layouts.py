@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ...devices import Device
 from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, types, walk
-from ...ir.ops import OPS, ORDER
+from ...ir.ops import OF_ROWS, OPS, ORDER
 from ...ir.types import BYTES, GROUP, Dim
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
@@ -46,7 +46,7 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
     home = {o.out: o.buffer for o in k.ops}
     fixed = {b for o in k.ops if over(o, device) for b in (o.buffer, home[o.args[0]])}
     crossing = _crossing(k, home, device) if k.agents else set()
-    summed = {home.get(o.args[0], "") for o in k.ops if o.kind == "row_sum"}
+    summed = {home.get(o.args[0], "") for o in k.ops if o.kind in OF_ROWS}
     shape = {b.name: b.shape for b in k.buffers}
 
     def layout(name: str, space: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...devices import Device
 from ...ir.core import Kernel, Op, Program, loops, types, uses
-from ...ir.ops import OPS
+from ...ir.ops import OF_ROWS, OPS
 from ..uses import readers
 
 #: Ops that read operands from the space of products' operands, and how many of their first operands.
@@ -73,7 +73,7 @@ class StoredValues:
         """The memory space of a value, which the device chooses by the kind of value."""
         o, d, t = self.defs.get(value), self.device, self.type[value]
         if t.rank == 0:
-            return d.summed if o is not None and o.kind == "row_sum" else d.number
+            return d.summed if o is not None and o.kind in OF_ROWS else d.number
         if self.one_token:  # what the iterations of a group of tokens read lies in shared memory
             group = t.dims[0] in self.tokens and (value in self.carried or (o is not None and o.kind == "move"))
             return d.vector if group else d.tile

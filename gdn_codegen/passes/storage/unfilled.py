@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.core import Kernel, Loop, Op, Program, loops, map_ops
-from ...ir.ops import OPS
+from ...ir.ops import OF_ROWS, OPS
 from ...ir.types import Tile
 from ..stage import takes
 
@@ -61,6 +61,6 @@ def _after(o: Op, n: int, axis: int, operand: Tile | None) -> int | None:
         return min(n, 1) if n < 2 and axis == kept else axis if n == 2 else None
     if o.kind in ("transpose", "row", "move"):
         return 1 - axis if o.kind in ("transpose", "row") or o.attr("transposed") else axis
-    if o.kind == "row_sum":
+    if o.kind in OF_ROWS:
         return 0 if axis == 0 and operand is not None and operand.rank == 2 else None
     return axis if OPS[o.kind].elementwise else None

@@ -146,9 +146,10 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device")
                 for name, fields in PORTABLE[max(head_dims) > SPLIT:])
+    parts = partitions() and not any(t.wide for t in b.page.trace().tensors)  # their cost was fitted to gates that are numbers
     for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared)), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
-        if partitions() or not found.plan.partition:
+        if parts or not found.plan.partition:
             yield found, x.reason
 
 
