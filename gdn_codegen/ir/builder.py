@@ -133,7 +133,8 @@ class Value:
             return apply("col", self)
         if known and key == (None, slice(None)):
             return apply("row", self)
-        raise TypeRuleError(f"got {self._name}[{key!r}]; accepted: x[:, None] (a column) and x[None, :] (a row)")
+        raise TypeRuleError(f"got {self._name}[{key!r}]; accepted: x[:, None] (a column), x[None, :] (a row), and "
+                            "last(x) for the entry or row of the last token")
 
     def __repr__(self) -> str:
         return self._name
@@ -228,6 +229,7 @@ def cumsum(x: Value, exclusive: bool = False) -> Value:
 
     exclusive: without the token itself, as cumsum(x) - x.
     """
+    _check_rows("cumsum", x)
     return apply("cumsum", x, exclusive=exclusive)
 
 
@@ -238,7 +240,15 @@ def per_token(x: Value) -> Value:
 
 def last(x: Value) -> Value:
     """The entry of the chunk's last token: [C] -> a number, [C, K] -> [K]."""
+    _check_rows("last", x)
     return apply("last", x)
+
+
+def _check_rows(what: str, x: Value) -> None:
+    """TypeRuleError for a tile whose rows are not tokens."""
+    if isinstance(x, Value) and x.type.dims[:1] != ("C",):
+        hint = "" if x.type.rank else ", a number: per_token(x) gives each token an entry"
+        raise TypeRuleError(f"{what} takes a value with an entry or row for each token, [C] or [C, K]; got {x.type}{hint}")
 
 
 def decayed_product(a: Value, b: Value, G: Value, before: Value | None = None) -> Value:
@@ -249,9 +259,33 @@ def decayed_product(a: Value, b: Value, G: Value, before: Value | None = None) -
     before: [C, K], the sums without the token itself, `cumsum(g, exclusive=True)`. Then a reads what is left before the token
     decays: the entry has exp(before[i, k] - G[j, k]), for j < i.
     """
+    for x in (a, b, G, *([] if before is None else [before])):
+        if not isinstance(x, Value):
+            raise TypeRuleError(f"decayed_product(a, b, G) takes tiles; got {x!r}")
+    _check_sums(G, before)
     if G.type.rank == 1 and before is None:
         return (a @ b.T) * exp(lower(G[:, None] - G[None, :], fill=-math.inf))
     return apply("decayed_product", a, b, G, *([] if before is None else [before]))
+
+
+def _check_sums(G: Value, before: Value | None) -> None:
+    """TypeRuleError where arguments of decayed_product are not the sums that they have to be."""
+    ops = {o.out: o for o in G._trace.body.stmts if isinstance(o, Op)}
+    todo, seen = [G._name], set[str]()
+    while todo:
+        o = ops.get(todo.pop())
+        if o is not None and o.out not in seen:
+            seen.add(o.out)
+            todo += o.args
+    if not any(ops[n].kind == "cumsum" for n in seen):
+        raise TypeRuleError(f"decayed_product(a, b, G): G has the running sums of log decays, cumsum(g); got {G._name}, which is "
+                            "no sum over tokens")
+    if ops[G._name].attr("exclusive"):
+        raise TypeRuleError("decayed_product(a, b, G, before): G has the sums with the token itself, cumsum(g); got sums without "
+                            "it, which are the fourth argument")
+    if before is not None and before._name == G._name:
+        raise TypeRuleError("decayed_product(a, b, G, before): before has the sums without the token itself, cumsum(g, "
+                            "exclusive=True); got G itself; accepted without before: strictly_lower(decayed_product(a, b, G))")
 
 
 def lower(x: Value, fill: float = 0.0) -> Value:
@@ -322,19 +356,20 @@ class Algorithm:
         """Reads the signature of `fn`. dims: the dims of each positional parameter. TypeRuleError for a name that is not
         ASCII, for wrong dims or defaults, and for parameters and dims that differ."""
         self.fn, self.name, self.doc = fn, fn.__name__, inspect.getdoc(fn) or ""
+        where = self._where = f"{self.name} ({Path(fn.__code__.co_filename).name}, line {fn.__code__.co_firstlineno})"
         sig = inspect.signature(fn).parameters
         self.scalars = {p.name: p.default for p in sig.values() if p.kind is p.KEYWORD_ONLY}
         positional = tuple(p.name for p in sig.values() if p.kind is not p.KEYWORD_ONLY)
         if set(positional) != set(dims):
-            raise TypeRuleError(f"@algorithm of {self.name}: it names {', '.join(dims)}, the function takes "
-                                f"{', '.join(positional)}")
+            raise TypeRuleError(f"@algorithm of {where}: it names {', '.join(dims)}, the function takes "
+                                f"{', '.join(positional)}; numbers of the caller are keyword-only, after *")
         for n in (self.name, *sig):
             if not (n.isascii() and n.isidentifier()):
-                raise TypeRuleError(f"@algorithm of {self.name}: got the name {n!r}; accepted: ASCII letters, digits and _")
-        self.inputs = {n: _of_input(self.name, n, d.dims if isinstance(d := dims[n], PerHead) else str(d)) for n in positional
+                raise TypeRuleError(f"@algorithm of {where}: got the name {n!r}; accepted: ASCII letters, digits and _")
+        self.inputs = {n: _of_input(where, n, d.dims if isinstance(d := dims[n], PerHead) else d) for n in positional
                        if not isinstance(dims[n], Carried)}
-        self.defaults = {n: _default(self.name, n, d) for n, d in dims.items() if isinstance(d, PerHead)}
-        self.states = {n: _dims(self.name, n, d.dims)[1] for n in positional if isinstance(d := dims[n], Carried)}
+        self.defaults = {n: _default(where, n, d) for n, d in dims.items() if isinstance(d, PerHead)}
+        self.states = {n: _of_state(where, n, d.dims) for n in positional if isinstance(d := dims[n], Carried)}
         self.forgets = next((d.forgets for d in dims.values() if isinstance(d, Carried) and d.forgets), "")
 
     def scalar_defaults(self, sizes: dict[str, int]) -> dict[str, float | None]:
@@ -354,7 +389,7 @@ class Algorithm:
             except Exception as e:
                 why = f"{type(e).__name__}: {_line_of(e)}"
             if why:
-                raise TypeRuleError(f"{n}: got the default {d!r} in {self.name} ({why}); accepted: a finite number, or an "
+                raise TypeRuleError(f"{n}: got the default {d!r} in {self._where} ({why}); accepted: a finite number, or an "
                                     "expression over C, K and V as text")
         return out
 
@@ -364,9 +399,8 @@ class Algorithm:
         words = sorted({*RESERVED, *own})
         for n in (*self.inputs, *self.states, *self.scalars):
             if n in words or n.startswith(("out_", "_")):
-                raise TypeRuleError(f"{n}: got a parameter of this name in {self.name}; accepted: names that do not begin with _ "
-                                    "or "
-                                    f"out_, other than {', '.join(words)}")
+                raise TypeRuleError(f"{n}: got a parameter of this name in {self._where}; accepted: names that do not begin "
+                                    f"with _ or out_, other than {', '.join(words)}")
 
     def trace(self) -> Program:
         """The page's program, with one kernel, which loops over the chunks, with all values in float32. The page runs once.
@@ -381,8 +415,9 @@ class Algorithm:
         self._check_names()
         tr = _Trace(self.fn.__code__.co_filename)
         values = self._parameters(tr)
-        results, local = self._called(tr, values)
+        results, local, line = self._called(tr, values)
         outputs, following, same = self._distinct(tr, results)
+        self._check_results(outputs, following, line)
         rename = self._renaming(tr, local, following, same)
         forgets = self.forgets and self._bound(local, rename)
         body: list[Stmt] = []
@@ -397,8 +432,6 @@ class Algorithm:
         carries, before, after = [], [], []
         for s, r in zip(self.states, following, strict=True):
             t = Tile(self.states[s])
-            if r.type != t:
-                raise TypeRuleError(f"{self.name}: the next {s} is {r.type}, but {s} is {t}")
             initial, final = _state_tensors(s, len(self.states))
             tensors[initial] = Tensor(initial, "input", "sequence", "HV", t.dims, optional=True)
             tensors[final] = Tensor(final, "output", "sequence", "HV", t.dims, optional=True)
@@ -428,23 +461,40 @@ class Algorithm:
             values[n] = Value(tr, _scalar(tr, n))
         return values
 
-    def _called(self, tr: _Trace, values: dict[str, Value]) -> tuple[tuple[Value, ...], dict[str, Any]]:
-        """What the page's function returns, and its local variables. TypeRuleError, with the line, if it fails or returns
-        something else than values."""
+    def _at(self, line: int | None) -> str:
+        """A line of the page, for messages."""
+        return f"{self.name} ({Path(self.fn.__code__.co_filename).name}{f', line {line}' if line else ''})"
+
+    def _check_results(self, outputs: list[Value], following: list[Value], line: int) -> None:
+        """TypeRuleError for outputs that have no row for each token, and next states of other dims than the states. line: where
+        the page returns them."""
+        order = f"return the outputs, then the next of each state ({', '.join(self.states) or 'none'})"
+        for i, r in enumerate(outputs, 1):
+            if r.type.dims[:1] != ("C",) or "C" in r.type.dims[1:]:
+                raise TypeRuleError(f"{self._at(line)}: output {i} is {r.type}; an output has an entry or row for each token, as "
+                                    f"[C] or [C, V]; {order}")
+        for s, r in zip(self.states, following, strict=True):
+            if r.type != Tile(self.states[s]):
+                raise TypeRuleError(f"{self._at(line)}: the next {s} is {r.type}, but {s} is {Tile(self.states[s])}; {order}")
+
+    def _called(self, tr: _Trace, values: dict[str, Value]) -> tuple[tuple[Value, ...], dict[str, Any], int]:
+        """What the page's function returns, its local variables, and the line of its return. TypeRuleError, with the line, if it
+        fails or returns something else than values."""
         try:
-            result, local = _call_with_locals(self.fn, values)
+            result, local, line = _call_with_locals(self.fn, values)
         except Exception as e:
             at = next((f.lineno for f in reversed(traceback.extract_tb(e.__traceback__)) if f.filename == tr.filename), 0)
             what = str(e) if isinstance(e, TypeRuleError) else (f"got {type(e).__name__}: {_line_of(e)}; accepted: operators and "
                                                                 "functions of gdn_codegen.ir.builder")
-            raise TypeRuleError(f"{self.name} ({Path(tr.filename).name}{f', line {at}' if at else ''}): {what}") from e
+            raise TypeRuleError(f"{self._at(at)}: {what}") from e
         results = result if isinstance(result, tuple) else (result,)
         if len(results) <= len(self.states) or not all(isinstance(r, Value) for r in results):
-            raise TypeRuleError(f"{self.name}: return the outputs, then the next of each state "
-                                f"({', '.join(self.states) or 'none'}); got {len(results)} values")
+            what = next((f"{r!r}, which is no tile" for r in results if not isinstance(r, Value)), f"{len(results)} values")
+            raise TypeRuleError(f"{self._at(line)}: return the outputs, then the next of each state "
+                                f"({', '.join(self.states) or 'none'}); got {what}")
         if any(r._transposed for r in results):
-            raise TypeRuleError(f"{self.name}: got x.T among what it returns; accepted: values without .T")
-        return results, local
+            raise TypeRuleError(f"{self._at(line)}: got x.T among what it returns; accepted: values without .T")
+        return results, local, line
 
     def _distinct(self, tr: _Trace, results: tuple[Value, ...]) -> tuple[list[Value], list[Value], dict[str, str]]:
         """The outputs and the next states, each a value of its own that the chunk computes, because passes assume that.
@@ -491,8 +541,9 @@ class Algorithm:
         bound, rows = local.get(self.forgets), {dims[:1] for dims in self.states.values()}
         accepted = [Tile(("C",)), *(Tile(("C", *d)) for d in sorted(rows))]
         if not isinstance(bound, Value) or bound.type not in accepted:
-            raise TypeRuleError(f"@algorithm of {self.name}: forgets={self.forgets!r} is not a value of the page with dims "
-                                f"{' or '.join(' '.join(map(str, t.dims)) for t in accepted)}")
+            got = f", but {bound.type}" if isinstance(bound, Value) else ""
+            raise TypeRuleError(f"@algorithm of {self._where}: forgets={self.forgets!r} is not a value of the page with dims "
+                                f"{' or '.join(' '.join(map(str, t.dims)) for t in accepted)}{got}")
         return rename[bound._name]
 
 
@@ -518,12 +569,14 @@ def _state_tensors(name: str, n: int) -> tuple[str, str]:
     return ("initial_state", "final_state") if n == 1 else (f"initial_{name}", f"final_{name}")
 
 
-def _dims(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
-    """Parse the dims of a parameter, such as "C K": (heads, dims).
+def _dims(algorithm: str, name: str, text: Any) -> tuple[str, tuple[Dim, ...]]:
+    """Parse the dims of a parameter, such as "C K": (heads, dims). algorithm: the page with its place, for messages.
 
     A leading "H" or "HV" gives the heads. Without it, a tensor with C and K but no V has H, and others have HV. "HV" alone is a
     number for each value head.
     """
+    if not isinstance(text, str):
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; accepted: dims as text, such as \"C K\"")
     words = text.split()
     heads = words.pop(0) if words and words[0] in ("H", "HV") else ""
     if (not words and heads != "HV") or any(w not in ("C", "K", "V") for w in words):
@@ -532,12 +585,24 @@ def _dims(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
     return heads or ("H" if "K" in words and "V" not in words and "C" in words else "HV"), tuple(words)
 
 
-def _of_input(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
+def _of_input(algorithm: str, name: str, text: Any) -> tuple[str, tuple[Dim, ...]]:
     """The heads and dims of an input. TypeRuleError unless C comes first, or it is a number or vector for each value head."""
     heads, dims = _dims(algorithm, name, text)
     if dims[:1] != ("C",) and not (heads == "HV" and len(dims) < 2):
-        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; an input has C first, or it is HV, HV K or HV V")
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; an input has C first, or it is HV, HV K or HV V; a "
+                            f"state is carried({text!r})")
+    if len(dims) > 2 or "C" in dims[1:]:
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; after C an input has nothing, K or V")
     return heads, dims
+
+
+def _of_state(algorithm: str, name: str, text: Any) -> tuple[Dim, ...]:
+    """The dims of a state. TypeRuleError unless they are one or two of K and V."""
+    dims = _dims(algorithm, name, text)[1]
+    if not 1 <= len(dims) <= 2 or "C" in dims:
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}=carried({text!r}); a state has one or two dims, each K or V, and "
+                            "lives from chunk to chunk, so it has no C")
+    return dims
 
 
 def _default(algorithm: str, name: str, given: PerHead) -> float:
@@ -550,14 +615,18 @@ def _default(algorithm: str, name: str, given: PerHead) -> float:
     return float(x)
 
 
-def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple[Any, dict[str, Any]]:
-    """The result of fn(**values), and its local variables at its return, which give the page's names of values."""
+def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple[Any, dict[str, Any], int]:
+    """The result of fn(**values), its local variables at its return, which give the page's names of values, and the line of the
+    return."""
     local: dict[str, Any] = {}
+    line = 0
     code, before = fn.__code__, sys.gettrace()
 
     def at_return(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal line
         if event == "return":
             local.update(frame.f_locals)
+            line = frame.f_lineno
         return at_return
 
     def enter(frame: FrameType, event: str, arg: Any) -> Any:
@@ -568,7 +637,7 @@ def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple
         result = fn(**values)
     finally:
         sys.settrace(before)
-    return result, local
+    return result, local, line
 
 
 def algorithm(**dims: str | Carried | PerHead) -> Callable[[Callable[..., Any]], Algorithm]:

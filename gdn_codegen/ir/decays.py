@@ -37,6 +37,12 @@ def log_decays(p: Program) -> set[str]:
     return out
 
 
+def by_channel(p: Program) -> bool:
+    """Whether an input of tokens is a log decay for each channel."""
+    decays = log_decays(p)
+    return any(t.name in decays and t.index == "token" and len(t.dims) > 1 for t in p.role("input"))
+
+
 def exponents(p: Program) -> dict[str, int]:
     """The running sums in arguments of exp: value -> -1 if sums of its terms only occur with a minus sign, else 1."""
     defs, signs = _defs(p), dict[str, set[int]]()

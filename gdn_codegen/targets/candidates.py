@@ -39,7 +39,7 @@ class Asked:
     head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
     sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
-    handle.
+    handle. channels: whether the page has a decay for each channel.
     """
 
     head_dims: tuple[int, int]
@@ -48,6 +48,7 @@ class Asked:
     shape_class: tuple[int, ...]
     chunk: int | None
     shared: int = 1
+    channels: bool = False
 
 
 @dataclass(frozen=True)

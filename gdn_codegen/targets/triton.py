@@ -25,6 +25,10 @@ INSTALL = "pip install 'gdn_codegen[triton]'"
 #: Fields of `walk` by chunk, on a GPU, with K and V of at most WIDEST. The first serves calls that give no chunk.
 WALKS: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
 WIDEST = 128
+#: The chunk with which `staged` serves pages with a decay for each channel, on a GPU, with K and V of at most WIDEST. On an H100
+#: with K = V = 128 it takes 0.14 to 0.29 of the time of `fused` (docs/performance.md, Other members of the family). `walk` was
+#: not timed; its walk keeps tiles of decays beside the state, and spills 1280 bytes a lane, where that of `staged` spills 160.
+STAGED = 64
 #: Chunks for which these walks over whole sequences read q and k by descriptors, by architecture. Parts do so for any chunk.
 DESCRIBED: dict[str, tuple[int, ...]] = {"sm_90a": (32,)}
 
@@ -35,7 +39,9 @@ def _described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
 
 
 def _model(x: Asked) -> Iterator[Candidate]:
-    """Walks, on a GPU."""
+    """On a GPU walks, or for decays of channels kernels over chunks."""
+    if x.channels and x.few is not None and max(x.head_dims) <= WIDEST and x.chunk in (None, STAGED):
+        yield Candidate("staged", "a decay for each channel", STAGED)
     n = x.chunk or next(iter(WALKS))
     if x.few is None or max(x.head_dims) > WIDEST or n not in WALKS:
         return

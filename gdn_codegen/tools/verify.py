@@ -81,19 +81,27 @@ def from_recurrence(b: Build, case: Case, x: dict[str, torch.Tensor], recurrence
 
 
 @cache
-def check_causal(b: Build) -> None:
-    """Raises ValueError if an output of a token depends on later tokens, because no recurrence over tokens computes that."""
-    p, case = b.page.trace(), Case((16,), 1, 1, initial=True)
+def check_page(b: Build) -> None:
+    """Raises ValueError if the page is no recurrence over tokens: if an output of a token depends on later tokens, or if the page
+    computes something else in chunks of 16 tokens than in chunks of one."""
+    p, case = b.page.trace(), Case((16,), 1, 1)
     x = inputs(b, p, case)
     later = {n: y.clone() for n, y in x.items()}
     for t in p.role("input"):
         if t.index == "token":
             later[t.name][8:] = x[t.name][:8]
-    before, after = (reference(b, case, y, 16) for y in (x, later))
+    before, after, by_token = reference(b, case, x, 16), reference(b, case, later, 16), reference(b, case, x)
     for t in p.role("output"):
         if t.index == "token" and rms_error(after[t.name][:8], before[t.name][:8]) > 1e-9:
             raise ValueError(f"algorithm: got {p.name}, whose {t.name} of a token depends on later tokens of its chunk; "
-                             "accepted: a causal page (mask scores by lower or strictly_lower)")
+                             "accepted: a causal page (mask scores by lower or strictly_lower, the argument of exp by "
+                             "lower(x, fill=-inf))")
+    for t in p.role("output"):
+        off = rms_error(before[t.name], by_token[t.name])
+        if not off <= 1e-9:
+            raise ValueError(f"algorithm: got {p.name}, whose {t.name} in a chunk of 16 tokens is off by {off:.1e} (RMSE over "
+                             "RMS) from that in chunks of one token, both in float64; accepted: a page that computes the same in "
+                             "chunks of any length (look at masks, cumsum, last, and the order of operands)")
 
 
 def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -189,7 +197,7 @@ def compare(b: Build, case: Case, device: str = "cpu", recurrence: Recurrence | 
     if all(t.heads == "H" for t in p.role("input") if t.index == "token"):
         case = replace(case, value_heads=case.heads)  # nothing says of more
     x = inputs(b, p, case)
-    check_causal(b)
+    check_page(b)
     want = from_recurrence(b, case, x, recurrence) if recurrence else reference(b, case, x)
     if any(y.numel() and y.abs().max() > torch.finfo(TORCH[b.dtype]).max / ROOM for y in want.values()):
         return {}

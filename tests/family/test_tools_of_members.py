@@ -1,9 +1,10 @@
-"""`list`, `show` and `verify` for each page of the package, and for pages of one's own whose decays have other names."""
+"""Dispatch, `list`, `show` and `verify` for pages of the package, and for pages of one's own whose decays have other names."""
 import math
 import re
 
 import pytest
 import torch
+from choices import a_call
 
 from gdn_codegen.algorithms import find, names
 from gdn_codegen.cli import main
@@ -21,6 +22,9 @@ from gdn_codegen.ir.builder import (
     unit_lower_inverse,
 )
 from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.call import device
+from gdn_codegen.runtime.call.choose import choice
+from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.tools.cases import CASES, SAME, Case, inputs
 
 SMALL = ["--target", "triton", "--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16"]
@@ -73,6 +77,23 @@ def by_head(q, k, v, tau, D, S):
 
 
 OWN = {n: f"{__file__}:{n}" for n in ("by_token", "by_channel", "by_head")}
+
+
+# --- dispatch --------------------------------------------------------------------------------------------------------
+H100 = device.described("NVIDIA H100 80GB HBM3")
+
+
+@pytest.mark.parametrize("page, target, on, chunk, want", [
+    *((p, "triton", H100, None, ("staged", 64)) for p in ("gla", "kimi_delta_attention", "rwkv7", "by_channel")),
+    ("by_channel", "triton", H100, 64, ("staged", 64)), ("by_channel", "triton", H100, 32, ("walk", 32)),
+    *((p, "triton", H100, None, ("walk", 32)) for p in ("gated_delta_rule", "by_token", "by_head", "mamba2")),
+    ("by_channel", "triton", device.described("cpu"), None, ("fused", 64)),
+    ("by_channel", "tilelang", H100, None, ("fused", 64))])
+def test_a_page_with_decays_of_channels_gets_kernels_over_chunks(page, target, on, chunk, want):
+    """On Triton and a GPU, whatever its names are."""
+    call = a_call(Extent(4, 8, 1, 9000), torch.bfloat16, "meta", algorithm=OWN.get(page, page), target=target, chunk_size=chunk)
+    found = choice(call, on).build
+    assert (found.plan.name, found.chunk) == want
 
 
 # --- list ------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 
 from ... import targets
 from ...host.parts import _cheapest_span, _lengths
+from ...ir.decays import by_channel
 from ...schedule import ScheduleError, varied
 from ...targets import DEFAULT_SCHEDULE
 from ...targets.candidates import Asked, Candidate, several
@@ -146,8 +147,9 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device")
                 for name, fields in PORTABLE[max(head_dims) > SPLIT:])
-    parts = partitions() and not any(t.wide for t in b.page.trace().tensors)  # their cost was fitted to gates that are numbers
-    for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared)), portable):
+    channels = by_channel(b.page.trace())
+    parts = partitions() and not channels  # their cost was fitted to gates that are numbers
+    for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared, channels)), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
         if parts or not found.plan.partition:
             yield found, x.reason
