@@ -55,6 +55,8 @@ class Known:
 
 
 _known: dict[Any, Known] = {}
+#: Types of most arguments that are no tensors: a look-up here is quicker than isinstance.
+PYTHONS = frozenset((type(None), bool, int, float, str))
 #: How many kinds are kept at most.
 MOST = 1024
 #: The calls that came last as functions, as in launch.py.
@@ -74,9 +76,10 @@ def said(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
         check_cpu_ends(others["cu_seqlens_cpu"], ends)
         others = others | {"cu_seqlens_cpu": longest_of(others["cu_seqlens_cpu"])}
     values = [*inputs.values(), *named.values(), *others.values()]
-    return Said(tuple([y if isinstance(y, Tensor) else None for y in values]),
-                (algorithm, forms, *inputs, *named, *others, *[y for y in values if not isinstance(y, Tensor)]),
-                numbers, recurrent, len(inputs) + [*named].index("cu_seqlens"))
+    tensors = tuple([None if type(y) in PYTHONS or not isinstance(y, Tensor) else y for y in values])
+    rest = [y for y in values if type(y) in PYTHONS or not isinstance(y, Tensor)]
+    return Said(tensors, (algorithm, forms, *inputs, *named, *others, *rest), numbers, recurrent,
+                len(inputs) + [*named].index("cu_seqlens"))
 
 
 def _kind(s: Said) -> Any:
