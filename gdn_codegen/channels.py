@@ -204,6 +204,20 @@ def fused_recurrent_rwkv7(
     return _call("rwkv7", dict(r=r, w=w, k=k, v=v, a=a, b=b), {"scale": _of_width(scale, r)}, named, kwargs, recurrent=True)
 
 
+def fused_mul_recurrent_rwkv7(
+        r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, scale: float | None = 1.0, initial_state: State = None,
+        output_final_state: bool = False, reverse: bool = False, cu_seqlens: Tensor | None = None, **kwargs: Any
+        ) -> tuple[Any, ...]:
+    """`fused_recurrent_rwkv7` with -kk and kk a for a and b, as layers of RWKV-7 call it. reverse must be False."""
+    if reverse is not False:
+        _fail("reverse", repr(reverse), "False: tokens are read from the first to the last")
+    for name, x in (("kk", kk), ("a", a)):
+        check_plain(name, x)
+        if x.shape != shape_of("k", k):
+            _fail(name, f"shape {tuple(x.shape)}", f"shape {tuple(k.shape)}, that of k")
+    return fused_recurrent_rwkv7(r, w, k, v, -kk, kk * a, scale, initial_state, output_final_state, cu_seqlens, **kwargs)
+
+
 def _of_width(scale: float | None, r: Tensor) -> float | None:
     """The scale, or that of rows of r."""
     width = shape_of("r", r)[3:].numel()

@@ -25,6 +25,8 @@ def test_the_walks_that_performance_md_measures_are_here():
     for schedule in ("fused_walk", "fused_walk_decay", "walk_longestfirst1_valueheads4_decay"):
         text = (ROOT / f"generated/tilelang/gdn_c64_bthd_{schedule}_sm90a.py").read_text()
         assert ("part_cost=PartCost(" in text) == schedule.endswith("decay") and "T.set_max_nreg(" in text
+    (member,) = (ROOT / "generated/tilelang").glob("kimi_delta_attention_*_operand_walk_*_sm90a.py")
+    assert "T.set_max_nreg(" in member.read_text()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")

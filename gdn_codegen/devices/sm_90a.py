@@ -1,10 +1,14 @@
-"""Hopper with warp groups. The agents of a thread block exchange tiles through rings in shared memory, ordered by mbarriers."""
+"""Hopper with warp groups. The agents of a thread block exchange tiles through rings in shared memory, ordered by mbarriers.
+
+The mbarriers of a block take the first KiB of its shared memory, because the tiles after them begin at a multiple of 1024 bytes.
+An H100 refused a kernel with 231680 bytes of tiles.
+"""
 from . import HOPPER, Groups
 from .part_cost import PartCost
 
 SM_90A = Groups(
-    "sm_90a", "tilelang", HOPPER.spaces, operand="shared", product="fragment", loaded="shared", vector="shared",
-    tile="fragment", number="local", in_place=True, extents=HOPPER.extents,
+    "sm_90a", "tilelang", {**HOPPER.spaces, "shared": 226 * 1024}, operand="shared", product="fragment", loaded="shared",
+    vector="shared", tile="fragment", number="local", in_place=True, extents=HOPPER.extents,
     solves=HOPPER.solves, solves_whole=HOPPER.solves_whole, async_loads=HOPPER.async_loads, staged=HOPPER.staged,
     # chunk_us, launch_us, split_us and both lengths of warm-ups are fitted to times of 200 random packs on an H100
     # (benchmarks/packs.py). summary_us is what makes the longest warm-up 8 parts: with 2 to 4 parts most shapes were slower.

@@ -497,10 +497,10 @@ op("last", "the last row of a tile, as a vector, or the last entry of a vector",
 op("to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
    "their first half: x[i] - x[m] in the second half, x[m] - x[i] in the first. With sums y before each token as second operand "
    "y[i] - x[m] in the second half", _sums_of_rows("to_middle"), _to_middle, attrs=("size",), zero=zeros.differences,
-   across_rows=True)
+   across_rows=True, view=("threads",))
 op("from_middle", "x[i] - x[m] in all rows i, for running sums x and the middle row m as in to_middle. It is positive in rows "
    "before m. With sums y before each token as second operand y[i] - x[m]", _sums_of_rows("from_middle"), _from_middle,
-   attrs=("size",), zero=zeros.differences, across_rows=True)
+   attrs=("size",), zero=zeros.differences, across_rows=True, view=("threads",))
 op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
    "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "
    "`decayed_products` replaces it", _decayed_product, _decayed,

@@ -10,7 +10,8 @@ from .agents import ASSIGNMENTS
 
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
-ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution")
+ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution",
+         "operand")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -171,6 +172,8 @@ SCHEDULES = {s.name: s for s in (
     Schedule("replay", REPLAYED),
     Schedule("walk", REPLAYED, form="split", state_layout="vk", warm_up="state"),
     Schedule("fused", (("@output", "@state"),), prefetch="all"),
+    Schedule("operand_walk", (("@gate_sum", "@operand"), ("@output", "@state")), form="split", state_layout="vk",
+             warm_up="state"),
     Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state_layout="vk", stages=3,
              warm_up="state"),
 )}
@@ -180,6 +183,7 @@ SCHEDULES = {s.name: s for s in (
 VARIANTS: dict[tuple[str, str], Schedule] = {
     ("walk", "sm_90a"): replace(SCHEDULES["walk"], form="unit",
                                 kernels=(("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))),
+    ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit"),
     ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit")}
 
 

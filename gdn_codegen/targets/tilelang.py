@@ -32,6 +32,11 @@ LARGE = 18
 #: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class
 #: 0, is that of a call which says no size. TIMED: the K and V that were timed so (docs/performance.md); others have whole walks.
 MANY, SHORT, TIMED = 8, range(1, 9), ((128, 128), (64, 64))
+#: Fields of `operand_walk`, the best first, for so few walks that halves of V occupy more multiprocessors, and for more. On an
+#: H100 16 walks of Kimi Delta Attention over 32768 tokens took 756 us in halves and 954 whole, 64 over 8192 tokens 306 and 324.
+FEW_WALKS = 6
+HALVES: tuple[dict[str, int], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
+WHOLE: tuple[dict[str, int], ...] = ({}, {"v_block": 64}, {"stages": 1})
 
 
 def _model(x: Asked) -> Iterator[Candidate]:
@@ -48,6 +53,8 @@ def _model(x: Asked) -> Iterator[Candidate]:
         yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
+    for fields in HALVES if x.shape_class[1] <= FEW_WALKS else (*WHOLE, *HALVES[1:]):
+        yield Candidate(varied("operand_walk", ARCH, **fields), f"made for {ARCH}", arch=ARCH)
 
 
 assert SM_90A.part_cost is not None
@@ -61,6 +68,7 @@ SPACES = (
                       "longest_first": (False, True), "value_heads": heads}, (64,), ARCH)
       for name, heads in HEADS.items()),
     Space(("fused_walk",), {}, (64,), ARCH, {"persistent": True}),
+    Space(("operand_walk",), {"v_block": (0, 64), "stages": (2, 1)}, (64,), ARCH),
     Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                       "v_block": (0, 64, 32)}))
 

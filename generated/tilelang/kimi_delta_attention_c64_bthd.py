@@ -504,35 +504,44 @@ def o_S_kernel(t):
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             S = t.fragment((K, V), T.float32)
-            tile_C_K_1 = t.shared((C, K), T.float16)
-            tile_C_K_2 = t.shared((C, K), T.float16)
-            v = t.shared((C, V), T.float16)
-            tile_C_K_3 = t.shared((C, K), T.float32)
+            q_then_k_decay_to_end = t.shared((C, K), T.float16)
+            k = t.shared((C, K), T.float16)
+            tile_C_V = t.shared((C, V), T.float16)
+            g = t.shared((C, K), T.float32)
             beta = t.shared((C,), T.float32)
             G = t.shared((C, K), T.float32)
             exp_G_to_32 = t.fragment((C, K), T.float32)
-            k_f32 = t.fragment((C, K), T.float32)
-            tile_C_K_4 = t.shared((C, K), T.float16)
+            tile_C_K_1 = t.shared((C, K), T.float16)
             k_exp_G_to_product = t.fragment((C, C), T.float32)
-            q_f32 = t.fragment((C, K), T.float32)
-            tile_C_K_5 = t.shared((C, K), T.float16)
+            tile_C_K_2 = t.shared((C, K), T.float16)
             q_exp_G_to_product = t.fragment((C, C), T.float32)
             exp_G_to_16 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_2 = t.fragment((C, C), T.float32)
+            k_exp_G_to_64_sum = t.fragment((C, C), T.float32)
             q_exp_G_to_product_2 = t.fragment((C, C), T.float32)
+            q_exp_G_to_64_sum = t.fragment((C, C), T.float32)
             exp_G_to_8 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_3 = t.fragment((C, C), T.float32)
+            k_exp_G_to_16_sum = t.fragment((C, C), T.float32)
             q_exp_G_to_product_3 = t.fragment((C, C), T.float32)
+            q_exp_G_to_16_sum = t.fragment((C, C), T.float32)
             exp_G_to_4 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_4 = t.fragment((C, C), T.float32)
+            k_exp_G_to_8_2_sum = t.fragment((C, C), T.float32)
             q_exp_G_to_product_4 = t.fragment((C, C), T.float32)
+            q_exp_G_to_8_2_sum = t.fragment((C, C), T.float32)
             exp_G_to_2 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_5 = t.fragment((C, C), T.float32)
+            k_exp_G_to_4_2_sum = t.fragment((C, C), T.float32)
             q_exp_G_to_product_5 = t.fragment((C, C), T.float32)
+            q_exp_G_to_4_2_sum = t.fragment((C, C), T.float32)
             exp_G_to_1 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_6 = t.fragment((C, C), T.float32)
+            A_decayed_product = t.fragment((C, C), T.float32)
             q_exp_G_to_product_6 = t.fragment((C, C), T.float32)
+            q_exp_G_to_2_2_sum = t.fragment((C, C), T.float32)
             q_kT = t.fragment((C, C), T.float32)
+            operand_of_o = t.fragment((C, C), T.float32)
             A_term_f16 = t.fragment((C, C), T.float16)
             tile_C_C = t.staged((C, C), T.float16)
             exp_G = t.fragment((C, K), T.float32)
@@ -562,177 +571,219 @@ def o_S_kernel(t):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 if rows >= C:
-                    t.start_copy(q_in[b, row:row + C, h, 0:K], tile_C_K_1)
-                    t.start_copy(k_in[b, row:row + C, h, 0:K], tile_C_K_2)
-                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
-                    t.start_copy(g_in[b, row:row + C, hv, 0:K], tile_C_K_3)
+                    t.start_copy(q_in[b, row:row + C, h, 0:K], q_then_k_decay_to_end)
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
+                    t.start_copy(v_in[b, row:row + C, hv, 0:V], tile_C_V)
+                    t.start_copy(g_in[b, row:row + C, hv, 0:K], g)
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
                 else:
                     for i, j in t.parallel(C, K):
-                        tile_C_K_1[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                        q_then_k_decay_to_end[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, K):
-                        tile_C_K_2[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, V):
-                        v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
+                        tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
-                        tile_C_K_3[i, j] = T.if_then_else(i < rows, g_in[b, row + i, hv, j], 0)
+                        g[i, j] = T.if_then_else(i < rows, g_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
                 # G = cumsum(g)
-                t.column_cumsum(tile_C_K_3, G, least=-105.0)
+                t.column_cumsum(g, G, least=-105.0)
                 # exp_G_to_32 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_3[i, j] = T.if_then_else(
-                        i // 32 % 2 == 1,
-                        G[i, j] - G[i // 64 * 64 + 31, j],
-                        G[i // 64 * 64 + 31, j] - G[i, j],
+                    exp_G_to_32[i, j] = T.exp(
+                        T.if_then_else(
+                            i // 32 % 2 == 1,
+                            G[i, j] - G[i // 64 * 64 + 31, j],
+                            G[i // 64 * 64 + 31, j] - G[i, j],
+                        ),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_G_to_32[i, j] = T.exp(tile_C_K_3[i, j])
-                t.copy(tile_C_K_2, k_f32)
                 # k_exp_G_to_32 = k * exp_G_to_32
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = k_f32[i, j] * exp_G_to_32[i, j]
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_32[i, j]
                 # A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
                 # k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
                 # pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-                t.gemm(tile_C_K_4, tile_C_K_4, k_exp_G_to_product, transpose_B=True)
-                t.copy(tile_C_K_1, q_f32)
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product, transpose_B=True)
                 # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T)
                 # + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
                 # exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q
                 # * exp_G) @ S)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = q_f32[i, j] * exp_G_to_32[i, j]
-                t.gemm(tile_C_K_5, tile_C_K_4, q_exp_G_to_product, transpose_B=True)
+                    tile_C_K_2[i, j] = T.cast(q_then_k_decay_to_end[i, j], T.float32) * exp_G_to_32[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product, transpose_B=True)
                 # exp_G_to_16 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_3[i, j] = T.if_then_else(
-                        i // 16 % 2 == 1,
-                        G[i, j] - G[i // 32 * 32 + 15, j],
-                        G[i // 32 * 32 + 15, j] - G[i, j],
+                    exp_G_to_16[i, j] = T.exp(
+                        T.if_then_else(
+                            i // 16 % 2 == 1,
+                            G[i, j] - G[i // 32 * 32 + 15, j],
+                            G[i // 32 * 32 + 15, j] - G[i, j],
+                        ),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_G_to_16[i, j] = T.exp(tile_C_K_3[i, j])
                 # k_exp_G_to_16 = k * exp_G_to_16
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = k_f32[i, j] * exp_G_to_16[i, j]
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_16[i, j]
                 # A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
                 # k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
                 # pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-                t.gemm(tile_C_K_4, tile_C_K_4, k_exp_G_to_product_2, transpose_B=True)
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_2, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    k_exp_G_to_64_sum[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), k_exp_G_to_product[i, j], 0.0) + T.if_then_else(
+                        T.And(i // 32 == j // 32, i // 16 > j // 16),
+                        k_exp_G_to_product_2[i, j],
+                        0.0,
+                    )
                 # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T)
                 # + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
                 # exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q
                 # * exp_G) @ S)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = q_f32[i, j] * exp_G_to_16[i, j]
-                t.gemm(tile_C_K_5, tile_C_K_4, q_exp_G_to_product_2, transpose_B=True)
+                    tile_C_K_2[i, j] = T.cast(q_then_k_decay_to_end[i, j], T.float32) * exp_G_to_16[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_2, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_64_sum[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), q_exp_G_to_product[i, j], 0.0) + T.if_then_else(
+                        T.And(i // 32 == j // 32, i // 16 > j // 16),
+                        q_exp_G_to_product_2[i, j],
+                        0.0,
+                    )
                 # exp_G_to_8 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_3[i, j] = T.if_then_else(
-                        i // 8 % 2 == 1,
-                        G[i, j] - G[i // 16 * 16 + 7, j],
-                        G[i // 16 * 16 + 7, j] - G[i, j],
+                    exp_G_to_8[i, j] = T.exp(
+                        T.if_then_else(
+                            i // 8 % 2 == 1,
+                            G[i, j] - G[i // 16 * 16 + 7, j],
+                            G[i // 16 * 16 + 7, j] - G[i, j],
+                        ),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_G_to_8[i, j] = T.exp(tile_C_K_3[i, j])
                 # k_exp_G_to_8 = k * exp_G_to_8
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = k_f32[i, j] * exp_G_to_8[i, j]
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_8[i, j]
                 # A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
                 # k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
                 # pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-                t.gemm(tile_C_K_4, tile_C_K_4, k_exp_G_to_product_3, transpose_B=True)
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_3, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    k_exp_G_to_16_sum[i, j] = k_exp_G_to_64_sum[i, j] + T.if_then_else(
+                        T.And(i // 16 == j // 16, i // 8 > j // 8),
+                        k_exp_G_to_product_3[i, j],
+                        0.0,
+                    )
                 # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T)
                 # + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
                 # exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q
                 # * exp_G) @ S)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = q_f32[i, j] * exp_G_to_8[i, j]
-                t.gemm(tile_C_K_5, tile_C_K_4, q_exp_G_to_product_3, transpose_B=True)
+                    tile_C_K_2[i, j] = T.cast(q_then_k_decay_to_end[i, j], T.float32) * exp_G_to_8[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_3, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_16_sum[i, j] = q_exp_G_to_64_sum[i, j] + T.if_then_else(
+                        T.And(i // 16 == j // 16, i // 8 > j // 8),
+                        q_exp_G_to_product_3[i, j],
+                        0.0,
+                    )
                 # exp_G_to_4 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_3[i, j] = T.if_then_else(
-                        i // 4 % 2 == 1,
-                        G[i, j] - G[i // 8 * 8 + 3, j],
-                        G[i // 8 * 8 + 3, j] - G[i, j],
+                    exp_G_to_4[i, j] = T.exp(
+                        T.if_then_else(i // 4 % 2 == 1, G[i, j] - G[i // 8 * 8 + 3, j], G[i // 8 * 8 + 3, j] - G[i, j]),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_G_to_4[i, j] = T.exp(tile_C_K_3[i, j])
                 # k_exp_G_to_4 = k * exp_G_to_4
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = k_f32[i, j] * exp_G_to_4[i, j]
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_4[i, j]
                 # A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
                 # k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
                 # pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-                t.gemm(tile_C_K_4, tile_C_K_4, k_exp_G_to_product_4, transpose_B=True)
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_4, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    k_exp_G_to_8_2_sum[i, j] = k_exp_G_to_16_sum[i, j] + T.if_then_else(
+                        T.And(i // 8 == j // 8, i // 4 > j // 4),
+                        k_exp_G_to_product_4[i, j],
+                        0.0,
+                    )
                 # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T)
                 # + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
                 # exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q
                 # * exp_G) @ S)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = q_f32[i, j] * exp_G_to_4[i, j]
-                t.gemm(tile_C_K_5, tile_C_K_4, q_exp_G_to_product_4, transpose_B=True)
+                    tile_C_K_2[i, j] = T.cast(q_then_k_decay_to_end[i, j], T.float32) * exp_G_to_4[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_4, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_8_2_sum[i, j] = q_exp_G_to_16_sum[i, j] + T.if_then_else(
+                        T.And(i // 8 == j // 8, i // 4 > j // 4),
+                        q_exp_G_to_product_4[i, j],
+                        0.0,
+                    )
                 # exp_G_to_2 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_3[i, j] = T.if_then_else(
-                        i // 2 % 2 == 1,
-                        G[i, j] - G[i // 4 * 4 + 1, j],
-                        G[i // 4 * 4 + 1, j] - G[i, j],
+                    exp_G_to_2[i, j] = T.exp(
+                        T.if_then_else(i // 2 % 2 == 1, G[i, j] - G[i // 4 * 4 + 1, j], G[i // 4 * 4 + 1, j] - G[i, j]),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_G_to_2[i, j] = T.exp(tile_C_K_3[i, j])
                 # k_exp_G_to_2 = k * exp_G_to_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = k_f32[i, j] * exp_G_to_2[i, j]
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_2[i, j]
                 # A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
                 # k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
                 # pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-                t.gemm(tile_C_K_4, tile_C_K_4, k_exp_G_to_product_5, transpose_B=True)
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_5, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    k_exp_G_to_4_2_sum[i, j] = k_exp_G_to_8_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 4 == j // 4, i // 2 > j // 2),
+                        k_exp_G_to_product_5[i, j],
+                        0.0,
+                    )
                 # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T)
                 # + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
                 # exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q
                 # * exp_G) @ S)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = q_f32[i, j] * exp_G_to_2[i, j]
-                t.gemm(tile_C_K_5, tile_C_K_4, q_exp_G_to_product_5, transpose_B=True)
+                    tile_C_K_2[i, j] = T.cast(q_then_k_decay_to_end[i, j], T.float32) * exp_G_to_2[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_5, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_4_2_sum[i, j] = q_exp_G_to_8_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 4 == j // 4, i // 2 > j // 2),
+                        q_exp_G_to_product_5[i, j],
+                        0.0,
+                    )
                 # exp_G_to_1 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_3[i, j] = T.if_then_else(
-                        i // 1 % 2 == 1,
-                        G[i, j] - G[i // 2 * 2 + 0, j],
-                        G[i // 2 * 2 + 0, j] - G[i, j],
+                    exp_G_to_1[i, j] = T.exp(
+                        T.if_then_else(i // 1 % 2 == 1, G[i, j] - G[i // 2 * 2 + 0, j], G[i // 2 * 2 + 0, j] - G[i, j]),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_G_to_1[i, j] = T.exp(tile_C_K_3[i, j])
                 # k_exp_G_to_1 = k * exp_G_to_1
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = k_f32[i, j] * exp_G_to_1[i, j]
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_1[i, j]
                 # A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
                 # k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
                 # pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-                t.gemm(tile_C_K_4, tile_C_K_4, k_exp_G_to_product_6, transpose_B=True)
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_6, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    A_decayed_product[i, j] = k_exp_G_to_4_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 2 == j // 2, i > j),
+                        k_exp_G_to_product_6[i, j],
+                        0.0,
+                    )
                 # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T)
                 # + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
                 # exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q
                 # * exp_G) @ S)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = q_f32[i, j] * exp_G_to_1[i, j]
-                t.gemm(tile_C_K_5, tile_C_K_4, q_exp_G_to_product_6, transpose_B=True)
-                t.gemm(tile_C_K_1, tile_C_K_2, q_kT, transpose_B=True)
+                    tile_C_K_2[i, j] = T.cast(q_then_k_decay_to_end[i, j], T.float32) * exp_G_to_1[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_6, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_2_2_sum[i, j] = q_exp_G_to_4_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 2 == j // 2, i > j),
+                        q_exp_G_to_product_6[i, j],
+                        0.0,
+                    )
+                t.gemm(q_then_k_decay_to_end, k, q_kT, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    operand_of_o[i, j] = q_exp_G_to_2_2_sum[i, j] + q_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
                 # A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
                 # k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
                 # pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
                 for i, j in t.parallel(C, C):
-                    A_term_f16[i, j] = beta[i] * (
-                        T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), k_exp_G_to_product[i, j], 0.0) + T.if_then_else(
-                            T.And(i // 32 == j // 32, i // 16 > j // 16),
-                            k_exp_G_to_product_2[i, j],
-                            0.0,
-                        ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), k_exp_G_to_product_3[i, j], 0.0) + T.if_then_else(T.And(i // 8 == j // 8, i // 4 > j // 4), k_exp_G_to_product_4[i, j], 0.0) + T.if_then_else(T.And(i // 4 == j // 4, i // 2 > j // 2), k_exp_G_to_product_5[i, j], 0.0) + T.if_then_else(T.And(i // 2 == j // 2, i > j), k_exp_G_to_product_6[i, j], 0.0)
-                    )
+                    A_term_f16[i, j] = beta[i] * A_decayed_product[i, j]
                 t.copy(A_term_f16, tile_C_C)
                 # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(tile_C_C)
@@ -742,28 +793,23 @@ def o_S_kernel(t):
                     exp_G[i, j] = T.exp(G[i, j])
                 # U = Tinv @ (beta[:, None] * (v - (k * exp_G) @ S))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_1[i, j] = k_f32[i, j] * exp_G[i, j]
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G[i, j]
                 t.copy(S, S_f16)
                 t.gemm(tile_C_K_1, S_f16, exp_G_k_S)
                 for i, j in t.parallel(C, V):
-                    operand_of_U_f16[i, j] = beta[i] * (T.cast(v[i, j], T.float32) - exp_G_k_S[i, j])
-                t.copy(operand_of_U_f16, tile_C_K_1)
-                t.gemm(tile_C_C, tile_C_K_1, U)
+                    operand_of_U_f16[i, j] = beta[i] * (T.cast(tile_C_V[i, j], T.float32) - exp_G_k_S[i, j])
+                t.copy(operand_of_U_f16, tile_C_V)
+                t.gemm(tile_C_C, tile_C_V, U)
+                t.copy(operand_of_o, tile_C_C)
+                t.copy(U, tile_C_V)
                 # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T)
                 # + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
                 # exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q
                 # * exp_G) @ S)
-                for i, j in t.parallel(C, C):
-                    tile_C_C[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), q_exp_G_to_product[i, j], 0.0) + T.if_then_else(
-                        T.And(i // 32 == j // 32, i // 16 > j // 16),
-                        q_exp_G_to_product_2[i, j],
-                        0.0,
-                    ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), q_exp_G_to_product_3[i, j], 0.0) + T.if_then_else(T.And(i // 8 == j // 8, i // 4 > j // 4), q_exp_G_to_product_4[i, j], 0.0) + T.if_then_else(T.And(i // 4 == j // 4, i // 2 > j // 2), q_exp_G_to_product_5[i, j], 0.0) + T.if_then_else(T.And(i // 2 == j // 2, i > j), q_exp_G_to_product_6[i, j], 0.0) + q_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
-                t.copy(U, tile_C_K_1)
-                t.gemm(tile_C_C, tile_C_K_1, o_sum)
+                t.gemm(tile_C_C, tile_C_V, o_sum)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = q_f32[i, j] * exp_G[i, j]
-                t.gemm(tile_C_K_2, S_f16, o_sum, clear_accum=False)
+                    tile_C_K_1[i, j] = T.cast(q_then_k_decay_to_end[i, j], T.float32) * exp_G[i, j]
+                t.gemm(tile_C_K_1, S_f16, o_sum, clear_accum=False)
                 # last_G = last(G)
                 for i in t.parallel(K):
                     last_G[i] = G[C - 1, i]
@@ -771,11 +817,11 @@ def o_S_kernel(t):
                 for i in t.parallel(K):
                     chunk_decay[i] = T.exp(last_G[i])
                 for i, j in t.parallel(C, K):
-                    k_decay_to_end_f16[i, j] = k_f32[i, j] * T.exp(last_G[j] - G[i, j])
-                t.copy(k_decay_to_end_f16, tile_C_K_2)
+                    k_decay_to_end_f16[i, j] = T.cast(k[i, j], T.float32) * T.exp(last_G[j] - G[i, j])
+                t.copy(k_decay_to_end_f16, q_then_k_decay_to_end)
                 for i, j in t.parallel(K, V):
                     S[i, j] = chunk_decay[i] * S[i, j]
-                t.gemm(tile_C_K_2, tile_C_K_1, S, transpose_A=True, clear_accum=False)
+                t.gemm(q_then_k_decay_to_end, tile_C_V, S, transpose_A=True, clear_accum=False)
                 # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T)
                 # + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
                 # exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q

@@ -186,7 +186,6 @@ def o_S_kernel(t):
             dt = t.shared((C,), T.float32)
             vector_C = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
-            v_f32 = t.fragment((C, V), T.float32)
             S_f16 = t.shared((K, V), T.float16)
             q_S = t.fragment((C, V), T.float32)
             q_kT = t.fragment((C, C), T.float32)
@@ -234,7 +233,6 @@ def o_S_kernel(t):
                     vector_C[i] = A_in[hv] * dt[i]
                 # G = cumsum(g)
                 t.cumsum(vector_C, G, least=-105.0)
-                t.copy(v, v_f32)
                 # o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
                 for i in t.parallel(C):
                     vector_C[i] = T.exp(G[i])
@@ -246,11 +244,11 @@ def o_S_kernel(t):
                         T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)),
                     )
                 for i, j in t.parallel(C, V):
-                    dt_v_f16[i, j] = dt[i] * v_f32[i, j]
+                    dt_v_f16[i, j] = dt[i] * T.cast(v[i, j], T.float32)
                 t.copy(q_kT_decays_f16, q_kT_decays_f16_shared)
                 t.copy(dt_v_f16, tile_C_K)
                 for i, j in t.parallel(C, V):
-                    o[i, j] = D_in[hv] * v_f32[i, j] + vector_C[i] * q_S[i, j]
+                    o[i, j] = D_in[hv] * T.cast(v[i, j], T.float32) + vector_C[i] * q_S[i, j]
                 t.gemm(q_kT_decays_f16_shared, tile_C_K, o, clear_accum=False)
                 # S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
                 last_G = G[C - 1]
@@ -258,7 +256,7 @@ def o_S_kernel(t):
                 for i in t.parallel(C):
                     vector_C[i] = dt[i] * T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    v_dt_decay_to_end_f16[i, j] = vector_C[i] * v_f32[i, j]
+                    v_dt_decay_to_end_f16[i, j] = vector_C[i] * T.cast(v[i, j], T.float32)
                 t.copy(v_dt_decay_to_end_f16, tile_C_K)
                 for i, j in t.parallel(K, V):
                     S[i, j] = chunk_decay * S[i, j]

@@ -235,47 +235,61 @@ def o_S_kernel(t):
             length = cu_seqlens[n + 1] - start
             S = t.fragment((K, V), T.float32)
             tile_C_K_1 = t.shared((C, K), T.float16)
-            tile_C_K_2 = t.shared((C, K), T.float32)
-            tile_C_K_3 = t.shared((C, K), T.float16)
+            w = t.shared((C, K), T.float32)
+            k = t.shared((C, K), T.float16)
             v = t.shared((C, V), T.float16)
-            tile_C_K_4 = t.shared((C, K), T.float16)
+            tile_C_K_2 = t.shared((C, K), T.float16)
             b_ = t.shared((C, K), T.float16)
             W = t.shared((C, K), T.float32)
             W0 = t.shared((C, K), T.float32)
-            a_f32 = t.fragment((C, K), T.float32)
-            tile_C_K_5 = t.shared((C, K), T.float32)
             exp_W_to_16_2 = t.fragment((C, K), T.float32)
-            b_f32 = t.fragment((C, K), T.float32)
-            tile_C_K_6 = t.shared((C, K), T.float16)
+            tile_C_K_3 = t.shared((C, K), T.float16)
+            tile_C_K_4 = t.shared((C, K), T.float16)
             a_exp_W_to_product = t.fragment((C, C), T.float32)
-            k_f32 = t.fragment((C, K), T.float32)
-            tile_C_K_7 = t.shared((C, K), T.float16)
+            tile_C_K_5 = t.shared((C, K), T.float16)
             a_exp_W_to_product_2 = t.fragment((C, C), T.float32)
-            r_f32 = t.fragment((C, K), T.float32)
             r_exp_W_to_product = t.fragment((C, C), T.float32)
             r_exp_W_to_product_2 = t.fragment((C, C), T.float32)
             exp_W_to_8_2 = t.fragment((C, K), T.float32)
             a_exp_W_to_product_3 = t.fragment((C, C), T.float32)
+            a_exp_W_to_32_sum = t.fragment((C, C), T.float32)
             a_exp_W_to_product_4 = t.fragment((C, C), T.float32)
+            a_exp_W_to_32_sum_2 = t.fragment((C, C), T.float32)
             r_exp_W_to_product_3 = t.fragment((C, C), T.float32)
+            r_exp_W_to_16_sum = t.fragment((C, C), T.float32)
             r_exp_W_to_product_4 = t.fragment((C, C), T.float32)
+            r_exp_W_to_32_sum = t.fragment((C, C), T.float32)
             exp_W_to_4_2 = t.fragment((C, K), T.float32)
             a_exp_W_to_product_5 = t.fragment((C, C), T.float32)
+            a_exp_W_to_8_2_sum = t.fragment((C, C), T.float32)
             a_exp_W_to_product_6 = t.fragment((C, C), T.float32)
+            a_exp_W_to_8_3_sum = t.fragment((C, C), T.float32)
             r_exp_W_to_product_5 = t.fragment((C, C), T.float32)
+            r_exp_W_to_8_sum = t.fragment((C, C), T.float32)
             r_exp_W_to_product_6 = t.fragment((C, C), T.float32)
+            r_exp_W_to_8_3_sum = t.fragment((C, C), T.float32)
             exp_W_to_2_2 = t.fragment((C, K), T.float32)
             a_exp_W_to_product_7 = t.fragment((C, C), T.float32)
+            a_exp_W_to_4_2_sum = t.fragment((C, C), T.float32)
             a_exp_W_to_product_8 = t.fragment((C, C), T.float32)
+            a_exp_W_to_4_3_sum = t.fragment((C, C), T.float32)
             r_exp_W_to_product_7 = t.fragment((C, C), T.float32)
+            r_exp_W_to_4_sum = t.fragment((C, C), T.float32)
             r_exp_W_to_product_8 = t.fragment((C, C), T.float32)
+            r_exp_W_to_4_3_sum = t.fragment((C, C), T.float32)
             exp_W_to_1_2 = t.fragment((C, K), T.float32)
             a_exp_W_to_product_9 = t.fragment((C, C), T.float32)
+            Tinv_decayed_product = t.fragment((C, C), T.float32)
             a_exp_W_to_product_10 = t.fragment((C, C), T.float32)
+            operand_of_Z = t.fragment((C, C), T.float32)
             r_exp_W_to_product_9 = t.fragment((C, C), T.float32)
+            r_exp_W_to_2_sum = t.fragment((C, C), T.float32)
             r_exp_W_to_product_10 = t.fragment((C, C), T.float32)
+            r_exp_W_to_2_3_sum = t.fragment((C, C), T.float32)
             r_kT = t.fragment((C, C), T.float32)
+            operand_of_o_2 = t.fragment((C, C), T.float32)
             r_bT = t.fragment((C, C), T.float32)
+            operand_of_o = t.fragment((C, C), T.float32)
             tile_C_C = t.shared((C, C), T.float16)
             Tinv_rows_16 = t.shared((C, C), T.float16)
             Tinv_below_32 = t.fragment((C, C), T.float32)
@@ -307,266 +321,339 @@ def o_S_kernel(t):
                 rows = length - chunk * C
                 if rows >= C:
                     t.start_copy(r_in[b, row:row + C, hv, 0:K], tile_C_K_1)
-                    t.start_copy(w_in[b, row:row + C, hv, 0:K], tile_C_K_2)
-                    t.start_copy(k_in[b, row:row + C, hv, 0:K], tile_C_K_3)
+                    t.start_copy(w_in[b, row:row + C, hv, 0:K], w)
+                    t.start_copy(k_in[b, row:row + C, hv, 0:K], k)
                     t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
-                    t.start_copy(a_in[b, row:row + C, hv, 0:K], tile_C_K_4)
+                    t.start_copy(a_in[b, row:row + C, hv, 0:K], tile_C_K_2)
                     t.start_copy(b_in[b, row:row + C, hv, 0:K], b_)
                 else:
                     for i, j in t.parallel(C, K):
                         tile_C_K_1[i, j] = T.if_then_else(i < rows, r_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
-                        tile_C_K_2[i, j] = T.if_then_else(i < rows, w_in[b, row + i, hv, j], 0)
+                        w[i, j] = T.if_then_else(i < rows, w_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
-                        tile_C_K_3[i, j] = T.if_then_else(i < rows, k_in[b, row + i, hv, j], 0)
+                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, V):
                         v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
-                        tile_C_K_4[i, j] = T.if_then_else(i < rows, a_in[b, row + i, hv, j], 0)
+                        tile_C_K_2[i, j] = T.if_then_else(i < rows, a_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
                         b_[i, j] = T.if_then_else(i < rows, b_in[b, row + i, hv, j], 0)
                 t.wait_copies()
                 # W = cumsum(w)
-                t.column_cumsum(tile_C_K_2, W, least=-105.0)
+                t.column_cumsum(w, W, least=-105.0)
                 # W0 = cumsum(w)
-                t.column_cumsum(tile_C_K_2, W0, least=-105.0, exclusive=True)
-                # a_exp_W_to_16 = a * exp(to_middle(W, W0))
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 16 % 2 == 1,
-                        W0[i, j] - W[i // 32 * 32 + 15, j],
-                        W[i // 32 * 32 + 15, j] - W[i, j],
-                    )
-                t.copy(tile_C_K_4, a_f32)
+                t.column_cumsum(w, W0, least=-105.0, exclusive=True)
                 # exp_W_to_16_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = T.if_then_else(
-                        i // 16 % 2 == 1,
-                        W[i, j] - W[i // 32 * 32 + 15, j],
-                        W[i // 32 * 32 + 15, j] - W[i, j],
+                    exp_W_to_16_2[i, j] = T.exp(
+                        T.if_then_else(
+                            i // 16 % 2 == 1,
+                            W[i, j] - W[i // 32 * 32 + 15, j],
+                            W[i // 32 * 32 + 15, j] - W[i, j],
+                        ),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_W_to_16_2[i, j] = T.exp(tile_C_K_5[i, j])
-                t.copy(b_, b_f32)
                 # a_exp_W_to_16 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = a_f32[i, j] * T.exp(tile_C_K_2[i, j])
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_2[i, j], T.float32) * T.exp(
+                        T.if_then_else(
+                            i // 16 % 2 == 1,
+                            W0[i, j] - W[i // 32 * 32 + 15, j],
+                            W[i // 32 * 32 + 15, j] - W[i, j],
+                        ),
+                    )
                 # b_exp_W_to_16_2 = b * exp_W_to_16_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_6[i, j] = b_f32[i, j] * exp_W_to_16_2[i, j]
+                    tile_C_K_4[i, j] = T.cast(b_[i, j], T.float32) * exp_W_to_16_2[i, j]
                 # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_16 @ b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @
                 # b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) +
                 # pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-                t.gemm(tile_C_K_4, tile_C_K_6, a_exp_W_to_product, transpose_B=True)
-                t.copy(tile_C_K_3, k_f32)
+                t.gemm(tile_C_K_3, tile_C_K_4, a_exp_W_to_product, transpose_B=True)
                 # k_exp_W_to_16_2 = k * exp_W_to_16_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_7[i, j] = k_f32[i, j] * exp_W_to_16_2[i, j]
+                    tile_C_K_5[i, j] = T.cast(k[i, j], T.float32) * exp_W_to_16_2[i, j]
                 # Z = Tinv @ ((pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) +
                 # pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @
                 # k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, a_exp_W_to_product_2, transpose_B=True)
-                t.copy(tile_C_K_1, r_f32)
+                t.gemm(tile_C_K_3, tile_C_K_5, a_exp_W_to_product_2, transpose_B=True)
                 # r_exp_W_to_16_2 = r * exp_W_to_16_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = r_f32[i, j] * exp_W_to_16_2[i, j]
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_1[i, j], T.float32) * exp_W_to_16_2[i, j]
                 # o = scale * ((pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) +
                 # pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) +
                 # pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) * identity) @ v + (pairs(r_exp_W_to_16_2 @
                 # b_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @
                 # b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @
                 # b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, r_exp_W_to_product, transpose_B=True)
-                t.gemm(tile_C_K_4, tile_C_K_6, r_exp_W_to_product_2, transpose_B=True)
-                # a_exp_W_to_8 = a * exp(to_middle(W, W0))
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 8 % 2 == 1,
-                        W0[i, j] - W[i // 16 * 16 + 7, j],
-                        W[i // 16 * 16 + 7, j] - W[i, j],
-                    )
+                t.gemm(tile_C_K_3, tile_C_K_5, r_exp_W_to_product, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_4, r_exp_W_to_product_2, transpose_B=True)
                 # exp_W_to_8_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = T.if_then_else(
-                        i // 8 % 2 == 1,
-                        W[i, j] - W[i // 16 * 16 + 7, j],
-                        W[i // 16 * 16 + 7, j] - W[i, j],
+                    exp_W_to_8_2[i, j] = T.exp(
+                        T.if_then_else(
+                            i // 8 % 2 == 1,
+                            W[i, j] - W[i // 16 * 16 + 7, j],
+                            W[i // 16 * 16 + 7, j] - W[i, j],
+                        ),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_W_to_8_2[i, j] = T.exp(tile_C_K_5[i, j])
                 # a_exp_W_to_8 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = a_f32[i, j] * T.exp(tile_C_K_2[i, j])
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_2[i, j], T.float32) * T.exp(
+                        T.if_then_else(
+                            i // 8 % 2 == 1,
+                            W0[i, j] - W[i // 16 * 16 + 7, j],
+                            W[i // 16 * 16 + 7, j] - W[i, j],
+                        ),
+                    )
                 # b_exp_W_to_8_2 = b * exp_W_to_8_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_6[i, j] = b_f32[i, j] * exp_W_to_8_2[i, j]
+                    tile_C_K_4[i, j] = T.cast(b_[i, j], T.float32) * exp_W_to_8_2[i, j]
                 # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_16 @ b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @
                 # b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) +
                 # pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-                t.gemm(tile_C_K_4, tile_C_K_6, a_exp_W_to_product_3, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_4, a_exp_W_to_product_3, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    a_exp_W_to_32_sum[i, j] = T.if_then_else(
+                        T.And(i // 32 == j // 32, i // 16 > j // 16),
+                        a_exp_W_to_product[i, j],
+                        0.0,
+                    ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), a_exp_W_to_product_3[i, j], 0.0)
                 # k_exp_W_to_8_2 = k * exp_W_to_8_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_7[i, j] = k_f32[i, j] * exp_W_to_8_2[i, j]
+                    tile_C_K_5[i, j] = T.cast(k[i, j], T.float32) * exp_W_to_8_2[i, j]
                 # Z = Tinv @ ((pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) +
                 # pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @
                 # k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, a_exp_W_to_product_4, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_5, a_exp_W_to_product_4, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    a_exp_W_to_32_sum_2[i, j] = T.if_then_else(
+                        T.And(i // 32 == j // 32, i // 16 > j // 16),
+                        a_exp_W_to_product_2[i, j],
+                        0.0,
+                    ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), a_exp_W_to_product_4[i, j], 0.0)
                 # r_exp_W_to_8_2 = r * exp_W_to_8_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = r_f32[i, j] * exp_W_to_8_2[i, j]
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_1[i, j], T.float32) * exp_W_to_8_2[i, j]
                 # o = scale * ((pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) +
                 # pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) +
                 # pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) * identity) @ v + (pairs(r_exp_W_to_16_2 @
                 # b_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @
                 # b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @
                 # b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, r_exp_W_to_product_3, transpose_B=True)
-                t.gemm(tile_C_K_4, tile_C_K_6, r_exp_W_to_product_4, transpose_B=True)
-                # a_exp_W_to_4 = a * exp(to_middle(W, W0))
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 4 % 2 == 1,
-                        W0[i, j] - W[i // 8 * 8 + 3, j],
-                        W[i // 8 * 8 + 3, j] - W[i, j],
-                    )
+                t.gemm(tile_C_K_3, tile_C_K_5, r_exp_W_to_product_3, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    r_exp_W_to_16_sum[i, j] = T.if_then_else(
+                        T.And(i // 32 == j // 32, i // 16 > j // 16),
+                        r_exp_W_to_product[i, j],
+                        0.0,
+                    ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), r_exp_W_to_product_3[i, j], 0.0)
+                t.gemm(tile_C_K_3, tile_C_K_4, r_exp_W_to_product_4, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    r_exp_W_to_32_sum[i, j] = T.if_then_else(
+                        T.And(i // 32 == j // 32, i // 16 > j // 16),
+                        r_exp_W_to_product_2[i, j],
+                        0.0,
+                    ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), r_exp_W_to_product_4[i, j], 0.0)
                 # exp_W_to_4_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = T.if_then_else(
-                        i // 4 % 2 == 1,
-                        W[i, j] - W[i // 8 * 8 + 3, j],
-                        W[i // 8 * 8 + 3, j] - W[i, j],
+                    exp_W_to_4_2[i, j] = T.exp(
+                        T.if_then_else(i // 4 % 2 == 1, W[i, j] - W[i // 8 * 8 + 3, j], W[i // 8 * 8 + 3, j] - W[i, j]),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_W_to_4_2[i, j] = T.exp(tile_C_K_5[i, j])
                 # a_exp_W_to_4 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = a_f32[i, j] * T.exp(tile_C_K_2[i, j])
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_2[i, j], T.float32) * T.exp(
+                        T.if_then_else(
+                            i // 4 % 2 == 1,
+                            W0[i, j] - W[i // 8 * 8 + 3, j],
+                            W[i // 8 * 8 + 3, j] - W[i, j],
+                        ),
+                    )
                 # b_exp_W_to_4_2 = b * exp_W_to_4_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_6[i, j] = b_f32[i, j] * exp_W_to_4_2[i, j]
+                    tile_C_K_4[i, j] = T.cast(b_[i, j], T.float32) * exp_W_to_4_2[i, j]
                 # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_16 @ b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @
                 # b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) +
                 # pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-                t.gemm(tile_C_K_4, tile_C_K_6, a_exp_W_to_product_5, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_4, a_exp_W_to_product_5, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    a_exp_W_to_8_2_sum[i, j] = a_exp_W_to_32_sum[i, j] + T.if_then_else(
+                        T.And(i // 8 == j // 8, i // 4 > j // 4),
+                        a_exp_W_to_product_5[i, j],
+                        0.0,
+                    )
                 # k_exp_W_to_4_2 = k * exp_W_to_4_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_7[i, j] = k_f32[i, j] * exp_W_to_4_2[i, j]
+                    tile_C_K_5[i, j] = T.cast(k[i, j], T.float32) * exp_W_to_4_2[i, j]
                 # Z = Tinv @ ((pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) +
                 # pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @
                 # k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, a_exp_W_to_product_6, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_5, a_exp_W_to_product_6, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    a_exp_W_to_8_3_sum[i, j] = a_exp_W_to_32_sum_2[i, j] + T.if_then_else(
+                        T.And(i // 8 == j // 8, i // 4 > j // 4),
+                        a_exp_W_to_product_6[i, j],
+                        0.0,
+                    )
                 # r_exp_W_to_4_2 = r * exp_W_to_4_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = r_f32[i, j] * exp_W_to_4_2[i, j]
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_1[i, j], T.float32) * exp_W_to_4_2[i, j]
                 # o = scale * ((pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) +
                 # pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) +
                 # pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) * identity) @ v + (pairs(r_exp_W_to_16_2 @
                 # b_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @
                 # b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @
                 # b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, r_exp_W_to_product_5, transpose_B=True)
-                t.gemm(tile_C_K_4, tile_C_K_6, r_exp_W_to_product_6, transpose_B=True)
-                # a_exp_W_to_2 = a * exp(to_middle(W, W0))
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 2 % 2 == 1,
-                        W0[i, j] - W[i // 4 * 4 + 1, j],
-                        W[i // 4 * 4 + 1, j] - W[i, j],
+                t.gemm(tile_C_K_3, tile_C_K_5, r_exp_W_to_product_5, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    r_exp_W_to_8_sum[i, j] = r_exp_W_to_16_sum[i, j] + T.if_then_else(
+                        T.And(i // 8 == j // 8, i // 4 > j // 4),
+                        r_exp_W_to_product_5[i, j],
+                        0.0,
+                    )
+                t.gemm(tile_C_K_3, tile_C_K_4, r_exp_W_to_product_6, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    r_exp_W_to_8_3_sum[i, j] = r_exp_W_to_32_sum[i, j] + T.if_then_else(
+                        T.And(i // 8 == j // 8, i // 4 > j // 4),
+                        r_exp_W_to_product_6[i, j],
+                        0.0,
                     )
                 # exp_W_to_2_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = T.if_then_else(
-                        i // 2 % 2 == 1,
-                        W[i, j] - W[i // 4 * 4 + 1, j],
-                        W[i // 4 * 4 + 1, j] - W[i, j],
+                    exp_W_to_2_2[i, j] = T.exp(
+                        T.if_then_else(i // 2 % 2 == 1, W[i, j] - W[i // 4 * 4 + 1, j], W[i // 4 * 4 + 1, j] - W[i, j]),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_W_to_2_2[i, j] = T.exp(tile_C_K_5[i, j])
                 # a_exp_W_to_2 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = a_f32[i, j] * T.exp(tile_C_K_2[i, j])
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_2[i, j], T.float32) * T.exp(
+                        T.if_then_else(
+                            i // 2 % 2 == 1,
+                            W0[i, j] - W[i // 4 * 4 + 1, j],
+                            W[i // 4 * 4 + 1, j] - W[i, j],
+                        ),
+                    )
                 # b_exp_W_to_2_2 = b * exp_W_to_2_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_6[i, j] = b_f32[i, j] * exp_W_to_2_2[i, j]
+                    tile_C_K_4[i, j] = T.cast(b_[i, j], T.float32) * exp_W_to_2_2[i, j]
                 # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_16 @ b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @
                 # b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) +
                 # pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-                t.gemm(tile_C_K_4, tile_C_K_6, a_exp_W_to_product_7, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_4, a_exp_W_to_product_7, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    a_exp_W_to_4_2_sum[i, j] = a_exp_W_to_8_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 4 == j // 4, i // 2 > j // 2),
+                        a_exp_W_to_product_7[i, j],
+                        0.0,
+                    )
                 # k_exp_W_to_2_2 = k * exp_W_to_2_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_7[i, j] = k_f32[i, j] * exp_W_to_2_2[i, j]
+                    tile_C_K_5[i, j] = T.cast(k[i, j], T.float32) * exp_W_to_2_2[i, j]
                 # Z = Tinv @ ((pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) +
                 # pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @
                 # k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, a_exp_W_to_product_8, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_5, a_exp_W_to_product_8, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    a_exp_W_to_4_3_sum[i, j] = a_exp_W_to_8_3_sum[i, j] + T.if_then_else(
+                        T.And(i // 4 == j // 4, i // 2 > j // 2),
+                        a_exp_W_to_product_8[i, j],
+                        0.0,
+                    )
                 # r_exp_W_to_2_2 = r * exp_W_to_2_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = r_f32[i, j] * exp_W_to_2_2[i, j]
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_1[i, j], T.float32) * exp_W_to_2_2[i, j]
                 # o = scale * ((pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) +
                 # pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) +
                 # pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) * identity) @ v + (pairs(r_exp_W_to_16_2 @
                 # b_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @
                 # b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @
                 # b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, r_exp_W_to_product_7, transpose_B=True)
-                t.gemm(tile_C_K_4, tile_C_K_6, r_exp_W_to_product_8, transpose_B=True)
-                # a_exp_W_to_1 = a * exp(to_middle(W, W0))
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 1 % 2 == 1,
-                        W0[i, j] - W[i // 2 * 2 + 0, j],
-                        W[i // 2 * 2 + 0, j] - W[i, j],
+                t.gemm(tile_C_K_3, tile_C_K_5, r_exp_W_to_product_7, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    r_exp_W_to_4_sum[i, j] = r_exp_W_to_8_sum[i, j] + T.if_then_else(
+                        T.And(i // 4 == j // 4, i // 2 > j // 2),
+                        r_exp_W_to_product_7[i, j],
+                        0.0,
+                    )
+                t.gemm(tile_C_K_3, tile_C_K_4, r_exp_W_to_product_8, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    r_exp_W_to_4_3_sum[i, j] = r_exp_W_to_8_3_sum[i, j] + T.if_then_else(
+                        T.And(i // 4 == j // 4, i // 2 > j // 2),
+                        r_exp_W_to_product_8[i, j],
+                        0.0,
                     )
                 # exp_W_to_1_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_5[i, j] = T.if_then_else(
-                        i // 1 % 2 == 1,
-                        W[i, j] - W[i // 2 * 2 + 0, j],
-                        W[i // 2 * 2 + 0, j] - W[i, j],
+                    exp_W_to_1_2[i, j] = T.exp(
+                        T.if_then_else(i // 1 % 2 == 1, W[i, j] - W[i // 2 * 2 + 0, j], W[i // 2 * 2 + 0, j] - W[i, j]),
                     )
-                for i, j in t.parallel(C, K):
-                    exp_W_to_1_2[i, j] = T.exp(tile_C_K_5[i, j])
                 # a_exp_W_to_1 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = a_f32[i, j] * T.exp(tile_C_K_2[i, j])
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_2[i, j], T.float32) * T.exp(
+                        T.if_then_else(
+                            i // 1 % 2 == 1,
+                            W0[i, j] - W[i // 2 * 2 + 0, j],
+                            W[i // 2 * 2 + 0, j] - W[i, j],
+                        ),
+                    )
                 # b_exp_W_to_1_2 = b * exp_W_to_1_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_6[i, j] = b_f32[i, j] * exp_W_to_1_2[i, j]
+                    tile_C_K_4[i, j] = T.cast(b_[i, j], T.float32) * exp_W_to_1_2[i, j]
                 # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_16 @ b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @
                 # b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) +
                 # pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-                t.gemm(tile_C_K_4, tile_C_K_6, a_exp_W_to_product_9, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_4, a_exp_W_to_product_9, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    Tinv_decayed_product[i, j] = a_exp_W_to_4_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 2 == j // 2, i > j),
+                        a_exp_W_to_product_9[i, j],
+                        0.0,
+                    )
                 # k_exp_W_to_1_2 = k * exp_W_to_1_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_7[i, j] = k_f32[i, j] * exp_W_to_1_2[i, j]
+                    tile_C_K_5[i, j] = T.cast(k[i, j], T.float32) * exp_W_to_1_2[i, j]
                 # Z = Tinv @ ((pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) +
                 # pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @
                 # k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, a_exp_W_to_product_10, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_5, a_exp_W_to_product_10, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    operand_of_Z[i, j] = a_exp_W_to_4_3_sum[i, j] + T.if_then_else(
+                        T.And(i // 2 == j // 2, i > j),
+                        a_exp_W_to_product_10[i, j],
+                        0.0,
+                    )
                 # r_exp_W_to_1_2 = r * exp_W_to_1_2
                 for i, j in t.parallel(C, K):
-                    tile_C_K_4[i, j] = r_f32[i, j] * exp_W_to_1_2[i, j]
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_1[i, j], T.float32) * exp_W_to_1_2[i, j]
                 # o = scale * ((pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) +
                 # pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) +
                 # pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) * identity) @ v + (pairs(r_exp_W_to_16_2 @
                 # b_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @
                 # b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @
                 # b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
-                t.gemm(tile_C_K_4, tile_C_K_7, r_exp_W_to_product_9, transpose_B=True)
-                t.gemm(tile_C_K_4, tile_C_K_6, r_exp_W_to_product_10, transpose_B=True)
-                t.gemm(tile_C_K_1, tile_C_K_3, r_kT, transpose_B=True)
+                t.gemm(tile_C_K_3, tile_C_K_5, r_exp_W_to_product_9, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    r_exp_W_to_2_sum[i, j] = r_exp_W_to_4_sum[i, j] + T.if_then_else(
+                        T.And(i // 2 == j // 2, i > j),
+                        r_exp_W_to_product_9[i, j],
+                        0.0,
+                    )
+                t.gemm(tile_C_K_3, tile_C_K_4, r_exp_W_to_product_10, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    r_exp_W_to_2_3_sum[i, j] = r_exp_W_to_4_3_sum[i, j] + T.if_then_else(
+                        T.And(i // 2 == j // 2, i > j),
+                        r_exp_W_to_product_10[i, j],
+                        0.0,
+                    )
+                t.gemm(tile_C_K_1, k, r_kT, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    operand_of_o_2[i, j] = r_exp_W_to_2_sum[i, j] + r_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
                 t.gemm(tile_C_K_1, b_, r_bT, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    operand_of_o[i, j] = r_exp_W_to_2_3_sum[i, j] + r_bT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
                 # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_16 @ b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @
                 # b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) +
                 # pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
                 for i, j in t.parallel(C, C):
-                    tile_C_C[i, j] = -(
-                        T.if_then_else(
-                            T.And(i // 32 == j // 32, i // 16 > j // 16),
-                            a_exp_W_to_product[i, j],
-                            0.0,
-                        ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), a_exp_W_to_product_3[i, j], 0.0) + T.if_then_else(T.And(i // 8 == j // 8, i // 4 > j // 4), a_exp_W_to_product_5[i, j], 0.0) + T.if_then_else(T.And(i // 4 == j // 4, i // 2 > j // 2), a_exp_W_to_product_7[i, j], 0.0) + T.if_then_else(T.And(i // 2 == j // 2, i > j), a_exp_W_to_product_9[i, j], 0.0)
-                    )
+                    tile_C_C[i, j] = -Tinv_decayed_product[i, j]
                 t.diag_inverse(tile_C_C, Tinv_rows_16, 16)
                 t.gemm(Tinv_rows_16, tile_C_C, Tinv_below_32)
                 for i, j in t.parallel(C, C):
@@ -578,46 +665,31 @@ def o_S_kernel(t):
                 for i, j in t.parallel(C, C):
                     Tinv[i, j] = T.cast(Tinv_rows_16[i, j], T.float32)
                 t.gemm(tile_C_C, Tinv_rows_16, Tinv, clear_accum=False)
+                t.copy(operand_of_Z, tile_C_C)
                 # Z = Tinv @ ((pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) +
                 # pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @ k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @
                 # k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-                for i, j in t.parallel(C, C):
-                    tile_C_C[i, j] = T.if_then_else(
-                        T.And(i // 32 == j // 32, i // 16 > j // 16),
-                        a_exp_W_to_product_2[i, j],
-                        0.0,
-                    ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), a_exp_W_to_product_4[i, j], 0.0) + T.if_then_else(T.And(i // 8 == j // 8, i // 4 > j // 4), a_exp_W_to_product_6[i, j], 0.0) + T.if_then_else(T.And(i // 4 == j // 4, i // 2 > j // 2), a_exp_W_to_product_8[i, j], 0.0) + T.if_then_else(T.And(i // 2 == j // 2, i > j), a_exp_W_to_product_10[i, j], 0.0)
                 t.gemm(tile_C_C, v, operand_of_Z_2)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_1[i, j] = a_f32[i, j] * T.exp(W0[i, j])
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_2[i, j], T.float32) * T.exp(W0[i, j])
                 t.copy(S, S_f16)
-                t.gemm(tile_C_K_1, S_f16, operand_of_Z_2, clear_accum=False)
+                t.gemm(tile_C_K_3, S_f16, operand_of_Z_2, clear_accum=False)
                 t.copy(Tinv, tile_C_C)
-                t.copy(operand_of_Z_2, tile_C_K_1)
-                t.gemm(tile_C_C, tile_C_K_1, Z)
+                t.copy(operand_of_Z_2, tile_C_K_2)
+                t.gemm(tile_C_C, tile_C_K_2, Z)
+                t.copy(operand_of_o_2, tile_C_C)
                 # o = scale * ((pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) +
                 # pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) +
                 # pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) * identity) @ v + (pairs(r_exp_W_to_16_2 @
                 # b_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @
                 # b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @
                 # b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
-                for i, j in t.parallel(C, C):
-                    tile_C_C[i, j] = T.if_then_else(
-                        T.And(i // 32 == j // 32, i // 16 > j // 16),
-                        r_exp_W_to_product[i, j],
-                        0.0,
-                    ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), r_exp_W_to_product_3[i, j], 0.0) + T.if_then_else(T.And(i // 8 == j // 8, i // 4 > j // 4), r_exp_W_to_product_5[i, j], 0.0) + T.if_then_else(T.And(i // 4 == j // 4, i // 2 > j // 2), r_exp_W_to_product_7[i, j], 0.0) + T.if_then_else(T.And(i // 2 == j // 2, i > j), r_exp_W_to_product_9[i, j], 0.0) + r_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
                 t.gemm(tile_C_C, v, o_sum_2)
-                for i, j in t.parallel(C, C):
-                    tile_C_C[i, j] = T.if_then_else(
-                        T.And(i // 32 == j // 32, i // 16 > j // 16),
-                        r_exp_W_to_product_2[i, j],
-                        0.0,
-                    ) + T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), r_exp_W_to_product_4[i, j], 0.0) + T.if_then_else(T.And(i // 8 == j // 8, i // 4 > j // 4), r_exp_W_to_product_6[i, j], 0.0) + T.if_then_else(T.And(i // 4 == j // 4, i // 2 > j // 2), r_exp_W_to_product_8[i, j], 0.0) + T.if_then_else(T.And(i // 2 == j // 2, i > j), r_exp_W_to_product_10[i, j], 0.0) + r_bT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
-                t.copy(Z, tile_C_K_1)
-                t.gemm(tile_C_C, tile_C_K_1, o_sum_2, clear_accum=False)
+                t.copy(operand_of_o, tile_C_C)
+                t.copy(Z, tile_C_K_2)
+                t.gemm(tile_C_C, tile_C_K_2, o_sum_2, clear_accum=False)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_3[i, j] = r_f32[i, j] * T.exp(W[i, j])
+                    tile_C_K_3[i, j] = T.cast(tile_C_K_1[i, j], T.float32) * T.exp(W[i, j])
                 t.gemm(tile_C_K_3, S_f16, o_sum_2, clear_accum=False)
                 # last_W = last(W)
                 for i in t.parallel(K):
@@ -630,15 +702,15 @@ def o_S_kernel(t):
                     to_end[i, j] = T.exp(last_W[j] - W[i, j])
                 # S = exp(last_W)[:, None] * S + (k * to_end).T @ v + (b * to_end).T @ Z
                 for i, j in t.parallel(C, K):
-                    tile_C_K_3[i, j] = k_f32[i, j] * to_end[i, j]
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * to_end[i, j]
                 for i, j in t.parallel(K, V):
                     to_end_kT_v_sum[i, j] = chunk_decay[i] * S[i, j]
-                t.gemm(tile_C_K_3, v, to_end_kT_v_sum, transpose_A=True, clear_accum=False)
+                t.gemm(tile_C_K_1, v, to_end_kT_v_sum, transpose_A=True, clear_accum=False)
                 for i, j in t.parallel(C, K):
-                    tile_C_K_3[i, j] = b_f32[i, j] * to_end[i, j]
+                    tile_C_K_1[i, j] = T.cast(b_[i, j], T.float32) * to_end[i, j]
                 for i, j in t.parallel(K, V):
                     S[i, j] = to_end_kT_v_sum[i, j]
-                t.gemm(tile_C_K_3, tile_C_K_1, S, transpose_A=True, clear_accum=False)
+                t.gemm(tile_C_K_1, tile_C_K_2, S, transpose_A=True, clear_accum=False)
                 # o = scale * ((pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) + pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) +
                 # pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) +
                 # pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) * identity) @ v + (pairs(r_exp_W_to_16_2 @

@@ -252,11 +252,9 @@ def o_S_kernel(
         Y = tl.dot(T1_f16, (beta1[:, None] * (v1.to(tl.float32) - tl.exp(G)[:, None] * k1_S)).to(tl.float16))
         # U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
         k2_S = tl.dot(k2, S_f16)
+        U2_difference = v2.to(tl.float32) - tl.exp(G)[:, None] * k2_S
         k2_k1T_D_Y = tl.dot(k2_k1T_D_f16, Y.to(tl.float16))
-        U2 = tl.dot(
-            T2.to(tl.float16),
-            (beta2[:, None] * (v2.to(tl.float32) - tl.exp(G)[:, None] * k2_S - k2_k1T_D_Y)).to(tl.float16),
-        )
+        U2 = tl.dot(T2.to(tl.float16), (beta2[:, None] * (U2_difference - k2_k1T_D_Y)).to(tl.float16))
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
         q_S = tl.dot(q, S_f16)
         q_k1T = tl.dot(q, tl.trans(k1))

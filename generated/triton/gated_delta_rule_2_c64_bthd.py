@@ -118,30 +118,31 @@ def o_S_kernel(
         # G = cumsum(g)
         G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # exp_G_to_32 = exp(to_middle(G))
-        G_to_32 = tl.where(
-            i_C[:, None] // 32 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 64 == 31, G, 0.0), [C // 64, 64, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 64, 64, K],
+        exp_G_to_32 = tl.exp(
+            tl.where(
+                i_C[:, None] // 32 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 64 == 31, G, 0.0), [C // 64, 64, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 64, 64, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 64 == 31, G, 0.0), [C // 64, 64, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 64, 64, K],
+                    ),
+                    [C, K],
+                ) - G,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 64 == 31, G, 0.0), [C // 64, 64, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 64, 64, K],
-                ),
-                [C, K],
-            ) - G,
         )
-        exp_G_to_32 = tl.exp(G_to_32)
         # k_exp_G_to_32 = k * exp_G_to_32
         k_exp_G_to_32_f16 = (k_f32 * exp_G_to_32).to(tl.float16)
         # Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
@@ -155,30 +156,31 @@ def o_S_kernel(
         # k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
         q_exp_G_to_product = tl.dot((q_f32 * exp_G_to_32).to(tl.float16), tl.trans(k_exp_G_to_32_f16))
         # exp_G_to_16 = exp(to_middle(G))
-        G_to_16 = tl.where(
-            i_C[:, None] // 16 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 32 == 15, G, 0.0), [C // 32, 32, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 32, 32, K],
+        exp_G_to_16 = tl.exp(
+            tl.where(
+                i_C[:, None] // 16 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 32 == 15, G, 0.0), [C // 32, 32, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 32, 32, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 32 == 15, G, 0.0), [C // 32, 32, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 32, 32, K],
+                    ),
+                    [C, K],
+                ) - G,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 32 == 15, G, 0.0), [C // 32, 32, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 32, 32, K],
-                ),
-                [C, K],
-            ) - G,
         )
-        exp_G_to_16 = tl.exp(G_to_16)
         # k_exp_G_to_16 = k * exp_G_to_16
         k_exp_G_to_16_f16 = (k_f32 * exp_G_to_16).to(tl.float16)
         # Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
@@ -186,35 +188,46 @@ def o_S_kernel(
         # k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1) @
         # k_exp_G_to_1.T)))
         k_exp_G_to_product_2 = tl.dot((erase * exp_G_to_16).to(tl.float16), tl.trans(k_exp_G_to_16_f16))
+        k_exp_G_to_64_sum = tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), k_exp_G_to_product, 0.0) + tl.where(
+            (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
+            k_exp_G_to_product_2,
+            0.0,
+        )
         # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         # pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2) @
         # k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
         q_exp_G_to_product_2 = tl.dot((q_f32 * exp_G_to_16).to(tl.float16), tl.trans(k_exp_G_to_16_f16))
-        # exp_G_to_8 = exp(to_middle(G))
-        G_to_8 = tl.where(
-            i_C[:, None] // 8 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 16 == 7, G, 0.0), [C // 16, 16, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 16, 16, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 16 == 7, G, 0.0), [C // 16, 16, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 16, 16, K],
-                ),
-                [C, K],
-            ) - G,
+        q_exp_G_to_64_sum = tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), q_exp_G_to_product, 0.0) + tl.where(
+            (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
+            q_exp_G_to_product_2,
+            0.0,
         )
-        exp_G_to_8 = tl.exp(G_to_8)
+        # exp_G_to_8 = exp(to_middle(G))
+        exp_G_to_8 = tl.exp(
+            tl.where(
+                i_C[:, None] // 8 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 16 == 7, G, 0.0), [C // 16, 16, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 16, 16, K],
+                    ),
+                    [C, K],
+                ),
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 16 == 7, G, 0.0), [C // 16, 16, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 16, 16, K],
+                    ),
+                    [C, K],
+                ) - G,
+            ),
+        )
         # k_exp_G_to_8 = k * exp_G_to_8
         k_exp_G_to_8_f16 = (k_f32 * exp_G_to_8).to(tl.float16)
         # Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
@@ -222,29 +235,46 @@ def o_S_kernel(
         # k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1) @
         # k_exp_G_to_1.T)))
         k_exp_G_to_product_3 = tl.dot((erase * exp_G_to_8).to(tl.float16), tl.trans(k_exp_G_to_8_f16))
+        k_exp_G_to_16_sum = k_exp_G_to_64_sum + tl.where(
+            (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
+            k_exp_G_to_product_3,
+            0.0,
+        )
         # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         # pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2) @
         # k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
         q_exp_G_to_product_3 = tl.dot((q_f32 * exp_G_to_8).to(tl.float16), tl.trans(k_exp_G_to_8_f16))
-        # exp_G_to_4 = exp(to_middle(G))
-        G_to_4 = tl.where(
-            i_C[:, None] // 4 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 8 == 3, G, 0.0), [C // 8, 8, K]), axis=1)[:, None, :],
-                    [C // 8, 8, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 8 == 3, G, 0.0), [C // 8, 8, K]), axis=1)[:, None, :],
-                    [C // 8, 8, K],
-                ),
-                [C, K],
-            ) - G,
+        q_exp_G_to_16_sum = q_exp_G_to_64_sum + tl.where(
+            (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
+            q_exp_G_to_product_3,
+            0.0,
         )
-        exp_G_to_4 = tl.exp(G_to_4)
+        # exp_G_to_4 = exp(to_middle(G))
+        exp_G_to_4 = tl.exp(
+            tl.where(
+                i_C[:, None] // 4 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 8 == 3, G, 0.0), [C // 8, 8, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 8, 8, K],
+                    ),
+                    [C, K],
+                ),
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 8 == 3, G, 0.0), [C // 8, 8, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 8, 8, K],
+                    ),
+                    [C, K],
+                ) - G,
+            ),
+        )
         # k_exp_G_to_4 = k * exp_G_to_4
         k_exp_G_to_4_f16 = (k_f32 * exp_G_to_4).to(tl.float16)
         # Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
@@ -252,29 +282,46 @@ def o_S_kernel(
         # k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1) @
         # k_exp_G_to_1.T)))
         k_exp_G_to_product_4 = tl.dot((erase * exp_G_to_4).to(tl.float16), tl.trans(k_exp_G_to_4_f16))
+        k_exp_G_to_8_2_sum = k_exp_G_to_16_sum + tl.where(
+            (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
+            k_exp_G_to_product_4,
+            0.0,
+        )
         # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         # pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2) @
         # k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
         q_exp_G_to_product_4 = tl.dot((q_f32 * exp_G_to_4).to(tl.float16), tl.trans(k_exp_G_to_4_f16))
-        # exp_G_to_2 = exp(to_middle(G))
-        G_to_2 = tl.where(
-            i_C[:, None] // 2 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 4 == 1, G, 0.0), [C // 4, 4, K]), axis=1)[:, None, :],
-                    [C // 4, 4, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 4 == 1, G, 0.0), [C // 4, 4, K]), axis=1)[:, None, :],
-                    [C // 4, 4, K],
-                ),
-                [C, K],
-            ) - G,
+        q_exp_G_to_8_2_sum = q_exp_G_to_16_sum + tl.where(
+            (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
+            q_exp_G_to_product_4,
+            0.0,
         )
-        exp_G_to_2 = tl.exp(G_to_2)
+        # exp_G_to_2 = exp(to_middle(G))
+        exp_G_to_2 = tl.exp(
+            tl.where(
+                i_C[:, None] // 2 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 4 == 1, G, 0.0), [C // 4, 4, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 4, 4, K],
+                    ),
+                    [C, K],
+                ),
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 4 == 1, G, 0.0), [C // 4, 4, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 4, 4, K],
+                    ),
+                    [C, K],
+                ) - G,
+            ),
+        )
         # k_exp_G_to_2 = k * exp_G_to_2
         k_exp_G_to_2_f16 = (k_f32 * exp_G_to_2).to(tl.float16)
         # Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
@@ -282,29 +329,46 @@ def o_S_kernel(
         # k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1) @
         # k_exp_G_to_1.T)))
         k_exp_G_to_product_5 = tl.dot((erase * exp_G_to_2).to(tl.float16), tl.trans(k_exp_G_to_2_f16))
+        k_exp_G_to_4_2_sum = k_exp_G_to_8_2_sum + tl.where(
+            (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
+            k_exp_G_to_product_5,
+            0.0,
+        )
         # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         # pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2) @
         # k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
         q_exp_G_to_product_5 = tl.dot((q_f32 * exp_G_to_2).to(tl.float16), tl.trans(k_exp_G_to_2_f16))
-        # exp_G_to_1 = exp(to_middle(G))
-        G_to_1 = tl.where(
-            i_C[:, None] // 1 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 2 == 0, G, 0.0), [C // 2, 2, K]), axis=1)[:, None, :],
-                    [C // 2, 2, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 2 == 0, G, 0.0), [C // 2, 2, K]), axis=1)[:, None, :],
-                    [C // 2, 2, K],
-                ),
-                [C, K],
-            ) - G,
+        q_exp_G_to_4_2_sum = q_exp_G_to_8_2_sum + tl.where(
+            (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
+            q_exp_G_to_product_5,
+            0.0,
         )
-        exp_G_to_1 = tl.exp(G_to_1)
+        # exp_G_to_1 = exp(to_middle(G))
+        exp_G_to_1 = tl.exp(
+            tl.where(
+                i_C[:, None] // 1 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 2 == 0, G, 0.0), [C // 2, 2, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 2, 2, K],
+                    ),
+                    [C, K],
+                ),
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 2 == 0, G, 0.0), [C // 2, 2, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 2, 2, K],
+                    ),
+                    [C, K],
+                ) - G,
+            ),
+        )
         # k_exp_G_to_1 = k * exp_G_to_1
         k_exp_G_to_1_f16 = (k_f32 * exp_G_to_1).to(tl.float16)
         # Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
@@ -312,24 +376,27 @@ def o_S_kernel(
         # k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1) @
         # k_exp_G_to_1.T)))
         k_exp_G_to_product_6 = tl.dot((erase * exp_G_to_1).to(tl.float16), tl.trans(k_exp_G_to_1_f16))
+        Tinv_decayed_product = k_exp_G_to_4_2_sum + tl.where(
+            (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
+            k_exp_G_to_product_6,
+            0.0,
+        )
         # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         # pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2) @
         # k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
         q_exp_G_to_product_6 = tl.dot((q_f32 * exp_G_to_1).to(tl.float16), tl.trans(k_exp_G_to_1_f16))
+        q_exp_G_to_2_2_sum = q_exp_G_to_4_2_sum + tl.where(
+            (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
+            q_exp_G_to_product_6,
+            0.0,
+        )
         q_kT = tl.dot(q, tl.trans(k))
+        operand_of_o = q_exp_G_to_2_2_sum + q_kT * tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0)
         # Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
         # exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase * exp_G_to_4) @
         # k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1) @
         # k_exp_G_to_1.T)))
-        Tinv_strictly_neg = -tl.where(
-            i_C[:, None] > i_C[None, :],
-            tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), k_exp_G_to_product, 0.0) + tl.where(
-                (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
-                k_exp_G_to_product_2,
-                0.0,
-            ) + tl.where((i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8), k_exp_G_to_product_3, 0.0) + tl.where((i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4), k_exp_G_to_product_4, 0.0) + tl.where((i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2), k_exp_G_to_product_5, 0.0) + tl.where((i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]), k_exp_G_to_product_6, 0.0),
-            0.0,
-        )
+        Tinv_strictly_neg = -tl.where(i_C[:, None] > i_C[None, :], Tinv_decayed_product, 0.0)
         Tinv_rows_2 = tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0) + tl.where(
             (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
             Tinv_strictly_neg,
@@ -385,26 +452,19 @@ def o_S_kernel(
             Tinv_rows_32_f16,
         )
         Tinv = tl.dot(Tinv_rows_32_f16, Tinv_below_64.to(tl.float16), acc=Tinv_rows_32)
+        # U = Tinv @ (v * w - (erase * exp_G) @ S)
+        w_v = v.to(tl.float32) * w.to(tl.float32)
         # exp_G = exp(G)
         exp_G = tl.exp(G)
         S_f16 = S.to(tl.float16)
         # U = Tinv @ (v * w - (erase * exp_G) @ S)
         exp_G_erase_S = tl.dot((erase * exp_G).to(tl.float16), S_f16)
-        U = tl.dot(Tinv.to(tl.float16), (v.to(tl.float32) * w.to(tl.float32) - exp_G_erase_S).to(tl.float16))
+        U = tl.dot(Tinv.to(tl.float16), (w_v - exp_G_erase_S).to(tl.float16))
         U_f16 = U.to(tl.float16)
         # o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         # pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2) @
         # k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
-        operand_of_o_U = tl.dot(
-            (
-                tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), q_exp_G_to_product, 0.0) + tl.where(
-                    (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
-                    q_exp_G_to_product_2,
-                    0.0,
-                ) + tl.where((i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8), q_exp_G_to_product_3, 0.0) + tl.where((i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4), q_exp_G_to_product_4, 0.0) + tl.where((i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2), q_exp_G_to_product_5, 0.0) + tl.where((i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]), q_exp_G_to_product_6, 0.0) + q_kT * tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0)
-            ).to(tl.float16),
-            U_f16,
-        )
+        operand_of_o_U = tl.dot(operand_of_o.to(tl.float16), U_f16)
         o_sum = tl.dot((q_f32 * exp_G).to(tl.float16), S_f16, acc=operand_of_o_U)
         # last_G = last(G)
         last_G = tl.sum(tl.where(i_C[:, None] == C - 1, G, 0.0), axis=0)

@@ -103,30 +103,31 @@ def o_S_kernel(
         # G = cumsum(g)
         G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # exp_G_to_32 = exp(to_middle(G))
-        G_to_32 = tl.where(
-            i_C[:, None] // 32 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 64 == 31, G, 0.0), [C // 64, 64, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 64, 64, K],
+        exp_G_to_32 = tl.exp(
+            tl.where(
+                i_C[:, None] // 32 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 64 == 31, G, 0.0), [C // 64, 64, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 64, 64, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 64 == 31, G, 0.0), [C // 64, 64, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 64, 64, K],
+                    ),
+                    [C, K],
+                ) - G,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 64 == 31, G, 0.0), [C // 64, 64, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 64, 64, K],
-                ),
-                [C, K],
-            ) - G,
         )
-        exp_G_to_32 = tl.exp(G_to_32)
         q_f32 = q.to(tl.float32)
         k_f32 = k.to(tl.float32)
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
@@ -138,30 +139,31 @@ def o_S_kernel(
             tl.trans((k_f32 * exp_G_to_32).to(tl.float16)),
         )
         # exp_G_to_16 = exp(to_middle(G))
-        G_to_16 = tl.where(
-            i_C[:, None] // 16 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 32 == 15, G, 0.0), [C // 32, 32, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 32, 32, K],
+        exp_G_to_16 = tl.exp(
+            tl.where(
+                i_C[:, None] // 16 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 32 == 15, G, 0.0), [C // 32, 32, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 32, 32, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 32 == 15, G, 0.0), [C // 32, 32, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 32, 32, K],
+                    ),
+                    [C, K],
+                ) - G,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 32 == 15, G, 0.0), [C // 32, 32, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 32, 32, K],
-                ),
-                [C, K],
-            ) - G,
         )
-        exp_G_to_16 = tl.exp(G_to_16)
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
         # exp_G_to_2) @ (k * exp_G_to_2).T) + pairs((q * exp_G_to_1) @ (k * exp_G_to_1).T) + (q @ k.T) * eye()) @ v + (q
@@ -170,31 +172,37 @@ def o_S_kernel(
             (q_f32 * exp_G_to_16).to(tl.float16),
             tl.trans((k_f32 * exp_G_to_16).to(tl.float16)),
         )
-        # exp_G_to_8 = exp(to_middle(G))
-        G_to_8 = tl.where(
-            i_C[:, None] // 8 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 16 == 7, G, 0.0), [C // 16, 16, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 16, 16, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 16 == 7, G, 0.0), [C // 16, 16, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 16, 16, K],
-                ),
-                [C, K],
-            ) - G,
+        q_exp_G_to_64_sum = tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), q_exp_G_to_product, 0.0) + tl.where(
+            (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
+            q_exp_G_to_product_2,
+            0.0,
         )
-        exp_G_to_8 = tl.exp(G_to_8)
+        # exp_G_to_8 = exp(to_middle(G))
+        exp_G_to_8 = tl.exp(
+            tl.where(
+                i_C[:, None] // 8 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 16 == 7, G, 0.0), [C // 16, 16, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 16, 16, K],
+                    ),
+                    [C, K],
+                ),
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 16 == 7, G, 0.0), [C // 16, 16, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 16, 16, K],
+                    ),
+                    [C, K],
+                ) - G,
+            ),
+        )
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
         # exp_G_to_2) @ (k * exp_G_to_2).T) + pairs((q * exp_G_to_1) @ (k * exp_G_to_1).T) + (q @ k.T) * eye()) @ v + (q
@@ -203,25 +211,37 @@ def o_S_kernel(
             (q_f32 * exp_G_to_8).to(tl.float16),
             tl.trans((k_f32 * exp_G_to_8).to(tl.float16)),
         )
-        # exp_G_to_4 = exp(to_middle(G))
-        G_to_4 = tl.where(
-            i_C[:, None] // 4 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 8 == 3, G, 0.0), [C // 8, 8, K]), axis=1)[:, None, :],
-                    [C // 8, 8, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 8 == 3, G, 0.0), [C // 8, 8, K]), axis=1)[:, None, :],
-                    [C // 8, 8, K],
-                ),
-                [C, K],
-            ) - G,
+        q_exp_G_to_16_sum = q_exp_G_to_64_sum + tl.where(
+            (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
+            q_exp_G_to_product_3,
+            0.0,
         )
-        exp_G_to_4 = tl.exp(G_to_4)
+        # exp_G_to_4 = exp(to_middle(G))
+        exp_G_to_4 = tl.exp(
+            tl.where(
+                i_C[:, None] // 4 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 8 == 3, G, 0.0), [C // 8, 8, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 8, 8, K],
+                    ),
+                    [C, K],
+                ),
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 8 == 3, G, 0.0), [C // 8, 8, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 8, 8, K],
+                    ),
+                    [C, K],
+                ) - G,
+            ),
+        )
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
         # exp_G_to_2) @ (k * exp_G_to_2).T) + pairs((q * exp_G_to_1) @ (k * exp_G_to_1).T) + (q @ k.T) * eye()) @ v + (q
@@ -230,25 +250,37 @@ def o_S_kernel(
             (q_f32 * exp_G_to_4).to(tl.float16),
             tl.trans((k_f32 * exp_G_to_4).to(tl.float16)),
         )
-        # exp_G_to_2 = exp(to_middle(G))
-        G_to_2 = tl.where(
-            i_C[:, None] // 2 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 4 == 1, G, 0.0), [C // 4, 4, K]), axis=1)[:, None, :],
-                    [C // 4, 4, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 4 == 1, G, 0.0), [C // 4, 4, K]), axis=1)[:, None, :],
-                    [C // 4, 4, K],
-                ),
-                [C, K],
-            ) - G,
+        q_exp_G_to_8_2_sum = q_exp_G_to_16_sum + tl.where(
+            (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
+            q_exp_G_to_product_4,
+            0.0,
         )
-        exp_G_to_2 = tl.exp(G_to_2)
+        # exp_G_to_2 = exp(to_middle(G))
+        exp_G_to_2 = tl.exp(
+            tl.where(
+                i_C[:, None] // 2 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 4 == 1, G, 0.0), [C // 4, 4, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 4, 4, K],
+                    ),
+                    [C, K],
+                ),
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 4 == 1, G, 0.0), [C // 4, 4, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 4, 4, K],
+                    ),
+                    [C, K],
+                ) - G,
+            ),
+        )
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
         # exp_G_to_2) @ (k * exp_G_to_2).T) + pairs((q * exp_G_to_1) @ (k * exp_G_to_1).T) + (q @ k.T) * eye()) @ v + (q
@@ -257,25 +289,37 @@ def o_S_kernel(
             (q_f32 * exp_G_to_2).to(tl.float16),
             tl.trans((k_f32 * exp_G_to_2).to(tl.float16)),
         )
-        # exp_G_to_1 = exp(to_middle(G))
-        G_to_1 = tl.where(
-            i_C[:, None] // 1 % 2 == 1,
-            G - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 2 == 0, G, 0.0), [C // 2, 2, K]), axis=1)[:, None, :],
-                    [C // 2, 2, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 2 == 0, G, 0.0), [C // 2, 2, K]), axis=1)[:, None, :],
-                    [C // 2, 2, K],
-                ),
-                [C, K],
-            ) - G,
+        q_exp_G_to_4_2_sum = q_exp_G_to_8_2_sum + tl.where(
+            (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
+            q_exp_G_to_product_5,
+            0.0,
         )
-        exp_G_to_1 = tl.exp(G_to_1)
+        # exp_G_to_1 = exp(to_middle(G))
+        exp_G_to_1 = tl.exp(
+            tl.where(
+                i_C[:, None] // 1 % 2 == 1,
+                G - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 2 == 0, G, 0.0), [C // 2, 2, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 2, 2, K],
+                    ),
+                    [C, K],
+                ),
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 2 == 0, G, 0.0), [C // 2, 2, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 2, 2, K],
+                    ),
+                    [C, K],
+                ) - G,
+            ),
+        )
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
         # exp_G_to_2) @ (k * exp_G_to_2).T) + pairs((q * exp_G_to_1) @ (k * exp_G_to_1).T) + (q @ k.T) * eye()) @ v + (q
@@ -284,15 +328,14 @@ def o_S_kernel(
             (q_f32 * exp_G_to_1).to(tl.float16),
             tl.trans((k_f32 * exp_G_to_1).to(tl.float16)),
         )
+        q_exp_G_to_2_2_sum = q_exp_G_to_4_2_sum + tl.where(
+            (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
+            q_exp_G_to_product_6,
+            0.0,
+        )
         q_kT = tl.dot(q, tl.trans(k))
         operand_of_o_v = tl.dot(
-            (
-                tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), q_exp_G_to_product, 0.0) + tl.where(
-                    (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
-                    q_exp_G_to_product_2,
-                    0.0,
-                ) + tl.where((i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8), q_exp_G_to_product_3, 0.0) + tl.where((i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4), q_exp_G_to_product_4, 0.0) + tl.where((i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2), q_exp_G_to_product_5, 0.0) + tl.where((i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]), q_exp_G_to_product_6, 0.0) + q_kT * tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0)
-            ).to(tl.float16),
+            (q_exp_G_to_2_2_sum + q_kT * tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0)).to(tl.float16),
             v,
         )
         o_sum = tl.dot((q_f32 * tl.exp(G)).to(tl.float16), S.to(tl.float16), acc=operand_of_o_v)

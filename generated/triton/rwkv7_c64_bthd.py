@@ -125,59 +125,62 @@ def o_S_kernel(
             tl.maximum(w, -105.0, propagate_nan=tl.PropagateNan.ALL),
             axis=0,
         ) - tl.maximum(w, -105.0, propagate_nan=tl.PropagateNan.ALL)
-        # a_exp_W_to_32 = a * exp(to_middle(W, W0))
-        W_to_32 = tl.where(
-            i_C[:, None] // 32 % 2 == 1,
-            W0 - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 64 == 31, W, 0.0), [C // 64, 64, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 64, 64, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 64 == 31, W, 0.0), [C // 64, 64, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 64, 64, K],
-                ),
-                [C, K],
-            ) - W,
-        )
         a_f32 = a.to(tl.float32)
         # exp_W_to_32_2 = exp(to_middle(W))
-        W_to_32_2 = tl.where(
-            i_C[:, None] // 32 % 2 == 1,
-            W - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 64 == 31, W, 0.0), [C // 64, 64, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 64, 64, K],
+        exp_W_to_32_2 = tl.exp(
+            tl.where(
+                i_C[:, None] // 32 % 2 == 1,
+                W - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 64 == 31, W, 0.0), [C // 64, 64, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 64, 64, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 64 == 31, W, 0.0), [C // 64, 64, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 64, 64, K],
+                    ),
+                    [C, K],
+                ) - W,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 64 == 31, W, 0.0), [C // 64, 64, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 64, 64, K],
-                ),
-                [C, K],
-            ) - W,
         )
-        exp_W_to_32_2 = tl.exp(W_to_32_2)
         b_f32 = b_.to(tl.float32)
         # a_exp_W_to_32 = a * exp(to_middle(W, W0))
-        a_exp_W_to_32_f16 = (a_f32 * tl.exp(W_to_32)).to(tl.float16)
+        a_exp_W_to_32_f16 = (
+            a_f32 * tl.exp(
+                tl.where(
+                    i_C[:, None] // 32 % 2 == 1,
+                    W0 - tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 64 == 31, W, 0.0), [C // 64, 64, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 64, 64, K],
+                        ),
+                        [C, K],
+                    ),
+                    tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 64 == 31, W, 0.0), [C // 64, 64, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 64, 64, K],
+                        ),
+                        [C, K],
+                    ) - W,
+                ),
+            )
+        ).to(tl.float16)
         # b_exp_W_to_32_2 = b * exp_W_to_32_2
         b_exp_W_to_32_2_f16 = (b_f32 * exp_W_to_32_2).to(tl.float16)
         # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
@@ -202,69 +205,82 @@ def o_S_kernel(
         # b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
         r_exp_W_to_product = tl.dot(r_exp_W_to_32_2_f16, tl.trans(k_exp_W_to_32_2_f16))
         r_exp_W_to_product_2 = tl.dot(r_exp_W_to_32_2_f16, tl.trans(b_exp_W_to_32_2_f16))
-        # a_exp_W_to_16 = a * exp(to_middle(W, W0))
-        W_to_16 = tl.where(
-            i_C[:, None] // 16 % 2 == 1,
-            W0 - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 32 == 15, W, 0.0), [C // 32, 32, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 32, 32, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 32 == 15, W, 0.0), [C // 32, 32, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 32, 32, K],
-                ),
-                [C, K],
-            ) - W,
-        )
         # exp_W_to_16_2 = exp(to_middle(W))
-        W_to_16_2 = tl.where(
-            i_C[:, None] // 16 % 2 == 1,
-            W - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 32 == 15, W, 0.0), [C // 32, 32, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 32, 32, K],
+        exp_W_to_16_2 = tl.exp(
+            tl.where(
+                i_C[:, None] // 16 % 2 == 1,
+                W - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 32 == 15, W, 0.0), [C // 32, 32, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 32, 32, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 32 == 15, W, 0.0), [C // 32, 32, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 32, 32, K],
+                    ),
+                    [C, K],
+                ) - W,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 32 == 15, W, 0.0), [C // 32, 32, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 32, 32, K],
-                ),
-                [C, K],
-            ) - W,
         )
-        exp_W_to_16_2 = tl.exp(W_to_16_2)
         # a_exp_W_to_16 = a * exp(to_middle(W, W0))
-        a_exp_W_to_16_f16 = (a_f32 * tl.exp(W_to_16)).to(tl.float16)
+        a_exp_W_to_16_f16 = (
+            a_f32 * tl.exp(
+                tl.where(
+                    i_C[:, None] // 16 % 2 == 1,
+                    W0 - tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 32 == 15, W, 0.0), [C // 32, 32, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 32, 32, K],
+                        ),
+                        [C, K],
+                    ),
+                    tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 32 == 15, W, 0.0), [C // 32, 32, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 32, 32, K],
+                        ),
+                        [C, K],
+                    ) - W,
+                ),
+            )
+        ).to(tl.float16)
         # b_exp_W_to_16_2 = b * exp_W_to_16_2
         b_exp_W_to_16_2_f16 = (b_f32 * exp_W_to_16_2).to(tl.float16)
         # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
         # b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
         # pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
         a_exp_W_to_product_3 = tl.dot(a_exp_W_to_16_f16, tl.trans(b_exp_W_to_16_2_f16))
+        a_exp_W_to_64_sum = tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), a_exp_W_to_product, 0.0) + tl.where(
+            (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
+            a_exp_W_to_product_3,
+            0.0,
+        )
         # k_exp_W_to_16_2 = k * exp_W_to_16_2
         k_exp_W_to_16_2_f16 = (k_f32 * exp_W_to_16_2).to(tl.float16)
         # Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
         # pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
         # k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
         a_exp_W_to_product_4 = tl.dot(a_exp_W_to_16_f16, tl.trans(k_exp_W_to_16_2_f16))
+        a_exp_W_to_64_sum_2 = tl.where(
+            (i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32),
+            a_exp_W_to_product_2,
+            0.0,
+        ) + tl.where((i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16), a_exp_W_to_product_4, 0.0)
         # r_exp_W_to_16_2 = r * exp_W_to_16_2
         r_exp_W_to_16_2_f16 = (r_f32 * exp_W_to_16_2).to(tl.float16)
         # o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
@@ -274,70 +290,93 @@ def o_S_kernel(
         # pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @
         # b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
         r_exp_W_to_product_3 = tl.dot(r_exp_W_to_16_2_f16, tl.trans(k_exp_W_to_16_2_f16))
+        r_exp_W_to_32_sum = tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), r_exp_W_to_product, 0.0) + tl.where(
+            (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
+            r_exp_W_to_product_3,
+            0.0,
+        )
         r_exp_W_to_product_4 = tl.dot(r_exp_W_to_16_2_f16, tl.trans(b_exp_W_to_16_2_f16))
-        # a_exp_W_to_8 = a * exp(to_middle(W, W0))
-        W_to_8 = tl.where(
-            i_C[:, None] // 8 % 2 == 1,
-            W0 - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 16 == 7, W, 0.0), [C // 16, 16, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 16, 16, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 16 == 7, W, 0.0), [C // 16, 16, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 16, 16, K],
-                ),
-                [C, K],
-            ) - W,
-        )
+        r_exp_W_to_64_sum = tl.where(
+            (i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32),
+            r_exp_W_to_product_2,
+            0.0,
+        ) + tl.where((i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16), r_exp_W_to_product_4, 0.0)
         # exp_W_to_8_2 = exp(to_middle(W))
-        W_to_8_2 = tl.where(
-            i_C[:, None] // 8 % 2 == 1,
-            W - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 16 == 7, W, 0.0), [C // 16, 16, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 16, 16, K],
+        exp_W_to_8_2 = tl.exp(
+            tl.where(
+                i_C[:, None] // 8 % 2 == 1,
+                W - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 16 == 7, W, 0.0), [C // 16, 16, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 16, 16, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 16 == 7, W, 0.0), [C // 16, 16, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 16, 16, K],
+                    ),
+                    [C, K],
+                ) - W,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(
-                        tl.reshape(tl.where(i_C[:, None] % 16 == 7, W, 0.0), [C // 16, 16, K]),
-                        axis=1,
-                    )[:, None, :],
-                    [C // 16, 16, K],
-                ),
-                [C, K],
-            ) - W,
         )
-        exp_W_to_8_2 = tl.exp(W_to_8_2)
         # a_exp_W_to_8 = a * exp(to_middle(W, W0))
-        a_exp_W_to_8_f16 = (a_f32 * tl.exp(W_to_8)).to(tl.float16)
+        a_exp_W_to_8_f16 = (
+            a_f32 * tl.exp(
+                tl.where(
+                    i_C[:, None] // 8 % 2 == 1,
+                    W0 - tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 16 == 7, W, 0.0), [C // 16, 16, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 16, 16, K],
+                        ),
+                        [C, K],
+                    ),
+                    tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 16 == 7, W, 0.0), [C // 16, 16, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 16, 16, K],
+                        ),
+                        [C, K],
+                    ) - W,
+                ),
+            )
+        ).to(tl.float16)
         # b_exp_W_to_8_2 = b * exp_W_to_8_2
         b_exp_W_to_8_2_f16 = (b_f32 * exp_W_to_8_2).to(tl.float16)
         # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
         # b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
         # pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
         a_exp_W_to_product_5 = tl.dot(a_exp_W_to_8_f16, tl.trans(b_exp_W_to_8_2_f16))
+        a_exp_W_to_16_sum = a_exp_W_to_64_sum + tl.where(
+            (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
+            a_exp_W_to_product_5,
+            0.0,
+        )
         # k_exp_W_to_8_2 = k * exp_W_to_8_2
         k_exp_W_to_8_2_f16 = (k_f32 * exp_W_to_8_2).to(tl.float16)
         # Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
         # pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
         # k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
         a_exp_W_to_product_6 = tl.dot(a_exp_W_to_8_f16, tl.trans(k_exp_W_to_8_2_f16))
+        a_exp_W_to_16_sum_2 = a_exp_W_to_64_sum_2 + tl.where(
+            (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
+            a_exp_W_to_product_6,
+            0.0,
+        )
         # r_exp_W_to_8_2 = r * exp_W_to_8_2
         r_exp_W_to_8_2_f16 = (r_f32 * exp_W_to_8_2).to(tl.float16)
         # o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
@@ -347,58 +386,93 @@ def o_S_kernel(
         # pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @
         # b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
         r_exp_W_to_product_5 = tl.dot(r_exp_W_to_8_2_f16, tl.trans(k_exp_W_to_8_2_f16))
+        r_exp_W_to_16_sum = r_exp_W_to_32_sum + tl.where(
+            (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
+            r_exp_W_to_product_5,
+            0.0,
+        )
         r_exp_W_to_product_6 = tl.dot(r_exp_W_to_8_2_f16, tl.trans(b_exp_W_to_8_2_f16))
-        # a_exp_W_to_4 = a * exp(to_middle(W, W0))
-        W_to_4 = tl.where(
-            i_C[:, None] // 4 % 2 == 1,
-            W0 - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 8 == 3, W, 0.0), [C // 8, 8, K]), axis=1)[:, None, :],
-                    [C // 8, 8, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 8 == 3, W, 0.0), [C // 8, 8, K]), axis=1)[:, None, :],
-                    [C // 8, 8, K],
-                ),
-                [C, K],
-            ) - W,
+        r_exp_W_to_16_sum_2 = r_exp_W_to_64_sum + tl.where(
+            (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
+            r_exp_W_to_product_6,
+            0.0,
         )
         # exp_W_to_4_2 = exp(to_middle(W))
-        W_to_4_2 = tl.where(
-            i_C[:, None] // 4 % 2 == 1,
-            W - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 8 == 3, W, 0.0), [C // 8, 8, K]), axis=1)[:, None, :],
-                    [C // 8, 8, K],
+        exp_W_to_4_2 = tl.exp(
+            tl.where(
+                i_C[:, None] // 4 % 2 == 1,
+                W - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 8 == 3, W, 0.0), [C // 8, 8, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 8, 8, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 8 == 3, W, 0.0), [C // 8, 8, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 8, 8, K],
+                    ),
+                    [C, K],
+                ) - W,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 8 == 3, W, 0.0), [C // 8, 8, K]), axis=1)[:, None, :],
-                    [C // 8, 8, K],
-                ),
-                [C, K],
-            ) - W,
         )
-        exp_W_to_4_2 = tl.exp(W_to_4_2)
         # a_exp_W_to_4 = a * exp(to_middle(W, W0))
-        a_exp_W_to_4_f16 = (a_f32 * tl.exp(W_to_4)).to(tl.float16)
+        a_exp_W_to_4_f16 = (
+            a_f32 * tl.exp(
+                tl.where(
+                    i_C[:, None] // 4 % 2 == 1,
+                    W0 - tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 8 == 3, W, 0.0), [C // 8, 8, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 8, 8, K],
+                        ),
+                        [C, K],
+                    ),
+                    tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 8 == 3, W, 0.0), [C // 8, 8, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 8, 8, K],
+                        ),
+                        [C, K],
+                    ) - W,
+                ),
+            )
+        ).to(tl.float16)
         # b_exp_W_to_4_2 = b * exp_W_to_4_2
         b_exp_W_to_4_2_f16 = (b_f32 * exp_W_to_4_2).to(tl.float16)
         # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
         # b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
         # pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
         a_exp_W_to_product_7 = tl.dot(a_exp_W_to_4_f16, tl.trans(b_exp_W_to_4_2_f16))
+        a_exp_W_to_8_2_sum = a_exp_W_to_16_sum + tl.where(
+            (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
+            a_exp_W_to_product_7,
+            0.0,
+        )
         # k_exp_W_to_4_2 = k * exp_W_to_4_2
         k_exp_W_to_4_2_f16 = (k_f32 * exp_W_to_4_2).to(tl.float16)
         # Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
         # pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
         # k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
         a_exp_W_to_product_8 = tl.dot(a_exp_W_to_4_f16, tl.trans(k_exp_W_to_4_2_f16))
+        a_exp_W_to_8_3_sum = a_exp_W_to_16_sum_2 + tl.where(
+            (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
+            a_exp_W_to_product_8,
+            0.0,
+        )
         # r_exp_W_to_4_2 = r * exp_W_to_4_2
         r_exp_W_to_4_2_f16 = (r_f32 * exp_W_to_4_2).to(tl.float16)
         # o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
@@ -408,58 +482,93 @@ def o_S_kernel(
         # pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @
         # b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
         r_exp_W_to_product_7 = tl.dot(r_exp_W_to_4_2_f16, tl.trans(k_exp_W_to_4_2_f16))
+        r_exp_W_to_8_sum = r_exp_W_to_16_sum + tl.where(
+            (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
+            r_exp_W_to_product_7,
+            0.0,
+        )
         r_exp_W_to_product_8 = tl.dot(r_exp_W_to_4_2_f16, tl.trans(b_exp_W_to_4_2_f16))
-        # a_exp_W_to_2 = a * exp(to_middle(W, W0))
-        W_to_2 = tl.where(
-            i_C[:, None] // 2 % 2 == 1,
-            W0 - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 4 == 1, W, 0.0), [C // 4, 4, K]), axis=1)[:, None, :],
-                    [C // 4, 4, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 4 == 1, W, 0.0), [C // 4, 4, K]), axis=1)[:, None, :],
-                    [C // 4, 4, K],
-                ),
-                [C, K],
-            ) - W,
+        r_exp_W_to_8_3_sum = r_exp_W_to_16_sum_2 + tl.where(
+            (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
+            r_exp_W_to_product_8,
+            0.0,
         )
         # exp_W_to_2_2 = exp(to_middle(W))
-        W_to_2_2 = tl.where(
-            i_C[:, None] // 2 % 2 == 1,
-            W - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 4 == 1, W, 0.0), [C // 4, 4, K]), axis=1)[:, None, :],
-                    [C // 4, 4, K],
+        exp_W_to_2_2 = tl.exp(
+            tl.where(
+                i_C[:, None] // 2 % 2 == 1,
+                W - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 4 == 1, W, 0.0), [C // 4, 4, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 4, 4, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 4 == 1, W, 0.0), [C // 4, 4, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 4, 4, K],
+                    ),
+                    [C, K],
+                ) - W,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 4 == 1, W, 0.0), [C // 4, 4, K]), axis=1)[:, None, :],
-                    [C // 4, 4, K],
-                ),
-                [C, K],
-            ) - W,
         )
-        exp_W_to_2_2 = tl.exp(W_to_2_2)
         # a_exp_W_to_2 = a * exp(to_middle(W, W0))
-        a_exp_W_to_2_f16 = (a_f32 * tl.exp(W_to_2)).to(tl.float16)
+        a_exp_W_to_2_f16 = (
+            a_f32 * tl.exp(
+                tl.where(
+                    i_C[:, None] // 2 % 2 == 1,
+                    W0 - tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 4 == 1, W, 0.0), [C // 4, 4, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 4, 4, K],
+                        ),
+                        [C, K],
+                    ),
+                    tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 4 == 1, W, 0.0), [C // 4, 4, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 4, 4, K],
+                        ),
+                        [C, K],
+                    ) - W,
+                ),
+            )
+        ).to(tl.float16)
         # b_exp_W_to_2_2 = b * exp_W_to_2_2
         b_exp_W_to_2_2_f16 = (b_f32 * exp_W_to_2_2).to(tl.float16)
         # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
         # b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
         # pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
         a_exp_W_to_product_9 = tl.dot(a_exp_W_to_2_f16, tl.trans(b_exp_W_to_2_2_f16))
+        a_exp_W_to_4_2_sum = a_exp_W_to_8_2_sum + tl.where(
+            (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
+            a_exp_W_to_product_9,
+            0.0,
+        )
         # k_exp_W_to_2_2 = k * exp_W_to_2_2
         k_exp_W_to_2_2_f16 = (k_f32 * exp_W_to_2_2).to(tl.float16)
         # Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
         # pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
         # k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
         a_exp_W_to_product_10 = tl.dot(a_exp_W_to_2_f16, tl.trans(k_exp_W_to_2_2_f16))
+        a_exp_W_to_4_3_sum = a_exp_W_to_8_3_sum + tl.where(
+            (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
+            a_exp_W_to_product_10,
+            0.0,
+        )
         # r_exp_W_to_2_2 = r * exp_W_to_2_2
         r_exp_W_to_2_2_f16 = (r_f32 * exp_W_to_2_2).to(tl.float16)
         # o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
@@ -469,58 +578,93 @@ def o_S_kernel(
         # pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @
         # b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
         r_exp_W_to_product_9 = tl.dot(r_exp_W_to_2_2_f16, tl.trans(k_exp_W_to_2_2_f16))
+        r_exp_W_to_4_sum = r_exp_W_to_8_sum + tl.where(
+            (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
+            r_exp_W_to_product_9,
+            0.0,
+        )
         r_exp_W_to_product_10 = tl.dot(r_exp_W_to_2_2_f16, tl.trans(b_exp_W_to_2_2_f16))
-        # a_exp_W_to_1 = a * exp(to_middle(W, W0))
-        W_to_1 = tl.where(
-            i_C[:, None] // 1 % 2 == 1,
-            W0 - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 2 == 0, W, 0.0), [C // 2, 2, K]), axis=1)[:, None, :],
-                    [C // 2, 2, K],
-                ),
-                [C, K],
-            ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 2 == 0, W, 0.0), [C // 2, 2, K]), axis=1)[:, None, :],
-                    [C // 2, 2, K],
-                ),
-                [C, K],
-            ) - W,
+        r_exp_W_to_4_3_sum = r_exp_W_to_8_3_sum + tl.where(
+            (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
+            r_exp_W_to_product_10,
+            0.0,
         )
         # exp_W_to_1_2 = exp(to_middle(W))
-        W_to_1_2 = tl.where(
-            i_C[:, None] // 1 % 2 == 1,
-            W - tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 2 == 0, W, 0.0), [C // 2, 2, K]), axis=1)[:, None, :],
-                    [C // 2, 2, K],
+        exp_W_to_1_2 = tl.exp(
+            tl.where(
+                i_C[:, None] // 1 % 2 == 1,
+                W - tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 2 == 0, W, 0.0), [C // 2, 2, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 2, 2, K],
+                    ),
+                    [C, K],
                 ),
-                [C, K],
+                tl.reshape(
+                    tl.broadcast_to(
+                        tl.sum(
+                            tl.reshape(tl.where(i_C[:, None] % 2 == 0, W, 0.0), [C // 2, 2, K]),
+                            axis=1,
+                        )[:, None, :],
+                        [C // 2, 2, K],
+                    ),
+                    [C, K],
+                ) - W,
             ),
-            tl.reshape(
-                tl.broadcast_to(
-                    tl.sum(tl.reshape(tl.where(i_C[:, None] % 2 == 0, W, 0.0), [C // 2, 2, K]), axis=1)[:, None, :],
-                    [C // 2, 2, K],
-                ),
-                [C, K],
-            ) - W,
         )
-        exp_W_to_1_2 = tl.exp(W_to_1_2)
         # a_exp_W_to_1 = a * exp(to_middle(W, W0))
-        a_exp_W_to_1_f16 = (a_f32 * tl.exp(W_to_1)).to(tl.float16)
+        a_exp_W_to_1_f16 = (
+            a_f32 * tl.exp(
+                tl.where(
+                    i_C[:, None] // 1 % 2 == 1,
+                    W0 - tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 2 == 0, W, 0.0), [C // 2, 2, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 2, 2, K],
+                        ),
+                        [C, K],
+                    ),
+                    tl.reshape(
+                        tl.broadcast_to(
+                            tl.sum(
+                                tl.reshape(tl.where(i_C[:, None] % 2 == 0, W, 0.0), [C // 2, 2, K]),
+                                axis=1,
+                            )[:, None, :],
+                            [C // 2, 2, K],
+                        ),
+                        [C, K],
+                    ) - W,
+                ),
+            )
+        ).to(tl.float16)
         # b_exp_W_to_1_2 = b * exp_W_to_1_2
         b_exp_W_to_1_2_f16 = (b_f32 * exp_W_to_1_2).to(tl.float16)
         # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
         # b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
         # pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
         a_exp_W_to_product_11 = tl.dot(a_exp_W_to_1_f16, tl.trans(b_exp_W_to_1_2_f16))
+        Tinv_decayed_product = a_exp_W_to_4_2_sum + tl.where(
+            (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
+            a_exp_W_to_product_11,
+            0.0,
+        )
         # k_exp_W_to_1_2 = k * exp_W_to_1_2
         k_exp_W_to_1_2_f16 = (k_f32 * exp_W_to_1_2).to(tl.float16)
         # Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
         # pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
         # k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
         a_exp_W_to_product_12 = tl.dot(a_exp_W_to_1_f16, tl.trans(k_exp_W_to_1_2_f16))
+        operand_of_Z = a_exp_W_to_4_3_sum + tl.where(
+            (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
+            a_exp_W_to_product_12,
+            0.0,
+        )
         # r_exp_W_to_1_2 = r * exp_W_to_1_2
         r_exp_W_to_1_2_f16 = (r_f32 * exp_W_to_1_2).to(tl.float16)
         # o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
@@ -530,21 +674,25 @@ def o_S_kernel(
         # pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @
         # b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
         r_exp_W_to_product_11 = tl.dot(r_exp_W_to_1_2_f16, tl.trans(k_exp_W_to_1_2_f16))
+        r_exp_W_to_2_sum = r_exp_W_to_4_sum + tl.where(
+            (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
+            r_exp_W_to_product_11,
+            0.0,
+        )
         r_exp_W_to_product_12 = tl.dot(r_exp_W_to_1_2_f16, tl.trans(b_exp_W_to_1_2_f16))
+        r_exp_W_to_2_3_sum = r_exp_W_to_4_3_sum + tl.where(
+            (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
+            r_exp_W_to_product_12,
+            0.0,
+        )
         r_kT = tl.dot(r, tl.trans(k))
+        operand_of_o_2 = r_exp_W_to_2_sum + r_kT * tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0)
         r_bT = tl.dot(r, tl.trans(b_))
+        operand_of_o = r_exp_W_to_2_3_sum + r_bT * tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0)
         # Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
         # b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
         # pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-        minus_Tinv_neg = -(
-            -(
-                tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), a_exp_W_to_product, 0.0) + tl.where(
-                    (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
-                    a_exp_W_to_product_3,
-                    0.0,
-                ) + tl.where((i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8), a_exp_W_to_product_5, 0.0) + tl.where((i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4), a_exp_W_to_product_7, 0.0) + tl.where((i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2), a_exp_W_to_product_9, 0.0) + tl.where((i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]), a_exp_W_to_product_11, 0.0)
-            )
-        )
+        minus_Tinv_neg = -(-Tinv_decayed_product)
         Tinv_rows_2 = tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0) + tl.where(
             (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
             minus_Tinv_neg,
@@ -603,16 +751,7 @@ def o_S_kernel(
         # Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
         # pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
         # k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-        operand_of_Z_v = tl.dot(
-            (
-                tl.where(
-                    (i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32),
-                    a_exp_W_to_product_2,
-                    0.0,
-                ) + tl.where((i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16), a_exp_W_to_product_4, 0.0) + tl.where((i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8), a_exp_W_to_product_6, 0.0) + tl.where((i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4), a_exp_W_to_product_8, 0.0) + tl.where((i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2), a_exp_W_to_product_10, 0.0) + tl.where((i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]), a_exp_W_to_product_12, 0.0)
-            ).to(tl.float16),
-            v,
-        )
+        operand_of_Z_v = tl.dot(operand_of_Z.to(tl.float16), v)
         S_f16 = S.to(tl.float16)
         operand_of_Z_2 = tl.dot((a_f32 * tl.exp(W0)).to(tl.float16), S_f16, acc=operand_of_Z_v)
         Z = tl.dot(Tinv.to(tl.float16), operand_of_Z_2.to(tl.float16))
@@ -622,28 +761,9 @@ def o_S_kernel(
         # (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T) +
         # pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @
         # b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) * identity) @ Z + (r * exp(W)) @ S)
-        operand_of_o_2_v = tl.dot(
-            (
-                tl.where((i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32), r_exp_W_to_product, 0.0) + tl.where(
-                    (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
-                    r_exp_W_to_product_3,
-                    0.0,
-                ) + tl.where((i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8), r_exp_W_to_product_5, 0.0) + tl.where((i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4), r_exp_W_to_product_7, 0.0) + tl.where((i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2), r_exp_W_to_product_9, 0.0) + tl.where((i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]), r_exp_W_to_product_11, 0.0) + r_kT * tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0)
-            ).to(tl.float16),
-            v,
-        )
+        operand_of_o_2_v = tl.dot(operand_of_o_2.to(tl.float16), v)
         Z_f16 = Z.to(tl.float16)
-        operand_of_o_Z_sum = tl.dot(
-            (
-                tl.where(
-                    (i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32),
-                    r_exp_W_to_product_2,
-                    0.0,
-                ) + tl.where((i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16), r_exp_W_to_product_4, 0.0) + tl.where((i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8), r_exp_W_to_product_6, 0.0) + tl.where((i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4), r_exp_W_to_product_8, 0.0) + tl.where((i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2), r_exp_W_to_product_10, 0.0) + tl.where((i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]), r_exp_W_to_product_12, 0.0) + r_bT * tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0)
-            ).to(tl.float16),
-            Z_f16,
-            acc=operand_of_o_2_v,
-        )
+        operand_of_o_Z_sum = tl.dot(operand_of_o.to(tl.float16), Z_f16, acc=operand_of_o_2_v)
         o_sum_2 = tl.dot((r_f32 * tl.exp(W)).to(tl.float16), S_f16, acc=operand_of_o_Z_sum)
         # last_W = last(W)
         last_W = tl.sum(tl.where(i_C[:, None] == C - 1, W, 0.0), axis=0)

@@ -47,7 +47,7 @@ SMALL: dict[str, tuple[Any, ...]] = {"K": (16, 32, 60, 64), "V": (16, 32, 60, 64
 ON_HOPPER = " on sm_90a"
 #: Where the op chooses the schedule.
 OPEN = ("auto", "auto in parts", "decode")
-NAMED = ("fused", "replay", "staged", "prepared", "prepared_vk", "walk", "fused_walk")
+NAMED = ("fused", "replay", "staged", "prepared", "prepared_vk", "walk", "operand_walk", "fused_walk")
 #: Fields of schedules, each a factor by itself. None: as the named schedule has it.
 OPTIONS: dict[str, tuple[Any, ...]] = {"inverse": (None, "doubling"), "v_block": (None, 32, 64),
                                        "partition": (None, "exact", "decay", "longest first")}

@@ -13,6 +13,7 @@ from gdn_codegen.channels import (
     chunk_gla,
     chunk_kda,
     chunk_rwkv7,
+    fused_mul_recurrent_rwkv7,
     fused_recurrent_gdn2,
     fused_recurrent_gla,
     fused_recurrent_kda,
@@ -170,6 +171,26 @@ def test_a_gate_without_rates_and_no_gate():
     more = dict(initial_state=S, target=GPU[0])
     x["g"][:] = 0
     near(fused_recurrent_gla(x["q"], x["k"], x["v"], **more)[:1], chunk_gla(**x, **more)[:1])
+
+
+@pytest.mark.slow
+def test_the_product_of_kk_and_a():
+    """As layers of RWKV-7 call it: 5 tokens after a state."""
+    c = Case((5,), gates="slow")
+    x, S, _ = made("rwkv7", c, torch.float32)
+    kk, a = -x.pop("a"), torch.full_like(x["k"], 0.5)
+    x.pop("b")
+    more = dict(initial_state=S, output_final_state=True, target=GPU[0])
+    got = fused_mul_recurrent_rwkv7(**x, kk=kk, a=a, **more)
+    near(got, fused_recurrent_rwkv7(**x, a=-kk, b=kk / 2, scale=1.0, **more))
+    assert [y.shape for y in got] == [y.shape for y in (x["v"], S)]
+    given = inspect.signature(fused_mul_recurrent_rwkv7).parameters
+    assert [*given][:-1] == ["r", "w", "k", "v", "kk", "a", "scale", "initial_state", "output_final_state", "reverse",
+                             "cu_seqlens"]
+    for said, message in ((dict(reverse=True), "reverse: got True"), (dict(a=a[:, :1]), "a: got shape .*; accepted: .*that of k"),
+                          (dict(kk=None), "kk: got NoneType")):
+        with pytest.raises(ValueError, match=message):
+            fused_mul_recurrent_rwkv7(**{**x, "kk": kk, "a": a, **said})
 
 
 @pytest.mark.parametrize("name, said, message", [

@@ -126,11 +126,16 @@ def test_every_schedule_runs_pages_of_other_names_and_of_two_states(page, target
 
 
 @pytest.mark.parametrize("form, own", [
-    ("direct", {"inverse": ("Tinv",), "weight": (), "offset": (), "solution": ("U",)}),
-    ("wy", {"inverse": ("Tinv",), "weight": ("U_weight",), "offset": ("U_offset",), "solution": ("U",)}),
-    ("gate-free", {"inverse": ("Tinv",), "weight": (), "offset": (), "solution": ("U",)}),
-    ("split", {"inverse": ("Tinv_scaled",), "weight": (), "offset": ("U_offset",), "solution": ("U_unscaled",)}),
-    ("unit", {"inverse": ("Tinv_below",), "weight": (), "offset": (), "solution": ("U_unscaled",)})])
+    ("direct", {"inverse": ("Tinv",), "weight": (), "offset": (), "solution": ("U",),
+                "operand": ("Tinv", "exp_G", "q_kT_D", "decay_to_end")}),
+    ("wy", {"inverse": ("Tinv",), "weight": ("U_weight",), "offset": ("U_offset",), "solution": ("U",),
+            "operand": ("Tinv", "exp_G", "beta_v", "U_weight", "q_kT_D", "decay_to_end")}),
+    ("gate-free", {"inverse": ("Tinv",), "weight": (), "offset": (), "solution": ("U",),
+                   "operand": ("Tinv", "exp_G", "q_kT_D", "decay_to_end")}),
+    ("split", {"inverse": ("Tinv_scaled",), "weight": (), "offset": ("U_offset",), "solution": ("U_unscaled",),
+               "operand": ("Tinv_scaled", "exp_G", "q_kT_D_beta", "beta_decay_to_end")}),
+    ("unit", {"inverse": ("Tinv_below",), "weight": (), "offset": (), "solution": ("U_unscaled",),
+              "operand": ("exp_G", "Tinv_below", "q_kT_D_beta", "beta_decay_to_end")})])
 def test_roles_of_gated_delta_rule(form, own):
     p = rewrite(find("gated_delta_rule").trace(), Schedule("own", (("@output", "@state"),), form=form))
     assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",), **own}
@@ -138,7 +143,8 @@ def test_roles_of_gated_delta_rule(form, own):
 
 def test_a_role_that_no_value_has_is_empty_and_one_may_have_several_values():
     have = {n: x for n, x in roles(normalised.trace()).items() if x}
-    assert have == {"output": ("y",), "state": ("S", "Z"), "gate": ("g",), "gate_sum": ("G",)}
+    assert have == {"output": ("y",), "state": ("S", "Z"), "gate": ("g",), "gate_sum": ("G",),
+                    "operand": ("P", "exp_G", "row_sums_P_k_q", "w")}
     p = inverse_read_twice.trace()
     assert roles(p)["inverse"] == ("Tinv",) and roles(p)["solution"] == ("U",) and len(roles(p)["offset"]) == 1
 

@@ -27,6 +27,9 @@ from .roles import roles, with_names
 #: The order in which a kernel loads values from workspaces, by role. Row scales come last.
 READ_ORDER = ("system", "gate_sum", "state", "inverse", "solution", "offset", "weight", "gate", "")
 
+#: Values that a kernel's name lists at most.
+NAMED = 4
+
 
 @takes("traced", gives="cut")
 def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart: bool = False) -> Program:
@@ -130,7 +133,7 @@ def _kernel(g: KernelGroups, i: int, part: Slice, read_later: set[str]) -> tuple
         elif o.kind == "store" and (o.args[0] in {g.states[n].next for n in group if n in g.states}
                                     if o in g.kept else o.args[0] in group):
             body.append(o)
-    name = "_".join(group)
+    name = "_".join(group if len(group) <= NAMED else (*group[:NAMED - 1], "and", str(len(group) - NAMED + 1), "more"))
     if not part.walks:
         return Kernel(name, "chunks", tuple(body)), made
     walked = tuple(c for c in g.loop.carried if c.next in part.ops or c.next in part.reads)

@@ -8,6 +8,8 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - inverse: an inverse as products read it. The schedule's form may have scaled it or removed its diagonal.
 - weight, offset: products of an inverse that do not depend on a state, but whose readers do. A weight multiplies a state.
 - solution: the sum of products of an inverse, where it depends on a state.
+- operand: what a walk needs, if it computes only values that depend on a state, and tiles that these read otherwise than as an
+  operand of a product: the operands of products and the vectors that it reads, and that depend on no state.
 """
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ class _Roles:
             "gate": gates, "gate_sum": {o.out for o in self.ops if o.kind == "cumsum"},
             "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
             "inverse": operands, "weight": weights, "offset": set(free) - weights,
-            "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits}}
+            "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits},
+            "operand": self.operands()}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)
                for r, names in found.items()}
         assert {*own, "output", "state"} == set(ROLES)
@@ -93,6 +96,22 @@ class _Roles:
     def products(self, inverses: set[str]) -> list[Op]:
         """The products that have one of `inverses` as an operand, and on which a result depends."""
         return [o for o in self.ops if o.kind == "matmul" and o.out in self.wanted and set(o.args) & inverses]
+
+    def viewed(self, n: str) -> str:
+        """The value of which `n` is a view, such as a column."""
+        while n in self.defs and self.defs[n].kind in ("col", "row"):
+            n = self.defs[n].args[0]
+        return n
+
+    def operands(self) -> set[str]:
+        """Computed operands of products, and computed vectors, that depend on no state and that a walk without them would
+        compute."""
+        out, walked = set[str](), {*self.waits}
+        for o in reversed(self.ops):
+            for n in map(self.viewed, o.args if o.out in walked else ()):
+                if n in self.defs and n not in self.waits and self.defs[n].kind != "load" and self.type[n].rank:
+                    (out if o.kind == "matmul" or self.type[n].rank == 1 else walked).add(n)
+        return out
 
     def grown(self, n: str) -> str:
         """The last value of a chain of sums and multiples that starts at `n`, where each value of the chain has one reader."""

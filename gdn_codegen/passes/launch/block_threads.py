@@ -1,16 +1,22 @@
 """block_threads: chooses the threads of a block, and how many blocks share a multiprocessor. For TileLang.
 
 A block of one agent has 128 threads, with these exceptions:
-- 256, if with 128 threads the largest fragment would take more than 64 registers of each thread. But not if a product has 16
-  columns. TileLang may then give half of them to each of two warp groups, and a wgmma reads no row-major operand of 8 columns.
+- 256, if with 128 threads the largest fragment would take more than 64 registers of each thread, or the fragments of a kernel
+  over chunks that are live at once more than 128. But not if a product has 16 columns. TileLang may then give half of them to
+  each of two warp groups, and a wgmma reads no row-major operand of 8 columns. On an H100 the kernel over chunks of Kimi
+  Delta Attention took 1800 us with 128 threads, and 690 with 256 (1 x 8192, 64 heads).
+- 512, if such a kernel takes so much shared memory that one block has a multiprocessor alone, and all products have at least
+  64 columns. That of RWKV-7 took 3270 us with 256 threads, and 1950 with 512.
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
-A kernel over single tokens has one warp. So many of its blocks share a multiprocessor as an estimate of its registers allows: it
-is limited by memory, and more loads are then under way at once. Above MOST_OF_A_FRAGMENT registers for the state nvcc decides.
+A kernel over single tokens has one warp. So many of its blocks share a multiprocessor as an estimate of its registers allows:
+it is limited by memory, and more loads are then under way at once. Above MOST_OF_A_FRAGMENT registers for the state nvcc
+decides.
 
-A kernel over chunks is small if its largest fragment takes at most half of 64 registers per thread. Then several blocks share a
-multiprocessor, so that one computes while another waits for its loads. Agents that share a block have threads and registers of
-their own. Such a block has whole warp groups, and each thread starts with an equal part of the registers.
+A kernel over chunks is small if its largest fragment takes at most half of 64 registers per thread, and those that are live
+at once at most 64. Then several blocks share a multiprocessor, so that one computes while another waits for its loads. Agents
+that share a block have threads and registers of their own. Such a block has whole warp groups, and each thread starts with an
+equal part of the registers.
 """
 from __future__ import annotations
 
@@ -29,6 +35,8 @@ SMALL, SMALL_BATCHED = 64, 80
 HEADS_THREADS, HEADS_REGISTERS = 256, 32
 #: The most registers of a thread that the largest fragment may take. Beyond that, more threads share the fragment.
 MOST_OF_A_FRAGMENT = 64
+#: The most registers of a thread that fragments of a kernel over chunks may take at once. Beyond that, more threads share them.
+MOST_LIVE = 128
 #: Registers of a thread over single tokens: those for the state, so many for each entry of a vector, and others. At least twice
 #: those for the state, and LEAST, since groups of tokens need many. On an H100 256 sequences of 4 tokens took 289 us with 128
 #: registers, and 324 with nvcc's 161 (16 columns, before tokens had groups).
@@ -51,7 +59,7 @@ def _launched(k: Kernel, device: Device) -> Kernel:
     if any(o.attr("one_token") for o in k.ops):
         return _of_tokens(k, device)
     by_threads = k.batch.way == "threads"
-    threads = HEADS_THREADS if by_threads else _threads(k)
+    threads = HEADS_THREADS if by_threads else _threads(k, device)
     if k.grid != "chunks" or not (by_threads or _small(k, threads)):
         return replace(k, threads=threads)
     registers = HEADS_REGISTERS if by_threads else SMALL_BATCHED if k.batch.heads > 2 else SMALL
@@ -86,16 +94,35 @@ def _fragments(k: Kernel) -> int:
     return max((prod(b.shape) for b in k.buffers if b.space == "fragment"), default=0)
 
 
+def _live(k: Kernel, *spaces: str) -> int:
+    """The bytes of buffers in `spaces` that are live at once, at most. For a kernel over chunks."""
+    ops = k.ops
+    size = {b.name: prod(b.shape) * BYTES[b.dtype] for b in k.buffers if b.space in spaces}
+    under: dict[str, set[str]] = {}  # the buffers that an expression reads
+    ends: dict[str, tuple[int, int]] = {}  # the first op that fills a buffer, and the last that reads it
+    for n, o in enumerate(ops):
+        read = set[str]().union(*(under.get(a, ()) for a in o.args))
+        if o.out:
+            under[o.out] = {o.buffer} if o.buffer else read
+        for x in ({*read, o.buffer} if o.buffer or not o.out else read) & size.keys():
+            ends[x] = ends.get(x, (n, n))[0], n
+    return max((sum(size[x] for x, (first, last) in ends.items() if first <= n <= last) for n in range(len(ops))), default=0)
+
+
 def _small(k: Kernel, threads: int) -> bool:
-    """Whether the kernel has products and its largest fragment takes at most half of `SMALL` registers per thread."""
-    return any(o.kind == "matmul" for o in k.ops) and 2 * _fragments(k) <= SMALL * threads
+    """Whether the kernel has products and 128 threads at most, its largest fragment takes at most half of `SMALL` registers per
+    thread, and those that are live at once at most `SMALL`."""
+    live = _live(k, "fragment") // BYTES["float32"]
+    return threads <= GROUP and any(o.kind == "matmul" for o in k.ops) and max(2 * _fragments(k), live) <= SMALL * threads
 
 
-def _threads(k: Kernel) -> int:
+def _threads(k: Kernel, device: Device) -> int:
     """The threads of a block with one agent."""
     shapes = {b.name: b.shape for b in k.buffers}
     products = [shapes[o.buffer] for o in k.ops if o.kind == "matmul"]
-    large = _fragments(k) > MOST_OF_A_FRAGMENT * GROUP and all(shape[-1] > 16 for shape in products)
+    live = k.grid == "chunks" and _live(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
+    large = (live or _fragments(k) > MOST_OF_A_FRAGMENT * GROUP) and all(shape[-1] > 16 for shape in products)
+    alone = live and 2 * _live(k, "shared", "staged") > device.spaces["shared"] and all(shape[-1] >= 64 for shape in products)
     tiles = [prod(n // 16 for n in shape) for shape in products]
     entries = max((prod(b.shape) for b in k.buffers), default=1)
-    return WARP * min([8 if large else 4, -(-entries // WARP), *tiles])
+    return WARP * min([16 if alone else 8 if large else 4, -(-entries // WARP), *tiles])

@@ -2,6 +2,10 @@
 
 A value without a buffer is an expression inside its reader. These are numbers, row and column views, and cheap elementwise ops
 with one reader. Other values get a buffer in the space that the device names for their kind.
+
+Values that lie in registers until a later product has been computed cost registers meanwhile. So where a product comes between:
+- an elementwise op that is the last reader of two tiles has a buffer, although it has one reader;
+- a cast of a loaded tile in shared memory is an expression in each of its readers.
 """
 from __future__ import annotations
 
@@ -34,6 +38,7 @@ class StoredValues:
         self.count = uses(k.body)
         self.ops = k.ops
         self.defs = {o.out: o for o in self.ops if o.out}
+        self.place = {o: n for n, o in enumerate(self.ops)}
         self.readers = readers(k.body)
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
         self.one_token = any(o.attr("one_token") for o in self.ops)  # whether chunks are single tokens
@@ -52,17 +57,47 @@ class StoredValues:
         if o.kind == "of_token" and self.type[o.out].rank == 0:
             return False  # each reader reads shared memory, so that no register holds the number
         if self.count.get(o.out, 0) != 1:
-            return True
+            return not self.cast_again(o)
         reader, n = self.readers[o.out][0]
         if self.device.operand != self.device.tile and reader.kind == "matmul" and n < 2:
             return True
         if reader.kind == "matmul" and n == 2:
             return False
+        if self.frees(o):
+            return True
         if not OPS[reader.kind].elementwise and reader.kind != "store" and self.device.tile != "register":
             return True  # cumsum, last and row_sum need an operand in storage
         # A vector under a tile would be computed again for every column.
         return (self.device.vector != "register" and self.type[o.out].rank == 1 and reader.kind in ("col", "row")) \
             or (self.device.number != "register" and self.type[o.out].dims in ((), *((n,) for n in self.tokens)))
+
+    def cast_again(self, o: Op) -> bool:
+        """Whether `o` casts a loaded tile in shared memory for readers between which a product is computed."""
+        x = self.defs.get(o.args[0])
+        return (o.kind == "cast" and x is not None and x.kind == "load" and self.type[o.out].rank == 2
+                and self.device.loaded != self.device.tile and self.product_between(*(r for r, _ in self.readers[o.out])))
+
+    def frees(self, o: Op) -> bool:
+        """Whether `o` is the last reader of two tiles in registers, and its own reader comes after a later product."""
+        (reader, _), = self.readers[o.out]
+        if self.type[o.out].rank != 2 or not self.product_between(o, reader):
+            return False
+        return len([a for a in self.tiles_under(o) if all(self.place[r] <= self.place[o] for r, _ in self.readers[a])]) > 1
+
+    def tiles_under(self, o: Op) -> set[str]:
+        """The tiles with storage in registers that `o` reads, directly or through expressions."""
+        out: set[str] = set()
+        for x in (self.defs[a] for a in o.args if a in self.defs and self.type[a].rank == 2):
+            if not self.stored(x):
+                out |= self.tiles_under(x)
+            elif x.kind != "load" or self.device.loaded == self.device.tile:
+                out.add(x.out)
+        return out
+
+    def product_between(self, *ops: Op) -> bool:
+        """Whether a product is computed after the first of `ops` and before the last."""
+        first, last = min(self.place[o] for o in ops), max(self.place[o] for o in ops)
+        return any(o.kind == "matmul" for o in self.ops[first + 1:last])
 
     def operands(self) -> set[str]:
         """The values that must be in the operands' space: operands of products, and inverses of blocks."""

@@ -1,0 +1,2825 @@
+"""Token t: S <- Diag(exp(g)) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+Generated TileLang: schedule operand_walk, chunks of 64 tokens, layout bthd, bfloat16. Needs torch and tilelang (0.1.15).
+Made by: gdn_codegen build --target tilelang --chunk 64 --layout bthd --algorithm kimi_delta_attention --schedule operand_walk --dtype bfloat16 --head-dim-k 128 --head-dim-v 128 --set v_block=64 --arch sm_90a
+"""
+import contextlib
+import functools
+import hashlib
+import itertools
+import math
+import operator
+import os
+import platform
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
+import tilelang
+import tilelang.language as T
+import tvm_ffi
+from tilelang.contrib import nvcc
+
+# sizes of dims in memory; P: in tiles, where these are padded
+C = 64
+K = 128
+V = 128
+
+# --- device functions: kernels call NAME_cuda, NAME_cpu or NAME as t.NAME -----------------------------------------------
+HELPERS = r"""
+// Helpers below address tiles by themselves: rows of 64 16-bit elements, piece p of 16 bytes of row r at p ^ r % 8. TileLang may choose
+// another layout for a tile, whatever it is told. Then the comparison below is not folded away, this function stays in the kernel, and
+// since nobody defines it, ptxas refuses the kernel.
+extern "C" __device__ void this_tile_needs_rows_of_128_bytes_swizzled();
+
+template <typename X> static __device__ __forceinline__ void expect_element(const X *first, const X *element, int offset) {
+  if (element != first + offset) this_tile_needs_rows_of_128_bytes_swizzled();
+}
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <type_traits>
+
+// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, over A, its columns times `scale` if that is given, by one warp; `strict`:
+// without the ones of its diagonal.
+// A row of a tile is eight pieces of 16 bytes; piece p of row r lies at p ^ r % 8. Blocks of 8 on the diagonal are inverted by
+// forward substitution, in float32, a lane two columns; products (mma.sync) join them to blocks of 16, and block forward
+// substitution gives the rest. In bfloat16 their sums are float32; in float16 they are what they are rounded to anyway. What does not depend on one another stands side by side, for a warp alone waits for each
+// result.
+template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
+  struct Tile { unsigned x[4]; };  // 16 x 16: quadrants by columns; a lane has entries (lane / 4, 2 (lane % 4)) and the next
+  struct Wide { float x[8]; };
+  using Sum = std::conditional_t<bf16, Wide, Tile>;
+
+  static __device__ unsigned pack(float lo, float hi) {
+    unsigned out;
+    if constexpr (bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
+    return out;
+  }
+  static __device__ Tile pack(const Wide &s) {
+    return {pack(s.x[0], s.x[1]), pack(s.x[2], s.x[3]), pack(s.x[4], s.x[5]), pack(s.x[6], s.x[7])};
+  }
+  static __device__ Tile pack(const Tile &s) { return s; }
+  static __device__ float2 unpack(unsigned x) {
+    if constexpr (bf16) return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&x));
+    else return __half22float2(*reinterpret_cast<__half2 *>(&x));
+  }
+  static __device__ Sum sum(const Tile &t) {
+    if constexpr (bf16) {
+      const float2 a = unpack(t.x[0]), b = unpack(t.x[1]), c = unpack(t.x[2]), d = unpack(t.x[3]);
+      return {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
+    } else return t;
+  }
+  static __device__ void mma(float *d, const Tile &a, unsigned b0, unsigned b1) {
+    if constexpr (bf16)
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+    else
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+  }
+  static __device__ void mma(unsigned *d, const Tile &a, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 { %0, %1}, { %2, %3, %4, %5}, { %6, %7}, { %0, %1};"
+        : "+r"(d[0]), "+r"(d[1]) : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+  }
+  // acc + a b, with b transposed
+  static __device__ Sum product(const Tile &a, const Tile &bt, Sum acc = {}) {
+    mma(acc.x, a, bt.x[0], bt.x[2]);
+    mma(acc.x + (bf16 ? 4 : 2), a, bt.x[1], bt.x[3]);
+    return acc;
+  }
+  // Where a lane's part of block (0, 0) lies for ldmatrix, and for its transpose.
+  static __device__ unsigned ldmatrix(const void *tile, unsigned lane) {
+    return base(tile) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+  }
+  static __device__ unsigned ldmatrix_transposed(const void *tile, unsigned lane) {
+    return base(tile) + (lane % 8 + lane / 16 * 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+  }
+  static __device__ unsigned base(const void *tile) { return static_cast<unsigned>(__cvta_generic_to_shared(tile)); }
+  static __device__ unsigned at(unsigned first, unsigned i, unsigned j) { return first + i * 2048 ^ j * 32; }
+
+  static __device__ Tile load(unsigned first, unsigned i, unsigned j) {
+    Tile t;
+    asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
+    return t;
+  }
+  static __device__ Tile load_transposed(unsigned first, unsigned i, unsigned j) {
+    Tile t;
+    asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
+    return t;
+  }
+  // Block (i, j) of the result, which is s, or -s.
+  static __device__ void store(void *tile, const void *scale, unsigned i, unsigned j, unsigned lane, Sum s, float sign = 1.f) {
+    if constexpr (scaled) {
+      float x[4];
+#pragma unroll
+      for (unsigned n = 0; n < 4; n += 2)
+        asm volatile("ld.shared.v2.f32 { %0, %1}, [%2];" : "=f"(x[n]), "=f"(x[n + 1])
+                     : "r"(base(scale) + (16 * j + 4 * n + lane % 4 * 2) * 4));
+      if constexpr (bf16)
+#pragma unroll
+        for (unsigned n = 0; n < 8; ++n) s.x[n] *= x[n / 4 * 2 + n % 2];
+      else
+#pragma unroll
+        for (unsigned n = 0; n < 4; ++n) s.x[n] = times(s.x[n], pack(x[n / 2 * 2], x[n / 2 * 2 + 1]));
+    }
+    const Tile t = sign < 0.f ? minus(pack(s)) : pack(s);
+    const unsigned first = at(base(tile) + lane / 4 * 144 + lane % 4 * 4, i, j);
+#pragma unroll
+    for (unsigned n = 0; n < 4; ++n)
+      asm volatile("st.shared.b32 [%0], %1;" :: "r"((first ^ n / 2 * 16) + n % 2 * 1024), "r"(t.x[n]) : "memory");
+  }
+  static __device__ unsigned times(unsigned x, unsigned y) {
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(y));
+    return x;
+  }
+  static __device__ Tile minus(Tile t) {
+#pragma unroll
+    for (unsigned n = 0; n < 4; ++n) t.x[n] ^= 0x80008000u;
+    return t;
+  }
+  static __device__ unsigned transposed(unsigned x) {
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
+    return x;
+  }
+
+  // The blocks of 16 on the diagonal become their inverses, transposed.
+  static __device__ void diagonal(void *a, unsigned lane) {
+    const unsigned j = lane % 8;
+    float x[2][8];
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h)
+#pragma unroll
+      for (unsigned i = 0; i < 8; ++i) x[h][i] = i == j ? 1.f : 0.f;
+#pragma unroll
+    for (unsigned i = 1; i < 8; ++i)
+#pragma unroll
+      for (unsigned h = 0; h < 2; ++h) {
+        const unsigned first = base(a) + (lane / 8 + 4 * h) * 1040;
+        unsigned m[4];
+        asm volatile("ld.shared.v4.b32 { %0, %1, %2, %3}, [%4];" : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                     : "r"((first ^ i * 16) + i * 128));
+#pragma unroll
+        for (unsigned r = 0; r < i; ++r) {
+          const float2 pair = unpack(m[r / 2]);
+          x[h][i] -= (r % 2 ? pair.y : pair.x) * x[h][r];
+        }
+      }
+    __syncwarp();
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h)
+      asm volatile("st.shared.v4.b32 [%0], { %1, %2, %3, %4};"
+                   :: "r"((base(a) + (lane / 8 + 4 * h) * 1040 ^ j * 16) + j * 128), "r"(pack(x[h][0], x[h][1])),
+                      "r"(pack(x[h][2], x[h][3])), "r"(pack(x[h][4], x[h][5])), "r"(pack(x[h][6], x[h][7])) : "memory");
+    __syncwarp();
+    // Of two blocks of 16: X11, M10 and X00, each an 8 x 8 block of which lanes know a row.
+    const unsigned left = base(a) + j * 128 + lane / 8 % 2 * 2080;
+    unsigned m[2][4], y[2][2];
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) {
+      asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                   : "=r"(m[h][0]), "=r"(m[h][1]), "=r"(m[h][2]), "=r"(m[h][3])
+                   : "r"(left + h * 4160 + 1024 ^ (lane < 16 ? j ^ 1 : j) * 16) : "memory");
+      asm volatile("ldmatrix.sync.aligned.x2.m8n8.shared.b16 { %0, %1}, [%2];" : "=r"(y[h][0]), "=r"(y[h][1])
+                   : "r"(left + h * 4160 ^ j * 16) : "memory");
+    }
+    float p[2][4] = {}, q[2][4] = {};
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) mma(p[h], {m[h][0], 0u, 0u, m[h][1]}, m[h][2], m[h][3]);
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) mma(q[h], {pack(p[h][0], p[h][1]), 0u, 0u, pack(p[h][2], p[h][3])}, y[h][0], y[h][1]);
+    __syncwarp();
+#pragma unroll
+    for (unsigned k = 0; k < 4; ++k) {
+      const unsigned t = transposed(pack(q[k / 2][k % 2 * 2], q[k / 2][k % 2 * 2 + 1]) ^ 0x80008000u);
+      const unsigned row = base(a) + k * 2080 + lane / 4 * 128 + lane % 4 * 4;
+      asm volatile("st.shared.b32 [%0], %1;" :: "r"(row ^ (lane / 4 ^ 1) * 16), "r"(t) : "memory");
+      asm volatile("st.shared.b32 [%0], %1;" :: "r"(row + 1024 ^ lane / 4 * 16), "r"(0) : "memory");
+    }
+    __syncwarp();
+  }
+
+  // All lanes have come here with what they read, which a store may overwrite. Without a clobber of memory, as __syncwarp has:
+  // volatile statements keep their order by themselves.
+  static __device__ void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;"); }
+
+  // The other blocks, from those on the diagonal, which lie transposed; these at last.
+  static __device__ void rest(void *a, const void *scale, unsigned lane) {
+    const unsigned plain = ldmatrix(a, lane), by_columns = ldmatrix_transposed(a, lane);
+    // Block (1, 0), transposed as a second operand is.
+    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_transposed(by_columns, 1, 1)));
+    sync_warp();
+    store(a, scale, 1, 0, lane,
+          sum(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
+#pragma unroll
+    for (unsigned r = 3; r > 1; --r) {  // row 3 reads what lies in row 2
+      Sum y0, y1;
+      {
+        const Tile own = load_transposed(by_columns, r, r);
+        y1 = product(own, load_transposed(by_columns, r, 1));
+        y0 = product(own, load_transposed(by_columns, r, 0));
+        if (r == 3) {
+          const Sum s = product(minus(pack(product(own, load_transposed(by_columns, 3, 2)))), load(plain, 2, 2));
+          const Tile t32 = pack(s);
+          y1 = product(t32, load_transposed(by_columns, 2, 1), y1);
+          y0 = product(t32, load_transposed(by_columns, 2, 0), y0);
+          sync_warp();
+          store(a, scale, 3, 2, lane, s);
+        }
+      }
+      const Tile z1 = pack(y1), z0 = pack(y0);
+      y1 = product(z1, load(plain, 1, 1));
+      y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
+      sync_warp();
+      store(a, scale, r, 1, lane, y1, -1.f);
+      store(a, scale, r, 0, lane, y0, -1.f);
+    }
+    const unsigned kept = !strict || lane / 8 != lane % 4 ? 0xffffffffu : lane / 4 % 2 ? 0x0000ffffu : 0xffff0000u;
+#pragma unroll
+    for (unsigned n = 0; n < 4; n += 2) {
+      Tile x = load_transposed(by_columns, n, n), y = load_transposed(by_columns, n + 1, n + 1);
+      if constexpr (strict) {
+        x.x[0] &= kept, x.x[3] &= kept;
+        y.x[0] &= kept, y.x[3] &= kept;
+      }
+      sync_warp();
+      store(a, scale, n, n, lane, sum(x));
+      store(a, scale, n + 1, n + 1, lane, sum(y));
+    }
+  }
+
+  static __device__ void clear_above(void *a, unsigned lane) {
+    const unsigned first = base(a) + lane / 2 * 128 + (lane % 2 ^ lane / 2 % 8) * 16;
+#pragma unroll
+    for (unsigned i = 0; i < 3; ++i)
+#pragma unroll
+      for (unsigned j = i + 1; j < 4; ++j)
+        asm volatile("st.shared.v4.b32 [%0], { %1, %1, %1, %1};" :: "r"(at(first, i, j)), "r"(0) : "memory");
+  }
+};
+
+template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverse(void *a, const void *scale) {
+  using Inverse = UnitLowerInverse<bf16, scaled, strict>;
+  unsigned lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one iteration to the next
+  Inverse::clear_above(a, lane);
+  Inverse::diagonal(a, lane);
+  Inverse::rest(a, scale, lane);
+}
+
+// Each of up to four tiles by another warp, from warp 0 on: one text of the above. All warps call it, so that a barrier that TileLang
+// puts before is all warps' barrier.
+template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverses(
+    int warp, void *a, const void *s, void *b = nullptr, const void *t = nullptr, void *c = nullptr, const void *u = nullptr,
+    void *d = nullptr, const void *v = nullptr) {
+  if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
+    unit_lower_inverse<bf16, scaled, strict>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
+}
+// The last sequence n whose first slot, cu_seqlens[n] / size + n, is not after `slot`. All threads of a warp call it. They test
+// 32 sequences at a time, so that an instance waits for few loads that depend on each other.
+__device__ inline int find_sequence(const int* cu_seqlens, int slot, int sequences, int size) {
+  int n = 0, end = sequences, lane = threadIdx.x % 32;
+  while (end - n > 1) {
+    int step = (end - n + 31) / 32, at = n + lane * step;
+    bool before = at < end && cu_seqlens[at] / size + at <= slot;
+    n += (__popc(__ballot_sync(0xffffffffu, before)) - 1) * step;
+    end = min(end, n + step);
+  }
+  return n;
+}
+// A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
+// 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
+template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
+  const unsigned lane = thread % 32, warp = thread / 32 % 4;
+  const unsigned row = transposed ? lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
+  const unsigned piece = transposed ? warp * 2 + lane / 8 % 2 : lane / 16;
+  return static_cast<unsigned>(__cvta_generic_to_shared(tile)) + thread / 128 * 8192 + row * 128 + (piece ^ lane % 8) * 16;
+}
+
+static __device__ __forceinline__ void load_transposed(void *registers, const void *tile, int thread) {
+  unsigned *x = static_cast<unsigned *>(registers);
+  const unsigned first = tile_address<true>(tile, thread);
+#pragma unroll
+  for (unsigned n = 0; n < 4; ++n, x += 4)
+    asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(first + n * 2048) : "memory");
+}
+
+template <bool transposed> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
+  const unsigned *x = static_cast<const unsigned *>(registers);
+  const unsigned first = tile_address<transposed>(tile, thread);
+#pragma unroll
+  for (unsigned n = 0; n < 4; ++n, x += 4)
+    if constexpr (transposed)
+      asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], { %1, %2, %3, %4};"
+                   :: "r"(first + n * 2048), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+    else
+      asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], { %1, %2, %3, %4};"
+                   :: "r"(first ^ n * 32), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+"""
+
+
+copy_cuda = T.copy
+start_copy_cuda = T.async_copy
+parallel_cuda = T.Parallel
+start_next_kernel_cuda = T.pdl_trigger
+wait_for_earlier_kernels_cuda = T.pdl_sync
+shared_cuda = T.alloc_shared
+fragment_cuda = T.alloc_fragment
+bfloat16_cuda = T.bfloat16
+
+
+@T.macro
+def wait_copies_cuda():
+    """All threads wait for all asynchronous copies."""
+    T.ptx_wait_group(0)
+    T.sync_threads()
+
+
+@T.macro
+def inverted_by_warps(tiles, scales, strict, warp):
+    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here."""
+    T.import_source(HELPERS)
+    dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
+    which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
+    each = [x for A, scale in zip(tiles, scales, strict=True)
+            for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
+    T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
+
+
+def whole_inverses_cuda(tiles, scales, strict=False, thread=None, warp=0):
+    """Inverses of one, two or four tiles of 64 x 64, in place, each by a warp. scales: for each tile, a vector that multiplies
+    the columns, or None. strict: without the ones of the diagonal. thread: of those that share the work, None for those of the
+    block. warp: of theirs, the one that inverts the first tile."""
+    return inverted_by_warps(tiles, scales, strict, (T.get_thread_binding() if thread is None else thread) // 32 - warp)
+
+
+def kernel_cuda(*grid, threads):
+    """The grid of a kernel, with `threads` threads in a block."""
+    return T.Kernel(*grid, threads=threads)
+
+
+def staged_cuda(shape, dtype):
+    """A tile in shared memory, swizzled."""
+    x = T.alloc_shared(shape, dtype)
+    T.annotate_layout({x: tilelang.layout.make_swizzled_layout(x)})
+    return x
+
+
+def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
+    """acc = A @ B, or acc + A @ B, on the matrix units."""
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
+
+
+@T.macro
+def find_sequence_cuda(cu_seqlens, slot, sequences, size):
+    """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
+    T.import_source(HELPERS)
+    n = T.alloc_var(T.int32, init=T.call_extern("int32", "find_sequence", cu_seqlens.access_ptr("r"), slot, sequences, size))
+    return n
+
+
+def bounded(x, least):
+    """What counts of a term; a NaN does as it is."""
+    return x if least is None else T.if_then_else(x < least, least, x)
+
+
+@T.macro
+def column_cumsum_cuda(src, dst, least=None, exclusive=False):
+    """Running sums of each column of a tile, by one thread. exclusive: without the row itself."""
+    for j in T.Parallel(src.shape[1]):
+        total = T.alloc_var(T.float32, init=0.0)
+        for i in T.serial(src.shape[0]):
+            x = bounded(src[i, j], least)
+            dst[i, j] = total if exclusive else total + x
+            total = total + x
+
+
+def expect_swizzled_cuda(x):
+    """The kernel compiles only if a tile, or slots of one, lies as the helpers address it: where rows and columns 1, 2, 4... lie
+    says where all of it does."""
+    T.import_source(HELPERS)
+    slot, (rows, columns) = (0,) * (len(x.shape) - 2), (int(n) for n in x.shape[-2:])
+    for r, c in [(1 << n, 0) for n in range(rows.bit_length() - 1)] + [(0, 1 << n) for n in range(3, columns.bit_length() - 1)]:
+        offset = c // 64 * rows * 64 + r * 64 + (c % 64 // 8 ^ r % 8) * 8
+        first, place = (*slot, 0, 0), (*slot, r, c)
+        T.evaluate(T.call_extern("handle", "expect_element", T.address_of(x[first]), T.address_of(x[place]), offset))
+
+
+def pointer(x, access):
+    """The address of a buffer, or of a slot of one."""
+    if not hasattr(x, "region"):
+        return x.access_ptr(access)
+    return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
+
+
+def as_sums_cuda(*shape):
+    """A loop over a tile in the order in which sums of wgmma lie, 64 rows a warp group (PTX ISA, wgmma, fragment D)."""
+    return T.Parallel(*shape, loop_layout=tilelang.layout.Fragment(shape, lambda i, j: (
+        i // 64 * 128 + i % 64 // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2)))
+
+
+@T.macro
+def load_transposed_cuda(tile, to, thread):
+    """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
+    T.import_source(HELPERS)
+    T.call_extern("handle", "load_transposed", to.access_ptr("w"), pointer(tile, "r"), thread)
+
+
+@T.macro
+def store_tile_cuda(x, tile, thread, transposed=False):
+    """From a fragment to shared memory, `transposed` its columns as rows."""
+    T.import_source(HELPERS)
+    T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
+
+
+DEVICE_FUNCTIONS = {
+    "cuda": SimpleNamespace(
+        as_sums=as_sums_cuda, bfloat16=bfloat16_cuda, column_cumsum=column_cumsum_cuda, copy=copy_cuda,
+        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
+        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda,
+        staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
+        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda),
+}
+
+
+# --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
+def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
+    B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
+
+    @T.prim_func
+    def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(
+        q_in: T.Tensor((B, L, H, K), t.bfloat16),
+        k_in: T.Tensor((B, L, H, K), t.bfloat16),
+        g_in: T.Tensor((B, L, HV, K), T.float32),
+        beta_in: T.Tensor((B, L, HV), T.float32),
+        exp_G_k_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
+        Tinv_below_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
+        operand_of_o_beta_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
+        exp_G_q_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
+        chunk_decay_ws: T.Tensor((slots, HV, K), T.float32),
+        k_decay_to_end_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
+        cu_seqlens: T.Tensor((ends,), T.int32),
+        batched: T.int32,
+    ):
+        with t.kernel(slots, HV, threads=256) as (slot, hv):
+            h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
+            n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
+            b = n * batched
+            start = cu_seqlens[n]
+            length = cu_seqlens[n + 1] - start
+            chunk = slot - (start // C + n)
+            q = t.shared((C, K), t.bfloat16)
+            k = t.shared((C, K), t.bfloat16)
+            g = t.shared((C, K), T.float32)
+            beta = t.shared((C,), T.float32)
+            G = t.shared((C, K), T.float32)
+            exp_G_to_32 = t.fragment((C, K), T.float32)
+            tile_C_K_1 = t.shared((C, K), t.bfloat16)
+            k_exp_G_to_product = t.fragment((C, C), T.float32)
+            tile_C_K_2 = t.shared((C, K), t.bfloat16)
+            q_exp_G_to_product = t.fragment((C, C), T.float32)
+            exp_G_to_16 = t.fragment((C, K), T.float32)
+            k_exp_G_to_product_2 = t.fragment((C, C), T.float32)
+            k_exp_G_to_64_sum = t.fragment((C, C), T.float32)
+            q_exp_G_to_product_2 = t.fragment((C, C), T.float32)
+            q_exp_G_to_64_sum = t.fragment((C, C), T.float32)
+            exp_G_to_8 = t.fragment((C, K), T.float32)
+            k_exp_G_to_product_3 = t.fragment((C, C), T.float32)
+            k_exp_G_to_16_sum = t.fragment((C, C), T.float32)
+            q_exp_G_to_product_3 = t.fragment((C, C), T.float32)
+            q_exp_G_to_16_sum = t.fragment((C, C), T.float32)
+            exp_G_to_4 = t.fragment((C, K), T.float32)
+            k_exp_G_to_product_4 = t.fragment((C, C), T.float32)
+            k_exp_G_to_8_2_sum = t.fragment((C, C), T.float32)
+            q_exp_G_to_product_4 = t.fragment((C, C), T.float32)
+            q_exp_G_to_8_2_sum = t.fragment((C, C), T.float32)
+            exp_G_to_2 = t.fragment((C, K), T.float32)
+            k_exp_G_to_product_5 = t.fragment((C, C), T.float32)
+            k_exp_G_to_4_2_sum = t.fragment((C, C), T.float32)
+            q_exp_G_to_product_5 = t.fragment((C, C), T.float32)
+            q_exp_G_to_4_2_sum = t.fragment((C, C), T.float32)
+            exp_G_to_1 = t.fragment((C, K), T.float32)
+            k_exp_G_to_product_6 = t.fragment((C, C), T.float32)
+            A_decayed_product = t.fragment((C, C), T.float32)
+            q_exp_G_to_product_6 = t.fragment((C, C), T.float32)
+            q_exp_G_to_2_2_sum = t.fragment((C, C), T.float32)
+            q_kT = t.fragment((C, C), T.float32)
+            beta_scaled_bf16 = t.fragment((C, C), t.bfloat16)
+            exp_G = t.fragment((C, K), T.float32)
+            exp_G_k_bf16 = t.fragment((C, K), t.bfloat16)
+            exp_G_k_bf16_out = t.staged((C, K), t.bfloat16)
+            Tinv_below_bf16 = t.staged((C, C), t.bfloat16)
+            operand_of_o_beta_bf16 = t.fragment((C, C), t.bfloat16)
+            operand_of_o_beta_bf16_out = t.staged((C, C), t.bfloat16)
+            exp_G_q_bf16 = t.fragment((C, K), t.bfloat16)
+            exp_G_q_bf16_out = t.staged((C, K), t.bfloat16)
+            last_G = t.shared((K,), T.float32)
+            k_decay_to_end_bf16 = t.fragment((C, K), t.bfloat16)
+            k_decay_to_end_bf16_out = t.staged((C, K), t.bfloat16)
+            t.start_next_kernel()
+            if chunk * C < length:
+                row = start - b * L + chunk * C
+                rows = length - chunk * C
+                if rows >= C:
+                    t.start_copy(q_in[b, row:row + C, h, 0:K], q)
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
+                    t.start_copy(g_in[b, row:row + C, hv, 0:K], g)
+                    t.start_copy(beta_in[b, row:row + C, hv], beta)
+                else:
+                    for i, j in t.parallel(C, K):
+                        q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                    for i, j in t.parallel(C, K):
+                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                    for i, j in t.parallel(C, K):
+                        g[i, j] = T.if_then_else(i < rows, g_in[b, row + i, hv, j], 0)
+                    for i in t.parallel(C):
+                        beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                t.wait_copies()
+                # G = cumsum(g)
+                t.column_cumsum(g, G, least=-105.0)
+                # exp_G_to_32 = exp(to_middle(G))
+                for i, j in t.parallel(C, K):
+                    exp_G_to_32[i, j] = T.exp(
+                        T.if_then_else(
+                            i // 32 % 2 == 1,
+                            G[i, j] - G[i // 64 * 64 + 31, j],
+                            G[i // 64 * 64 + 31, j] - G[i, j],
+                        ),
+                    )
+                # k_exp_G_to_32 = k * exp_G_to_32
+                for i, j in t.parallel(C, K):
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_32[i, j]
+                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
+                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
+                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product, transpose_B=True)
+                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
+                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
+                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
+                # eye()) * beta[None, :]
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_32[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product, transpose_B=True)
+                # exp_G_to_16 = exp(to_middle(G))
+                for i, j in t.parallel(C, K):
+                    exp_G_to_16[i, j] = T.exp(
+                        T.if_then_else(
+                            i // 16 % 2 == 1,
+                            G[i, j] - G[i // 32 * 32 + 15, j],
+                            G[i // 32 * 32 + 15, j] - G[i, j],
+                        ),
+                    )
+                # k_exp_G_to_16 = k * exp_G_to_16
+                for i, j in t.parallel(C, K):
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_16[i, j]
+                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
+                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
+                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_2, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    k_exp_G_to_64_sum[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), k_exp_G_to_product[i, j], 0.0) + T.if_then_else(
+                        T.And(i // 32 == j // 32, i // 16 > j // 16),
+                        k_exp_G_to_product_2[i, j],
+                        0.0,
+                    )
+                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
+                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
+                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
+                # eye()) * beta[None, :]
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_16[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_2, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_64_sum[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), q_exp_G_to_product[i, j], 0.0) + T.if_then_else(
+                        T.And(i // 32 == j // 32, i // 16 > j // 16),
+                        q_exp_G_to_product_2[i, j],
+                        0.0,
+                    )
+                # exp_G_to_8 = exp(to_middle(G))
+                for i, j in t.parallel(C, K):
+                    exp_G_to_8[i, j] = T.exp(
+                        T.if_then_else(
+                            i // 8 % 2 == 1,
+                            G[i, j] - G[i // 16 * 16 + 7, j],
+                            G[i // 16 * 16 + 7, j] - G[i, j],
+                        ),
+                    )
+                # k_exp_G_to_8 = k * exp_G_to_8
+                for i, j in t.parallel(C, K):
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_8[i, j]
+                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
+                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
+                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_3, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    k_exp_G_to_16_sum[i, j] = k_exp_G_to_64_sum[i, j] + T.if_then_else(
+                        T.And(i // 16 == j // 16, i // 8 > j // 8),
+                        k_exp_G_to_product_3[i, j],
+                        0.0,
+                    )
+                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
+                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
+                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
+                # eye()) * beta[None, :]
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_8[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_3, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_16_sum[i, j] = q_exp_G_to_64_sum[i, j] + T.if_then_else(
+                        T.And(i // 16 == j // 16, i // 8 > j // 8),
+                        q_exp_G_to_product_3[i, j],
+                        0.0,
+                    )
+                # exp_G_to_4 = exp(to_middle(G))
+                for i, j in t.parallel(C, K):
+                    exp_G_to_4[i, j] = T.exp(
+                        T.if_then_else(i // 4 % 2 == 1, G[i, j] - G[i // 8 * 8 + 3, j], G[i // 8 * 8 + 3, j] - G[i, j]),
+                    )
+                # k_exp_G_to_4 = k * exp_G_to_4
+                for i, j in t.parallel(C, K):
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_4[i, j]
+                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
+                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
+                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_4, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    k_exp_G_to_8_2_sum[i, j] = k_exp_G_to_16_sum[i, j] + T.if_then_else(
+                        T.And(i // 8 == j // 8, i // 4 > j // 4),
+                        k_exp_G_to_product_4[i, j],
+                        0.0,
+                    )
+                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
+                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
+                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
+                # eye()) * beta[None, :]
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_4[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_4, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_8_2_sum[i, j] = q_exp_G_to_16_sum[i, j] + T.if_then_else(
+                        T.And(i // 8 == j // 8, i // 4 > j // 4),
+                        q_exp_G_to_product_4[i, j],
+                        0.0,
+                    )
+                # exp_G_to_2 = exp(to_middle(G))
+                for i, j in t.parallel(C, K):
+                    exp_G_to_2[i, j] = T.exp(
+                        T.if_then_else(i // 2 % 2 == 1, G[i, j] - G[i // 4 * 4 + 1, j], G[i // 4 * 4 + 1, j] - G[i, j]),
+                    )
+                # k_exp_G_to_2 = k * exp_G_to_2
+                for i, j in t.parallel(C, K):
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_2[i, j]
+                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
+                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
+                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_5, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    k_exp_G_to_4_2_sum[i, j] = k_exp_G_to_8_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 4 == j // 4, i // 2 > j // 2),
+                        k_exp_G_to_product_5[i, j],
+                        0.0,
+                    )
+                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
+                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
+                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
+                # eye()) * beta[None, :]
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_2[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_5, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_4_2_sum[i, j] = q_exp_G_to_8_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 4 == j // 4, i // 2 > j // 2),
+                        q_exp_G_to_product_5[i, j],
+                        0.0,
+                    )
+                # exp_G_to_1 = exp(to_middle(G))
+                for i, j in t.parallel(C, K):
+                    exp_G_to_1[i, j] = T.exp(
+                        T.if_then_else(i // 1 % 2 == 1, G[i, j] - G[i // 2 * 2 + 0, j], G[i // 2 * 2 + 0, j] - G[i, j]),
+                    )
+                # k_exp_G_to_1 = k * exp_G_to_1
+                for i, j in t.parallel(C, K):
+                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_1[i, j]
+                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
+                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
+                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
+                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_6, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    A_decayed_product[i, j] = k_exp_G_to_4_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 2 == j // 2, i > j),
+                        k_exp_G_to_product_6[i, j],
+                        0.0,
+                    )
+                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
+                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
+                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
+                # eye()) * beta[None, :]
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_1[i, j]
+                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_6, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    q_exp_G_to_2_2_sum[i, j] = q_exp_G_to_4_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 2 == j // 2, i > j),
+                        q_exp_G_to_product_6[i, j],
+                        0.0,
+                    )
+                t.gemm(q, k, q_kT, transpose_B=True)
+                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
+                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
+                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
+                for i, j in t.parallel(C, C):
+                    beta_scaled_bf16[i, j] = A_decayed_product[i, j] * beta[j]
+                # exp_G = exp(G)
+                for i, j in t.parallel(C, K):
+                    exp_G[i, j] = T.exp(G[i, j])
+                # exp_G_k = k * exp_G
+                for i, j in t.parallel(C, K):
+                    exp_G_k_bf16[i, j] = T.cast(k[i, j], T.float32) * exp_G[i, j]
+                t.copy(exp_G_k_bf16, exp_G_k_bf16_out)
+                for i, j in t.parallel(C, K):
+                    exp_G_k_ws[slot, hv, i, j] = exp_G_k_bf16_out[i, j]
+                t.copy(beta_scaled_bf16, Tinv_below_bf16)
+                # Tinv = unit_lower_inverse(A)
+                t.expect_swizzled(Tinv_below_bf16)
+                t.whole_inverses((Tinv_below_bf16,), (None,), strict=True)
+                for i, j in t.parallel(C, C):
+                    Tinv_below_ws[slot, hv, i, j] = Tinv_below_bf16[i, j]
+                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
+                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
+                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
+                # eye()) * beta[None, :]
+                for i, j in t.parallel(C, C):
+                    operand_of_o_beta_bf16[i, j] = (
+                        q_exp_G_to_2_2_sum[i, j] + q_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
+                    ) * beta[j]
+                t.copy(operand_of_o_beta_bf16, operand_of_o_beta_bf16_out)
+                for i, j in t.parallel(C, C):
+                    operand_of_o_beta_ws[slot, hv, i, j] = operand_of_o_beta_bf16_out[i, j]
+                # exp_G_q = q * exp_G
+                for i, j in t.parallel(C, K):
+                    exp_G_q_bf16[i, j] = T.cast(q[i, j], T.float32) * exp_G[i, j]
+                t.copy(exp_G_q_bf16, exp_G_q_bf16_out)
+                for i, j in t.parallel(C, K):
+                    exp_G_q_ws[slot, hv, i, j] = exp_G_q_bf16_out[i, j]
+                # last_G = last(G)
+                for i in t.parallel(K):
+                    last_G[i] = G[C - 1, i]
+                for i in t.parallel(K):
+                    chunk_decay_ws[slot, hv, i] = T.exp(last_G[i])
+                # k_decay_to_end = k * exp(last_G[None, :] - G)
+                for i, j in t.parallel(C, K):
+                    k_decay_to_end_bf16[i, j] = T.cast(k[i, j], T.float32) * T.exp(last_G[j] - G[i, j])
+                t.copy(k_decay_to_end_bf16, k_decay_to_end_bf16_out)
+                for i, j in t.parallel(C, K):
+                    k_decay_to_end_ws[slot, hv, i, j] = k_decay_to_end_bf16_out[i, j]
+
+    return exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel
+
+
+def o_S_kernel(t):
+    B, L, HV, slots, ends = T.dynamic("B, L, HV, slots, ends")
+    n_initial_state, n_final_state = T.dynamic("n_initial_state, n_final_state")
+    BV = 64
+
+    @T.prim_func
+    def o_S_kernel(
+        v_in: T.Tensor((B, L, HV, V), t.bfloat16),
+        beta_in: T.Tensor((B, L, HV), T.float32),
+        o_out: T.Tensor((B, L, HV, V), t.bfloat16),
+        initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
+        final_state_out: T.Tensor((n_final_state, HV, K, V), T.float32),
+        exp_G_k_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
+        Tinv_below_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
+        operand_of_o_beta_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
+        exp_G_q_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
+        chunk_decay_ws: T.Tensor((slots, HV, K), T.float32),
+        k_decay_to_end_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
+        cu_seqlens: T.Tensor((ends,), T.int32),
+        batched: T.int32,
+        has_initial_state: T.int32,
+        has_final_state: T.int32,
+        clear_o: T.int32,
+        scale: T.float32,
+    ):
+        with t.kernel((ends - 1) * HV * (V // BV), threads=256) as instance:
+            walk = T.alloc_var(T.int32, init=T.truncdiv(instance, (V // BV)))
+            block = T.alloc_var(T.int32, init=instance - walk * (V // BV))
+            n = T.alloc_var(T.int32, init=T.truncdiv(walk, HV))
+            hv = T.alloc_var(T.int32, init=walk - n * HV)
+            b = n * batched
+            start = cu_seqlens[n]
+            length = cu_seqlens[n + 1] - start
+            S = t.fragment((BV, K), T.float32)
+            exp_G_k = T.alloc_shared((2, C, K), t.bfloat16)
+            v = t.staged((2, C, BV), t.bfloat16)
+            Tinv_below = T.alloc_shared((2, C, C), t.bfloat16)
+            beta = T.alloc_shared((2, C), T.float32)
+            chunk_decay = T.alloc_shared((2, K), T.float32)
+            k_decay_to_end = T.alloc_shared((2, C, K), t.bfloat16)
+            operand_of_o_beta = T.alloc_shared((2, C, C), t.bfloat16)
+            exp_G_q = T.alloc_shared((2, C, K), t.bfloat16)
+            S_bf16 = t.fragment((BV, K), t.bfloat16)
+            exp_G_k_S = t.fragment((BV, C), T.float32)
+            v_T = t.fragment((BV, C), t.bfloat16)
+            U_unscaled = t.fragment((BV, C), T.float32)
+            v_minus_exp_G_k_S_bf16 = t.fragment((BV, C), t.bfloat16)
+            beta_row = t.fragment((C,), T.float32)
+            chunk_decay_row = t.fragment((K,), T.float32)
+            U_bf16 = t.fragment((BV, C), t.bfloat16)
+            U_unscaled_bf16 = t.fragment((BV, C), t.bfloat16)
+            o_sum = t.fragment((BV, C), T.float32)
+            o_bf16 = t.fragment((BV, C), t.bfloat16)
+            o_bf16_shared = t.staged((C, BV), t.bfloat16)
+            exp_G_k_ready = T.alloc_barrier(arrive_count=[32] * 2)
+            v_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            exp_G_k_free = T.alloc_barrier(arrive_count=[128] * 2)
+            o_bf16_shared_ready = T.alloc_barrier(arrive_count=[128] * 1)
+            o_bf16_shared_free = T.alloc_barrier(arrive_count=[32] * 1)
+            t.expect_swizzled(v)
+            t.expect_swizzled(o_bf16_shared)
+            t.wait_for_earlier_kernels()
+            if clear_o != 0:
+                row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                clear_begin = T.alloc_var(T.int32, init=length)
+                clear_end = T.alloc_var(T.int32, init=row_end)
+                for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):
+                    row = start - b * L + clear_begin + rest * C
+                    rows = clear_end - clear_begin - rest * C
+                    for i, j in t.parallel(C, BV):
+                        if i < rows:
+                            o_out[b, row + i, hv, block * BV + j] = 0
+            tx = T.get_thread_binding()
+            if tx < 128:
+                T.set_max_nreg(192, 0)
+                if has_initial_state != 0:
+                    for i, j in t.parallel(BV, K):
+                        S[i, j] = initial_state_in[n, hv, j, block * BV + i]
+                else:
+                    for i, j in t.parallel(BV, K):
+                        S[i, j] = 0
+                for chunk in T.serial(T.ceildiv(length, C)):
+                    t.copy(S, S_bf16)
+                    T.barrier_wait(exp_G_k_ready[chunk % 2], chunk // 2 % 2)
+                    # v_minus_exp_G_k_S = v - exp_G_k @ S
+                    T.gemm(
+                        S_bf16,
+                        exp_G_k[chunk % 2, :, :],
+                        exp_G_k_S,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    t.load_transposed(v[chunk % 2, :, :], v_T, tx)
+                    for i, j in t.as_sums(BV, C):
+                        U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_k_S[i, j]
+                    for i, j in t.as_sums(BV, C):
+                        v_minus_exp_G_k_S_bf16[i, j] = U_unscaled[i, j]
+                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                    T.gemm(
+                        v_minus_exp_G_k_S_bf16,
+                        Tinv_below[chunk % 2, :, :],
+                        U_unscaled,
+                        transpose_B=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.copy(beta[chunk % 2, :], beta_row)
+                    T.copy(chunk_decay[chunk % 2, :], chunk_decay_row)
+                    # U = beta[:, None] * U_unscaled
+                    for i, j in t.as_sums(BV, C):
+                        U_bf16[i, j] = beta_row[j] * U_unscaled[i, j]
+                    # S = chunk_decay[:, None] * S + k_decay_to_end.T @ U
+                    for i, j in t.parallel(BV, K):
+                        S[i, j] = chunk_decay_row[j] * S[i, j]
+                    T.gemm(U_bf16, k_decay_to_end[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                    for i, j in t.as_sums(BV, C):
+                        U_unscaled_bf16[i, j] = U_unscaled[i, j]
+                    # o = scale * (operand_of_o_beta @ U_unscaled + exp_G_q @ S)
+                    T.gemm(
+                        U_unscaled_bf16,
+                        operand_of_o_beta[chunk % 2, :, :],
+                        o_sum,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.gemm(S_bf16, exp_G_q[chunk % 2, :, :], o_sum, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.barrier_arrive(exp_G_k_free[chunk % 2])
+                    for i, j in t.as_sums(BV, C):
+                        o_bf16[i, j] = scale * o_sum[i, j]
+                    T.barrier_wait(o_bf16_shared_free[0], (chunk + 1) % 2)
+                    t.store_tile(o_bf16, o_bf16_shared, tx, transposed=True)
+                    T.fence_proxy_async()
+                    T.barrier_arrive(o_bf16_shared_ready[0])
+                if has_final_state != 0:
+                    for i, j in t.parallel(BV, K):
+                        final_state_out[n, hv, j, block * BV + i] = S[i, j]
+            else:
+                T.set_max_nreg(24, 0)
+                if tx < 160:
+                    for chunk in T.serial(T.ceildiv(length, C)):
+                        row = start - b * L + chunk * C
+                        rows = length - chunk * C
+                        slot = start // C + n + chunk
+                        T.barrier_wait(exp_G_k_free[chunk % 2], (chunk // 2 + 1) % 2)
+                        T.tma_copy(
+                            exp_G_k_ws[slot, hv, 0:C, 0:K],
+                            exp_G_k[chunk % 2, :, :],
+                            barrier=exp_G_k_ready[chunk % 2],
+                        )
+                        if rows >= C:
+                            T.tma_copy(
+                                v_in[b, row:row + C, hv, block * BV:block * BV + BV],
+                                v[chunk % 2, :, :],
+                                barrier=exp_G_k_ready[chunk % 2],
+                            )
+                        else:
+                            T.tma_copy(
+                                v_in[b, row:row + C, hv, block * BV:block * BV + BV],
+                                v[chunk % 2, :, :],
+                                barrier=v_tail[0],
+                            )
+                            T.barrier_arrive(v_tail[0])
+                            T.barrier_wait(v_tail[0], 0)
+                            for i in T.serial(rows // 8, C // 8):
+                                for ii, j in T.Parallel(8, BV):
+                                    if i * 8 + ii >= rows:
+                                        v[chunk % 2, i * 8 + ii, j] = 0
+                        T.tma_copy(
+                            Tinv_below_ws[slot, hv, 0:C, 0:C],
+                            Tinv_below[chunk % 2, :, :],
+                            barrier=exp_G_k_ready[chunk % 2],
+                        )
+                        for i in t.parallel(C):
+                            beta[chunk % 2, i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                        T.tma_copy(
+                            chunk_decay_ws[slot, hv, 0:K],
+                            chunk_decay[chunk % 2, :],
+                            barrier=exp_G_k_ready[chunk % 2],
+                        )
+                        T.tma_copy(
+                            k_decay_to_end_ws[slot, hv, 0:C, 0:K],
+                            k_decay_to_end[chunk % 2, :, :],
+                            barrier=exp_G_k_ready[chunk % 2],
+                        )
+                        T.tma_copy(
+                            operand_of_o_beta_ws[slot, hv, 0:C, 0:C],
+                            operand_of_o_beta[chunk % 2, :, :],
+                            barrier=exp_G_k_ready[chunk % 2],
+                        )
+                        T.tma_copy(
+                            exp_G_q_ws[slot, hv, 0:C, 0:K],
+                            exp_G_q[chunk % 2, :, :],
+                            barrier=exp_G_k_ready[chunk % 2],
+                        )
+                        T.barrier_arrive(exp_G_k_ready[chunk % 2])
+                elif tx < 192:
+                    for chunk in T.serial(T.ceildiv(length, C)):
+                        row = start - b * L + chunk * C
+                        rows = length - chunk * C
+                        T.barrier_wait(o_bf16_shared_ready[0], chunk % 2)
+                        if rows >= C:
+                            T.copy(o_bf16_shared, o_out[b, row:row + C, hv, block * BV:block * BV + BV])
+                        else:
+                            for i in T.serial(T.ceildiv(rows, 8)):
+                                for ii, j in T.Parallel(8, BV):
+                                    if i * 8 + ii < rows:
+                                        o_out[b, row + i * 8 + ii, hv, block * BV + j] = o_bf16_shared[i * 8 + ii, j]
+                        T.barrier_arrive(o_bf16_shared_free[0])
+
+    return o_S_kernel
+
+
+# --- host: the same text in every generated module -------------------------------------------------------------------
+@dataclass(frozen=True)
+class PartCost:
+    """The cost of parts of a sequence that run side by side, from which the number of parts follows.
+
+    chunk_us: microseconds in which a walk does one chunk.
+    fold_us: microseconds in which one part's summary is applied to the state.
+    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
+      longer start of a walk.
+    summary_us: microseconds in which one chunk is summed up.
+    warm_up_chunks: length of the warm-up that a part's walk has on average, in chunks.
+    longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
+    least_part_chunks: in parts of fewer chunks some heads need summaries.
+    resident: walks that one multiprocessor runs at a time.
+    """
+
+    chunk_us: float
+    fold_us: float
+    launch_us: float
+    split_us: float
+    summary_us: float
+    warm_up_chunks: float
+    longest_warm_up_chunks: float
+    least_part_chunks: float
+    resident: int
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The facts of a build. A row of a tensor begins with its name. Dims are those of one tile. Dtypes are torch's names.
+
+    name: the name of the build. function: the name of the generated function. chunk: tokens of a chunk. layout: "bthd" or
+    "bhtd". dtype: the dtype of input tiles.
+    inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
+    head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
+    if the caller must give it.
+    initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
+    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
+    caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
+    rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
+    outputs: (name, dims after [batch, tokens, value heads], dtype).
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
+    value head. counters: (name,): one integer. part_workspaces: one tile for each part and value head.
+    indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
+    scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
+    kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
+    ints: for each kernel, the integers that it gets besides the sizes.
+    heads: head counts compiled in, by name. heads_per_instance: value heads of a key head that one kernel instance handles.
+    units: elements that divide the strides of a tensor. Kernels get strides in these units. The default is 1.
+    pool: states are slots of a pool. in_place: the final state overwrites the initial state. strided: kernels get strides.
+    cleared: kernels clear rows that no sequence covers, if the host asks for it.
+
+    part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
+    to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
+    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time.
+
+    decays: inputs that are logs of decays. state: "kv" or "vk",
+    the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
+    the self-check.
+    """
+
+    #: The fields whose tensors a call holds, in this order. `indices` come last.
+    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
+                                        "end_workspaces", "counters", "part_workspaces")
+
+    name: str
+    function: str
+    chunk: int
+    layout: str
+    dtype: str
+    inputs: tuple[tuple[str, str, tuple[int, ...], str], ...]
+    outputs: tuple[tuple[str, tuple[int, ...], str], ...]
+    kernels: tuple[tuple[str, str, int, tuple[str, ...], tuple[str, ...]], ...]
+    ints: Mapping[str, tuple[str, ...]]
+    scalars: Mapping[str, float | None] = field(default_factory=dict)
+    head_inputs: tuple[tuple[str, float | None, tuple[int, ...], str], ...] = ()
+    initial: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    final: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    counters: tuple[tuple[str], ...] = ()
+    part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    indices: tuple[str, ...] = ()
+    by_token: tuple[str, ...] = ()
+    rows: bool = False
+    slots: bool = False
+    positions: bool = False
+    heads: Mapping[str, int] = field(default_factory=dict)
+    heads_per_instance: int = 1
+    units: Mapping[str, int] = field(default_factory=dict)
+    state: str = "kv"
+    state_dtype: str = "float32"
+    pool: bool = False
+    in_place: bool = False
+    strided: bool = False
+    cleared: bool = False
+    part_cost: PartCost | None = None
+    part_chunks: int = 0
+    most: int = 0
+    summaries: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()
+    warm_ups: bool = False
+    decays: tuple[str, ...] = ()
+    tf32: bool = False
+    check_chunks: int = 3
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of a call's tensors, in the order in which the host holds them."""
+        return (*(row[0] for rows in self.ORDER for row in getattr(self, rows)), *self.indices)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Those of `indices` that the caller gives."""
+        return tuple(n for n in self.indices if n != "final_indices")
+
+    def place(self, rows: str) -> slice:
+        """The slice of `tensors` that belongs to the field `rows`."""
+        before = self.ORDER[:self.ORDER.index(rows)]
+        first = sum(len(getattr(self, n)) for n in before)
+        return slice(first, first + len(getattr(self, rows)))
+
+    @property
+    def outs(self) -> tuple[str, ...]:
+        """Names of the arguments for the caller's output memory."""
+        return ("out",) if len(self.outputs) == 1 else tuple(f"out_{row[0]}" for row in self.outputs)
+
+    def kernel(self, name: str) -> tuple[str, str, int, tuple[str, ...], tuple[str, ...]]:
+        """The row of a kernel."""
+        return next(row for row in self.kernels if row[0] == name)
+
+
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_kept: dict[Any, torch.Tensor] = {}
+_counts: dict[Any, torch.Tensor] = {}
+
+
+def _fail(argument: str, got: object, accepted: str) -> NoReturn:
+    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+# --- strides and copies ----------------------------------------------------------------------------------------------
+def _is_apart(x: torch.Tensor) -> bool:
+    """True if no two indices of `x` share an element: the stride of each dim exceeds the reach of all finer dims."""
+    reach = 1
+    for far, n in sorted((far, n) for far, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if far < reach:
+            return x.numel() == 0
+        reach += far * (n - 1)
+    return True
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of this shape."""
+    out, far = [], 1
+    for n in reversed(shape):
+        out.append(far)
+        far *= n or 1
+    return tuple(reversed(out))
+
+
+def _is_plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """True if `x` has this dtype and the strides of a contiguous tensor."""
+    return x.dtype == dtype and x.stride() == _dense(x.shape)
+
+
+def _plain(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in `dtype`, contiguous, aligned to 16 bytes and with the strides of its shape: torch does not normalise those of
+    size 1."""
+    x = x.to(dtype).contiguous()
+    return (x.clone() if x.data_ptr() % 16 else x).view(-1).view(x.shape)
+
+
+def _flat(name: str, x: torch.Tensor) -> torch.Tensor:
+    """A pool as a flat view of its elements from the first to the last, with the gaps between slots."""
+    if x.data_ptr() % 16:
+        _fail(name, f"an address of {x.data_ptr() % 16} past a multiple of 16 bytes", "memory aligned to 16 bytes")
+    slots, each = x.shape[0], math.prod(x.shape[1:])
+    return x.as_strided((min(slots, 1) * ((slots - 1) * x.stride(0) + each),), (1,))
+
+
+def _steps(strides: Sequence[int], layout: str) -> tuple[int, ...]:
+    """The strides of batch, token and head, in elements."""
+    return strides[0], *(strides[1:3] if layout == "bthd" else strides[2:0:-1])
+
+
+def _is_elsewhere(device: torch.device) -> bool:
+    """True if `device` is a CUDA device other than the current one."""
+    return device.type == "cuda" and torch._C._cuda_getDevice() != device.index
+
+
+# --- tensors that a call makes ---------------------------------------------------------------------------------------
+#: `_new(x)`: an uninitialised tensor with the shape, dtype and device of `x`. With `_kin(...)` as `x` it takes half the time of
+#: `torch.empty`.
+_new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(maxsize=256)
+def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor that calls share, in inference mode or not. Kernels do not write to it."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _kin(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A one-element tensor expanded to a shape: an argument for `_new`."""
+    return _made((1,), dtype, device).expand(shape)
+
+
+def _stream(device: torch.device) -> Any:
+    """The current stream: its address if torch gives it, because the object costs 4 us."""
+    address = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return address(device.index) if address else torch.cuda.current_stream(device)
+
+
+def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
+    """The tensor make(*about). Calls on one stream share it. The last item of `about` is the device. A captured graph makes a
+    tensor of its own, and fills it each time it runs."""
+    cuda = about[-1].type == "cuda"
+    key = (make, *about, _stream(about[-1]) if cuda else None)
+    kept = not (cuda and torch.cuda.is_current_stream_capturing())
+    x = _kept.get(key) if kept else None
+    if x is None:
+        x = make(*about)
+        if kept:
+            if len(_kept) >= 64:
+                _kept.clear()
+            _kept[key] = x
+    return x
+
+
+def _equal_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """cu_seqlens of rows of equal length: int32 [batch + 1]."""
+    if not tokens:
+        return torch.zeros(batch + 1, dtype=torch.int32, device=device)
+    return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
+
+
+def _unread_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """In place of cu_seqlens of equal rows, for kernels over single tokens: they compute it, and do not read this. So a captured
+    graph does not fill it."""
+    return torch.empty(batch + 1, dtype=torch.int32, device=device)
+
+
+def _in_order(count: int, device: torch.device) -> Any:
+    """The numbers 0, 1, ... as int32 [count]. All streams and captured graphs share them, so they are never freed. None while a
+    graph is captured and they do not exist."""
+    size = max(1024, 1 << (count - 1).bit_length())
+    if (size, device) not in _counts:
+        cuda = device.type == "cuda"
+        if cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.inference_mode(False):
+            _counts[size, device] = torch.arange(size, dtype=torch.int32, device=device)
+        if cuda:
+            torch.cuda.current_stream(device).synchronize()
+    return _counts[size, device][:count]
+
+
+def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full(shape, value, dtype=dtype, device=device)
+
+
+def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function that picks the tensors at these indices, as a tuple. `itemgetter` is faster, but gives a single item bare."""
+    return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
+
+
+#: What the integers of a tensor say.
+_WHAT = {"state_indices": "slot", "num_accepted_tokens": "number", "intermediate_state_indices": "row",
+         "retrieve_parent_token": "parent", "checkpoint_rows": "row"}
+_ANY_FLOAT = tuple(_FLOATS.values())
+_LARGEST = torch.finfo(torch.float32).max
+
+
+# --- one argument ----------------------------------------------------------------------------------------------------
+def _check_tensor(name: str, x: Any) -> None:
+    """A tensor, whatever its dtype."""
+    if not isinstance(x, torch.Tensor):
+        _fail(name, type(x).__name__, "a torch.Tensor")
+
+
+def _check_dtype(name: str, dtype: Any, accepted: Sequence[torch.dtype], why: str = "") -> None:
+    """One of some dtypes. why: what the text adds to them."""
+    if dtype not in accepted:
+        _fail(name, dtype, ", ".join(map(str, accepted)) + why)
+
+
+def _check_built_for(name: str, x: Any, dtype: str, number: bool) -> None:
+    """A tensor of `dtype`. number: one value for each token or head. 16-bit ones are accepted where the module takes float32."""
+    _check_tensor(name, x)
+    widens = number and dtype == "float32"
+    _check_dtype(name, x.dtype, *((_ANY_FLOAT,) if widens else ((_FLOATS[dtype],), " (this module was built for it)")))
+
+
+def _check_integers(name: str, x: Any) -> None:
+    """A tensor of integers."""
+    if not isinstance(x, torch.Tensor) or x.dtype not in (torch.int32, torch.int64):
+        _fail(name, getattr(x, "dtype", type(x).__name__), "an int32 or int64 tensor")
+
+
+def _check_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
+    """A tensor of so many dims."""
+    if x.ndim != rank:
+        _fail(name, f"rank {x.ndim}", f"rank {rank}, layout {layout}")
+
+
+def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """A tensor on this device."""
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+
+
+def _check_number(name: str, x: Any) -> float:
+    """`x` as a float. A tensor is refused, because reading it would wait for its device."""
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
+        _fail(name, type(x).__name__, "a number, or None")
+    if not abs(x) <= _LARGEST:
+        _fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
+    return float(x)
+
+
+def _check_flag(name: str, x: Any) -> bool:
+    """`x`, which must be True or False."""
+    if x is not True and x is not False:
+        _fail(name, type(x).__name__ if isinstance(x, torch.Tensor) else repr(x), "True or False")
+    return bool(x)
+
+
+def _check_chunks(name: str, x: Any, least: int) -> None:
+    """A number of chunks."""
+    if isinstance(x, bool) or not isinstance(x, int) or not least <= x < 2**31:
+        _fail(name, repr(x), f"a number of chunks from {least} to {2**31 - 1}")
+
+
+def _check_detached(tensors: Iterable[tuple[str, Any]]) -> None:
+    """No tensor that requires grad. tensors: (name, tensor or None)."""
+    for name, x in tensors:
+        if getattr(x, "requires_grad", False):
+            _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+
+
+# --- the arguments of a call -----------------------------------------------------------------------------------------
+def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[int, ...], str]],
+                  head_inputs: Sequence[tuple[str, float | None, tuple[int, ...], str]], layout: str, compiled: Mapping[str, int],
+                  batched: int) -> tuple[int, int, int, int, torch.device]:
+    """B, T, H, HV and the device of a call's inputs.
+
+    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV, ...] or None for
+      each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
+      one kernel instance handles.
+    """
+    seen: dict[str, int] = {}
+    device = getattr(given[0], "device", None)
+    for (name, heads, dims, dtype), x in zip(inputs, given, strict=False):
+        _check_built_for(name, x, dtype, not dims)
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+        tokens, head = (1, 2) if layout == "bthd" else (2, 1)
+        _check_rank(name, x, 3 + len(dims), layout)
+        if tuple(x.shape[3:]) != dims:
+            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        if compiled and x.shape[head] != compiled[heads]:
+            _fail(name, f"shape {tuple(x.shape)}", f"{heads} = {compiled[heads]} heads (this module was built for them)")
+        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
+            if seen.setdefault(key, size) != size:
+                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
+    value_heads = seen.get("HV", seen.get("H", 0))
+    key_heads = seen.get("H", value_heads)
+    if min(key_heads, value_heads) < 1 or value_heads % key_heads:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    if value_heads // key_heads % batched:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}",
+              f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
+    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+        if x is None and default is not None:
+            continue
+        _check_built_for(name, x, dtype, True)
+        if tuple(x.shape) != (value_heads, *dims):
+            _fail(name, f"shape {tuple(x.shape)}",
+                  f"shape {(value_heads, *dims)}, one {'vector' if dims else 'number'} for each value head")
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+    return seen["B"], seen["T"], key_heads, value_heads, given[0].device
+
+
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """The number of sequences in cu_seqlens."""
+    _check_integers("cu_seqlens", cu_seqlens)
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
+    _check_device("cu_seqlens", cu_seqlens, device)
+    if batch != 1:
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
+    sequences: int = cu_seqlens.numel() - 1
+    return sequences
+
+
+def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
+    """Check the values of cu_seqlens. On a GPU this waits for the device."""
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in itertools.pairwise(ends)):
+        _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+              f"values that start at 0, never fall and end at most at T = {tokens}")
+
+
+def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
+                 written: bool = False) -> None:
+    """Check a state [N, HV, ...]. written: True if the call writes to it. Then no two indices may share an element."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
+    _check_dtype(name, x.dtype, dtypes)
+    _check_device(name, x, device)
+    if written and not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "elements that do not overlap")
+
+
+def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
+    """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
+    aligned to 16 bytes."""
+    _check_tensor(name, x)
+    if tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape), f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_dtype(name, x.dtype, (dtype,))
+    _check_device(name, x, device)
+    dense, size = _dense(tile), math.prod(tile)
+    inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
+    stride = size if x.shape[0] < 2 else x.stride(0)
+    if inner != dense or stride < size or stride * x.element_size() % 16:
+        _fail(name, f"strides {x.stride()}", f"strides (n, {', '.join(map(str, dense))}), n at least {size} and "
+                                             "n elements a multiple of 16 bytes")
+    return stride
+
+
+def _check_indices(name: str, indices: Any, sequences: int, device: torch.device, least: int = -1) -> None:
+    """Check a tensor of integers: one for each sequence, or `least` or more for each if that is not -1."""
+    _check_integers(name, indices)
+    shape = tuple(indices.shape)
+    if least < 0 and shape != (sequences,):
+        _fail(name, f"shape {shape}", f"shape ({sequences},), one {_WHAT[name]} for each sequence")
+    if least >= 0 and not (indices.ndim == 2 and shape[0] == sequences and shape[1] >= least):
+        _fail(name, f"shape {shape}", f"shape ({sequences}, {least} or more), one {_WHAT[name]} for each token of each sequence")
+    _check_device(name, indices, device)
+
+
+def _check_rows(name: str, x: Any, tile: tuple[int, ...], tokens: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Elements from one row to the next of a buffer [rows, tokens or more, *tile] for states by token."""
+    _check_tensor(name, x)
+    if x.ndim != 2 + len(tile) or tuple(x.shape[2:]) != tile or x.shape[1] < tokens:
+        _fail(name, f"shape {tuple(x.shape)}", f"shape [rows, {tokens} or more, {', '.join(map(str, tile))}]")
+    return _check_pool(name, x, tuple(x.shape[1:]), device, dtype)
+
+
+def _check_slots(seen: Sequence[int], name: str, slots: int, written: bool) -> None:
+    """Check the values of a tensor with the slot or row of each sequence. written: True if states are written there. Sequences
+    run side by side, so two of them would race for one slot. They may share a slot that is only read."""
+    what = _WHAT[name]
+    if any(not -1 <= i < slots for i in seen):
+        _fail(name, seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
+              f"{what}s from 0 to {slots - 1}, or -1 to skip a sequence")
+    owner: dict[int, int] = {}
+    for n, i in enumerate(seen):
+        if written and i >= 0 and owner.setdefault(i, n) != n:
+            _fail(name, f"{what} {i} for sequences {owner[i]} and {n}",
+                  f"a different {what} for each sequence whose state is written, or -1 to skip a sequence")
+
+
+def _check_accepted(accepted: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
+    """Check the values of num_accepted_tokens. slots: those of each sequence."""
+    for n, (count, own) in enumerate(zip(accepted, slots, strict=True)):
+        if not 1 <= count <= len(own):
+            _fail("num_accepted_tokens", f"{count} for sequence {n}", f"1 to {len(own)}, as many as state_indices has slots")
+
+
+def _check_slots_by_token(slots: Sequence[Sequence[int]], first: Sequence[int], lengths: Sequence[int], pool: int, written: bool
+                          ) -> None:
+    """Check the values of state_indices [N, tokens]. first: the slot of each sequence's initial state. written: True if states
+    are written to the slots. Then no other token may write a slot, and no other sequence may start from it."""
+    owner: dict[int, tuple[int, int]] = {}
+    for n, (own, at, length) in enumerate(zip(slots, first, lengths, strict=True)):
+        if length > len(own):
+            _fail("state_indices", f"{len(own)} slots for the {length} tokens of sequence {n}", "a slot for each token")
+        for i in (at, *own[:length]):
+            if not -1 <= i < pool:
+                _fail("state_indices", f"slot {i} for sequence {n}", f"slots from 0 to {pool - 1}, or -1")
+        for t, i in enumerate(own[:length] if written else ()):
+            if i >= 0 and owner.setdefault(i, (n, t)) != (n, t):
+                _fail("state_indices", f"slot {i} for token {owner[i][1]} of sequence {owner[i][0]} and token {t} of {n}",
+                      "a different slot for each token of each sequence, or -1 to store no state")
+    for n, at in enumerate(first):
+        if at in owner and owner[at][0] != n:
+            _fail("state_indices", f"slot {at}, from which sequence {n} starts, for a token of sequence {owner[at][0]}",
+                  "a different slot for each token of each sequence")
+
+
+def _check_parents(parents: Sequence[Sequence[int]], lengths: Sequence[int], kept: Sequence[Sequence[bool]]) -> None:
+    """Check the values of retrieve_parent_token. kept: for each token of each sequence, whether its state is stored. The parent
+    of a first token is not read."""
+    for n, (own, length, there) in enumerate(zip(parents, lengths, kept, strict=True)):
+        if length > len(own):
+            _fail("retrieve_parent_token", f"{len(own)} parents for {length} tokens of sequence {n}", "a parent for each token")
+        for t in range(1, length):
+            if own[t] >= t or (0 <= own[t] < t - 1 and not there[own[t]]):
+                _fail("retrieve_parent_token", f"{own[t]} for token {t} of sequence {n}",
+                      f"an earlier token whose state is stored, from 0 to {t - 1}, or -1 for the initial state")
+
+
+def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Check the caller's memory for an output."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
+    if x.dtype != dtype or x.device != device:
+        _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
+    if x.stride(-1) != 1 or not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and elements that do not overlap")
+
+
+def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,
+                   dtype: torch.dtype) -> list[bool]:
+    """Check callers' buffers for results with these names and shapes. Returns, for each, True if kernels can use it directly."""
+    for x, (name, shape, _) in zip(buffers, shapes, strict=True):
+        if x is not None:
+            _check_state(name, x, shape, device, (dtype,), written=True)
+    return [x is None or _is_plain(x, dtype) for x in buffers]
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """What a host knows of the sequences of a call, in chunks.
+
+    longest: the longest sequence. others, rest: how many others there are, and how long each of them is. possible: the longest
+    that there may be, where the values of cu_seqlens change after the choice.
+    """
+
+    longest: int
+    others: int
+    rest: float
+    possible: int
+
+
+def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int) -> _Lengths:
+    """What is known of `sequences` sequences with so many tokens in all.
+
+    packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
+    one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length.
+    """
+    possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
+    if not packed:
+        return _Lengths(possible, sequences - 1, possible, possible)
+    if not longest or sequences == 1:
+        return _Lengths(possible, 0, 0, possible)
+    longest = min(tokens, max(longest, -(-tokens // sequences)))
+    return _Lengths(-(-longest // chunk), sequences - 1, (tokens - longest) / (chunk * (sequences - 1)), possible)
+
+
+def _needs_summaries(chunks: int, span: int, most: int) -> bool:
+    """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
+
+    span: chunks of a part. most: the longest warm-up, in parts.
+    """
+    return chunks > (most + 1) * span
+
+
+def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
+                   ) -> int | None:
+    """The number of chunks of a part with the least `cost`; None for no parts. It tries parts that fill the GPU up to four times.
+
+    instances: kernel instances of a part. units: instances that the GPU runs at a time.
+    most: the longest warm-up, in parts. summaries: the number of kernels that a call launches for summaries.
+    warms_up: True if the walk of a part may start with a warm-up. Otherwise each part needs a summary of the parts before it.
+    """
+    sequences, chunks, even = 1 + x.others, x.longest + x.others * x.rest, x.others == 0 or x.rest == x.longest
+
+    def makespan(walk: float, walks: int, total: float) -> float:
+        """Chunks until all walks have ended. The longest one has `walk` chunks, all have `total` times `instances`.
+
+        Equal walks run in waves. Of others, the last one to start ends half a walk after the rest, on average.
+        """
+        waves, share = -(-walks * instances // units), total * instances / units
+        return waves * walk if even else max(walk, share if waves == 1 else share + walk / 2)
+
+    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
+    for n in range(2, x.longest + 1):
+        span = -(-x.longest // n)
+        of_longest = -(-x.longest // span)
+        parts = of_longest * sequences if even else of_longest + x.others * max(1, math.ceil(x.rest / span))
+        if ((n - 1) * sequences if even else parts - sequences) * instances > 4 * units:
+            break
+        if warms_up:
+            before = (of_longest - 1) * span
+            warm_up = min(cost.warm_up_chunks, before)
+            done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up)
+            us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            if _needs_summaries(x.possible, span, most):
+                us += summaries * cost.launch_us
+                if span < cost.least_part_chunks:
+                    us += 3 * span * cost.summary_us
+        else:
+            summed = -(-(parts - sequences) * instances // units)
+            us = (makespan(span, parts, chunks) + 2 * summed * span) * cost.chunk_us
+            us += of_longest * cost.fold_us + summaries * cost.launch_us
+        if us < least:
+            best, least = span, us
+    return best
+
+
+@dataclass
+class NativeCall:
+    """A call as data, for the native launcher (runtime/call/native_launcher.py).
+
+    sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
+      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it, the shape that kernels see) or
+      ("workspace", a tensor like it).
+    launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
+    rows: makes cu_seqlens for rows of equal length, for calls without it.
+    """
+
+    sources: list[tuple[Any, ...]]
+    launches: list[tuple[Any, list[int], list[int]]]
+    rows: Callable[[], torch.Tensor]
+
+
+class Plan:
+    """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
+
+    given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
+    for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
+    are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not known; the
+    length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
+    """
+
+    call: Callable[..., list[Any]]
+
+    def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0,
+                 longest: int = 0) -> None:
+        """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
+        t: Tables = host.tables
+        self.host, self.tables, self.wanted, self.every, self.longest = host, t, wanted, every, longest
+        self.state = _FLOATS[t.state_dtype]
+        self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
+            given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_per_instance)
+        self.packed = cu_seqlens is not None
+        self.equal_rows = _unread_rows if t.chunk == 1 and self.tokens else _equal_rows
+        self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
+        self.slots = self.batch * self.tokens // t.chunk + self.sequences
+        # for each argument: what replaces None, whether it is passed without a copy, its alignment in bytes, its dtype
+        self.expected: list[tuple[Any, bool, int, torch.dtype]] = []
+        self.lacking: list[tuple[Any, ...]] = []  # for absent head inputs: index, then arguments of _full
+        self.ints: dict[str, int] = {}  # integers that kernels get, by name
+        self.pool_slots: list[int] = []  # slots of each pool
+        self.expect_inputs(given)
+        self.expect_numbers(indices, buffers)
+        self.expect_states(states)
+        self.expect_buffers(buffers)
+        self.expect_outs(outs)
+        self.lay_out()
+        self.count(given, states, outs)
+        self.launches = self.launched()
+        self.ends_as_they_are = self.packed and _is_plain(cu_seqlens, torch.int32)
+        looks = host.check or self.device.type == "cpu"
+        self.check_ends, self.check_numbers = self.packed and looks, bool(t.indices) and looks
+        self.native = self.native_arguments(given, states, outs, buffers)
+
+    # --- arguments ---
+    def expect_inputs(self, given: Sequence[Any]) -> None:
+        """Inputs. Strided kernels read an input without a copy if they accept it as a view."""
+        t = self.tables
+        for (name, _, dims, dtype), x in zip(t.inputs, given, strict=False):
+            plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
+            self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
+        first = len(t.inputs)
+        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+            self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
+            if x is None:
+                self.lacking.append((n, (self.value_heads, *dims), default, _FLOATS[dtype], self.device))
+
+    def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
+        """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.
+        `in_order`: those that are 0, 1, ... for the sequences: rows without indices, and final states outside a pool."""
+        t = self.tables
+        self.in_order = [name for name, x in zip(t.numbers, indices, strict=True) if x is None]
+        if "final_indices" in t.indices and buffers[0] is None:
+            self.in_order.append("final_indices")
+        self.as_integers: list[bool] = []
+        for name, x in zip(t.numbers, indices, strict=True):
+            if x is not None or name != "intermediate_state_indices":  # without it sequences have rows in order
+                least = 0 if self.packed else -(-self.tokens // t.chunk)
+                _check_indices(name, x, self.sequences, self.device, least if name in t.by_token else -1)
+            if name in t.by_token:
+                self.ints[f"{name}_width"] = x.shape[1]
+            self.as_integers.append(x is None or _is_plain(x, torch.int32))
+
+    def expect_states(self, states: Sequence[Any]) -> None:
+        """Initial states: slots of a pool, or one tile for each sequence, or None."""
+        t = self.tables
+        for (name, dims), x in zip(t.initial, states, strict=True):
+            tile = (self.value_heads, *dims)
+            if t.pool:
+                self.ints[f"{name}_stride"] = _check_pool(name, x, tile, self.device, self.state)
+                self.pool_slots.append(x.shape[0])
+                continue
+            if t.in_place:
+                _check_state(name, x, (self.sequences, *tile), self.device, (self.state,), written=True)
+            elif x is not None:
+                dtypes = _ANY_FLOAT if t.state_dtype == "float32" else (self.state,)
+                _check_state(name, x, (self.sequences, *tile), self.device, dtypes)
+            absent = _made((0, *tile), self.state, self.device)
+            self.expected.append((absent, x is None or _is_plain(x, self.state), 16, self.state))
+
+    def expect_buffers(self, buffers: Sequence[Any]) -> None:
+        """The caller's memory for final states and checkpoints. `as_they_are`: for each, True if it is passed without a copy.
+        `state_kin`: for each, the tensor that replaces an unwanted one or None, and a tensor like the one that a call makes."""
+        t = self.tables
+        lent: list[tuple[str, tuple[int, ...], Any]] = []
+        for (name, dims), x in zip(t.final, buffers, strict=False):
+            shape, tile = (self.sequences, self.value_heads, *dims), (self.value_heads, *dims)
+            absent = None if self.wanted else _made((0, *tile), self.state, self.device)
+            if t.pool:
+                self.ints[f"{name}_stride"] = math.prod(tile)
+                if x is not None:
+                    self.ints[f"{name}_stride"] = _check_pool(name, x, tile, self.device, self.state)
+                    self.pool_slots.append(x.shape[0])
+                    shape, absent = tuple(x.shape), None
+            lent.append((name, shape, absent))
+        self.stored_rows = self.row_tokens = 0
+        if t.rows:
+            for (name, dims), x in zip(t.checkpoints, buffers[len(t.final):], strict=True):
+                self.ints[f"{name}_stride"] = _check_rows(name, x, (self.value_heads, *dims), 0 if self.packed else self.tokens,
+                                                          self.device, self.state)
+                self.stored_rows, self.row_tokens = x.shape[:2]
+                lent.append((name, tuple(x.shape), None))
+        elif t.positions:
+            for (name, dims), x in zip(t.checkpoints, buffers[len(t.final):], strict=True):
+                self.ints[f"{name}_stride"] = _check_pool(name, x, (self.value_heads, *dims), self.device, self.state)
+                self.stored_rows = x.shape[0]
+                lent.append((name, tuple(x.shape), None))
+        elif t.checkpoints:
+            rows = self.batch * self.tokens // (self.every * t.chunk)
+            lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
+        self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
+        if t.rows or t.positions:  # they are written where they lie
+            self.as_they_are[len(t.final):] = [True] * len(t.checkpoints)
+        if t.pool:
+            self.as_they_are[:len(t.final)] = [True] * len(t.final)
+        self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
+
+    def expect_outs(self, outs: Sequence[Any]) -> None:
+        """The caller's memory for outputs. `made`: shapes and dtypes of the tensors that a call makes. `fits`: for each output,
+        True if the caller's memory is used without a copy."""
+        t = self.tables
+        rows = ((self.batch, self.tokens, self.value_heads) if t.layout == "bthd" else
+                (self.batch, self.value_heads, self.tokens))
+        self.made: list[tuple[tuple[int, ...], torch.dtype]] = [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in t.outputs]
+        self.fits: list[bool] = []
+        for argument, (name, dims, _), x, (shape, dtype) in zip(t.outs, t.outputs, outs, self.made, strict=True):
+            if x is not None:
+                _check_out(argument, x, shape, dtype, self.device)
+            self.fits.append(x is not None and (self.host.is_view(name, x, dims, dtype) if t.strided else _is_plain(x, dtype)))
+
+    # --- what the call makes ---
+    def lay_out(self) -> None:
+        """Shapes of workspaces, the number of parts, and their chunks. Without summaries no kernel reads the workspaces of
+        parts, and empty tensors replace them (`unread`)."""
+        t = self.tables
+        self.span = self.parts = self.summed = 0
+        unread: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
+        self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
+        self.made += [((1,), torch.int32)] * len(t.counters)
+        if t.part_cost is not None:
+            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
+                                       self.longest)
+            self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
+            self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
+            shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
+            if self.summed:
+                self.made += shapes
+            else:
+                unread = [((0, *shape[1:]), dtype) for shape, dtype in shapes]
+        self.unread = [_made(shape, dtype, self.device) for shape, dtype in unread]
+        self.kin = [_kin(shape, dtype, self.device) for shape, dtype in self.made]
+
+    def count(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any]) -> None:
+        """The integers that kernels get besides the sizes, by name."""
+        t, ints = self.tables, self.ints
+        ints.update({f"has_{name}": int(x is not None) for (name, _), x in zip(t.initial, states, strict=True)})
+        ints.update({f"has_{name}": int(self.wanted) for name, _ in t.final})
+        # outputs that a call makes are zero in rows that no sequence covers
+        self.clears = t.pool or self.packed
+        if t.cleared:
+            ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
+        ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
+        if t.counters:
+            ints["blocks_at_a_time"] = torch.cuda.get_device_properties(self.device).multi_processor_count
+        if not t.strided:
+            return
+        goes = [plain for _, plain, *_ in self.expected[:len(t.inputs)]]
+        places = [x.stride() if plain else _dense(x.shape) for x, plain in zip(given, goes, strict=False)]
+        places += [x.stride() if fit else _dense(shape) for x, fit, (shape, _) in zip(outs, self.fits, self.made, strict=False)]
+        for name, strides in zip([row[0] for row in t.inputs] + [row[0] for row in t.outputs], places, strict=True):
+            for axis, far in zip("bth", _steps(strides, t.layout), strict=True):
+                ints[f"{name}_stride_{axis}"] = far // t.units.get(name, 1)
+
+    def launched(self) -> list[tuple[Any, list[int], list[int]]]:
+        """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
+        t = self.tables
+        counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
+        batched = not self.packed and self.tokens > 0
+        sizes = (self.sequences, self.tokens, int(batched), self.heads, self.value_heads, self.slots,
+                 *((self.parts, self.span) if t.part_cost is not None else ()))
+        found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
+        for name, grid, blocks, tensors, scalars in t.kernels:
+            if (name in t.summaries and not self.summed) or (name in t.bounds and self.span * t.chunk >= self.tokens):
+                continue
+            instances = counts[grid] * self.value_heads * blocks
+            if instances:
+                launch = self.host.launcher(name, instances, sizes, [self.ints[n] for n in t.ints[name]], self.device)
+                found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))
+        return found
+
+    # --- as data ---
+    def native_arguments(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
+                    ) -> NativeCall | None:
+        """The call as data. None if a call copies, fills or checks the values of some tensor."""
+        t = self.tables
+        as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
+                    and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
+        looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are)
+        in_order = _in_order(self.sequences, self.device) if self.in_order else None
+        if not as_it_is or looked_at or not all(self.as_integers) or (self.in_order and in_order is None):
+            return None
+        first_out = len(given) + len(states)
+        first_buffer = first_out + len(outs)
+        sources: list[tuple[Any, ...]] = [
+            ("fixed", absent) if x is None else ("given", n, tuple(x.shape))
+            for n, (x, (absent, *_)) in enumerate(zip(given if t.pool else (*given, *states), self.expected, strict=True))]
+        if t.pool:
+            sources += [("given", n, tuple(_flat(name, x).shape))
+                        for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
+        for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer):
+            flat = t.pool if n < first_buffer + len(t.final) else t.rows or t.positions
+            lies = functools.partial(_flat, "") if flat else lambda x: x
+            sources.append(("given", n, tuple(lies(x).shape)) if x is not None else
+                           ("result", like, (math.prod(like.shape),) if flat else tuple(like.shape)) if absent is None else
+                           ("fixed", lies(absent)))
+        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like, tuple(like.shape))
+                    for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
+        sources += [("workspace", like) for like in self.kin[len(outs):]]
+        sources += [("fixed", x) for x in self.unread]
+        first_number = first_buffer + len(buffers)
+        for name in t.indices:
+            n = first_number + t.numbers.index(name if name in t.numbers else "state_indices")
+            width = (self.ints[f"{name}_width"],) if name in t.by_token else ()
+            sources.append(("fixed", in_order) if name in self.in_order else ("given", n, (self.sequences, *width)))
+        rows = functools.partial(_filled, self.equal_rows, self.batch, self.tokens, self.device)
+        return NativeCall(sources, self.launches, rows)
+
+
+def _aligned(given: Sequence[Any], outs: Sequence[Any]) -> list[bool]:
+    """For each tensor: True if its address is a multiple of 16 bytes. None counts as aligned."""
+    return [x is None or x.data_ptr() % 16 == 0 for x in (*given, *outs)]
+
+
+def _plain_ones(tensors: Iterable[tuple[Any, bool]], dtype: torch.dtype) -> list[Any]:
+    """Each tensor itself if kernels accept it, else a contiguous copy. tensors: (tensor, True if its strides fit)."""
+    return [x if fits and x.data_ptr() % 16 == 0 else _plain(x, dtype) for x, fits in tensors]
+
+
+def _in_pools(t: Tables, states: Sequence[Any], buffers: Sequence[Any], held: Sequence[Any]) -> list[Any]:
+    """Pools as flat tensors: first those of initial states, then those of final states, from the caller or from this call."""
+    if any(x is not None and x.data_ptr() == y.data_ptr() for x in buffers[:len(t.final)] for y in states):
+        _fail(t.final[0][0], "the memory of an initial state",
+              "another pool, or a build with state=pool/in_place, which overwrites initial states")
+    return [_flat(row[0], x) for row, x in (*zip(t.initial, states, strict=True), *zip(t.final, held, strict=False))]
+
+
+def _take_outs(memory: list[Any], first: int, outs: Sequence[Any], fits: Sequence[bool], aligned: int) -> list[tuple[int, Any]]:
+    """Put the caller's outputs into `memory`, from index `first` on. Returns (index, caller's tensor) of the outputs for which
+    kernels write a copy first."""
+    copied = []
+    for at, (x, fit) in enumerate(zip(outs, fits, strict=True), first):
+        if x is not None:
+            memory[at] = x if fit and x.data_ptr() % aligned == 0 else _plain(x, x.dtype)
+            if memory[at] is not x:
+                copied.append((at, x))
+    return copied
+
+
+def _give_back(memory: list[Any], wanted: Iterable[tuple[int, Any]]) -> None:
+    """Copy results to the caller's tensors, and put these into `memory`. wanted: (index, caller's tensor)."""
+    for at, x in wanted:
+        if memory[at].data_ptr() != x.data_ptr():
+            x.copy_(memory[at])
+        memory[at] = x
+
+
+def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
+    """Fill the tensors that this call allocated: with NaN if tests ask for it, and outputs with zeros, for the rows that no
+    sequence covers."""
+    if p.host.poison:
+        for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
+            if buffer is None:
+                x.fill_(float("nan") if x.is_floating_point() else -1)
+    if p.clears and not p.tables.cleared:
+        for x, out in zip(memory[p.host.outputs], outs, strict=True):
+            if out is None:
+                x.zero_()
+
+
+def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
+    """The inputs, with defaults for absent ones. The values of cu_seqlens and of indices are checked if the plan says so."""
+    if p.check_ends:
+        _check_ends(cu_seqlens, p.tokens)
+    if p.check_numbers:
+        _check_numbers(p, cu_seqlens, buffers, indices)
+    if p.lacking:
+        given = list(given)
+        for at, *about in p.lacking:
+            given[at] = _filled(_full, *about)
+    return given
+
+
+def _check_numbers(p: Plan, cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> None:
+    """Check the values of the tensors of integers. On a GPU this waits for the device."""
+    t = p.tables
+    found = {name: x.tolist() for name, x in zip(t.numbers, indices, strict=True) if x is not None}
+    lengths = [p.tokens] * p.sequences if cu_seqlens is None else cu_seqlens.diff().tolist()
+    slots, rows = found.get("state_indices", []), found.get("intermediate_state_indices", list(range(p.sequences)))
+    kept = [[True] * p.tokens] * p.sequences
+    if "state_indices" in t.by_token:
+        accepted = found.get("num_accepted_tokens", [1] * p.sequences)
+        _check_accepted(accepted, slots)
+        first = [own[n - 1] for own, n in zip(slots, accepted, strict=True)]
+        lengths = [0 if at < 0 else n for at, n in zip(first, lengths, strict=True)]  # a skipped sequence has no tokens
+        _check_slots_by_token(slots, first, lengths, min(p.pool_slots), t.slots)
+        kept = [[x >= 0 for x in own] for own in slots] if t.slots else kept
+    elif t.pool:
+        _check_slots(slots, "state_indices", min(p.pool_slots), t.in_place or any(x is not None for x in buffers[:len(t.final)]))
+        lengths = [0 if at < 0 else n for at, n in zip(slots, lengths, strict=True)]
+    if t.rows:
+        if max(lengths, default=0) > p.row_tokens:
+            _fail(t.checkpoints[0][0], f"rows of {p.row_tokens} states", f"{max(lengths)} or more, as a sequence has tokens")
+        _check_slots(rows, "intermediate_state_indices", p.stored_rows, True)
+        kept = [[row >= 0] * p.tokens for row in rows]
+    for n, row in enumerate(found.get("checkpoint_rows", ())):
+        if any(not -1 <= i < p.stored_rows for i in row):
+            _fail("checkpoint_rows", f"{row} for sequence {n}", f"rows from 0 to {p.stored_rows - 1}, or -1 to store no state")
+    if "retrieve_parent_token" in found:
+        _check_parents(found["retrieve_parent_token"], lengths, kept)
+
+
+def _integers(p: Plan, indices: Any) -> list[Any]:
+    """The tensors of integers that kernels read. Final states in other memory than initial ones have the same slots."""
+    found = {name: x if fits and x.data_ptr() % 16 == 0 else _plain(x, torch.int32)
+             for name, x, fits in zip(p.tables.numbers, indices, p.as_integers, strict=True) if x is not None}
+    for name in p.in_order:
+        found[name] = _in_order(p.sequences, p.device)
+        if found[name] is None:  # a graph that is captured before they exist has its own
+            found[name] = torch.arange(p.sequences, dtype=torch.int32, device=p.device)
+    return [found.get(name, found.get("state_indices")) for name in p.tables.indices]
+
+
+def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
+    """A function that runs the plan: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the call's tensors, in the
+    order of `Tables.tensors`. The arguments here are those that the plan was made for."""
+    host, t, device, batch, tokens, state = p.host, p.tables, p.device, p.batch, p.tokens, p.state
+    equal_rows = p.equal_rows
+    pool, expected, state_kin, as_they_are, kin = t.pool, p.expected, p.state_kin, p.as_they_are, p.kin
+    unread, fits, ends_are_plain = p.unread, p.fits, p.ends_as_they_are
+    picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
+    unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
+    any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
+    moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
+    special = p.check_ends or p.check_numbers or bool(p.lacking)
+    lies = _aligned(given, outs) if t.strided else None
+    rows = t.checkpoints if t.rows or t.positions else ()
+    first_out, first_final = t.place("outputs").start, host.final.start
+
+    def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = ()) -> list[Any]:
+        """Launch the plan's kernels on these arguments."""
+        if _is_elsewhere(device):
+            with torch.cuda.device(device):
+                return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+        if lies is not None and _aligned(given, outs) != lies:
+            return host.run(given, numbers, states, outs, cu_seqlens, buffers, p.wanted, indices,  # type: ignore[no-any-return]
+                            p.every, p.longest)
+        if special:
+            given = _looked_at(p, given, cu_seqlens, buffers, indices)
+        memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
+                  for x, (absent, plain, aligned, dtype) in zip(given if pool else (*given, *states), expected)]
+        held = unwanted or [x if x is not None else _new(like) if absent is None else absent
+                            for x, (absent, like) in zip(buffers, state_kin)]
+        if pool:
+            memory += _in_pools(t, states, buffers, held)
+            memory += _plain_ones(list(zip(held, as_they_are))[len(t.final):], state)
+        else:
+            memory += _plain_ones(zip(held, as_they_are), state) if lends else held
+        if rows:
+            memory[-len(rows):] = [_flat(name, x) for (name, _), x in zip(rows, held[-len(rows):])]
+        memory += map(_new, kin)
+        memory += unread
+        if zeroes or host.poison:
+            _fill(p, memory, outs, buffers)
+        copied = _take_outs(memory, first_out, outs, fits, 1 if t.strided else 16) if any_out else ()
+        if cu_seqlens is None:
+            ends = _filled(equal_rows, batch, tokens, device)
+        else:
+            ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
+        if t.indices:
+            memory += _integers(p, indices)
+        for launch, tensors, used in picked:
+            launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
+        if copied:
+            _give_back(memory, copied)
+        if moved:
+            _give_back(memory, enumerate((*states, *held) if t.in_place else held, first_final))
+        return memory
+
+    return call
+
+
+def _kind(x: Any) -> Any:
+    """The properties of an argument that a plan depends on."""
+    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _kind_and_place(x: Any) -> Any:
+    """`_kind` for strided kernels. Alignment decides whether they read a tensor without a copy."""
+    return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _parts_wanted(build: int) -> int:
+    """Chunks of a part, from GDN_CODEGEN_PART_CHUNKS, else from the build; 0 to choose."""
+    said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
+    if not said.isdecimal():
+        raise ValueError(f"GDN_CODEGEN_PART_CHUNKS: got {said!r}; accepted: the chunks of a part, 0 to choose")
+    return int(said)
+
+
+class Host:
+    """The calls of one module.
+
+    launcher: (kernel, instances, sizes, integers, device) -> a function that launches the kernel on its tensors, cu_seqlens and
+      numbers. sizes: sequences, tokens of a row, 1 if rows are equal sequences, H, HV, chunk slots. A build with parts adds the
+      number of parts, and chunks of a part.
+    accepts_view: accepts_view(name, tensor): True if strided kernels can read this tensor without a copy. Its rows are dense.
+
+    poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: the values of cu_seqlens and
+    state_indices are checked on a GPU too, and the call waits for that (GDN_CODEGEN_CHECK=1). partition, part_chunks: True if
+    sequences are split into parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by
+    kind of arguments.
+    """
+
+    def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
+                 accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
+        self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
+        self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
+        self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
+        self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
+        self.plans: dict[Any, Plan] = {}
+        self.kind = _kind_and_place if tables.strided else _kind
+        self.outputs = tables.place("outputs")
+        self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
+        self.final = tables.place("initial") if tables.in_place else tables.place("final")
+        places = range(len(tables.tensors))
+        self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
+
+    # --- a call ---
+    def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+                 buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
+        """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
+        t = self.tables
+        if torch.is_grad_enabled():
+            _check_detached(zip(t.tensors, (*given, *states), strict=False))
+        values = self.numbers_of(numbers)
+        if t.checkpoints and not (t.rows or t.positions):
+            _check_chunks("checkpoint_chunks", every, 1)
+        wanted = t.in_place
+        if t.final:
+            wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])
+        return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
+
+    def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+            buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> list[Any]:
+        """Launch every kernel; the call's tensors, as Tables.tensors names them."""
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> Plan:
+        """The plan of arguments of this kind. It is made once, and checks them then."""
+        kind, longest = self.kind, longest if self.tables.part_cost is not None else 0
+        key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
+               *map(kind, indices), every, longest)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
+            plan.call = caller(plan, given, outs, buffers)
+            if len(self.plans) >= 256:
+                self.plans.clear()
+            self.plans[key] = plan
+        return plan
+
+    def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
+        """The caller's numbers, the page's defaults where None is given."""
+        values = []
+        for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
+            if x is not None:
+                values.append(_check_number(name, x))
+            elif default is not None:
+                values.append(float(default))
+            else:
+                _fail(name, None, "a number: the page has no default")
+        return tuple(values)
+
+    def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:
+        """What a call returns, of its tensors."""
+        if wanted:
+            return self.returned(memory)
+        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints])
+
+    # --- what a build makes of sizes ---
+    def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether kernels that go by strides read and write `x` where it lies."""
+        return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.accepts_view(name, x)
+
+    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device, packed: bool = True,
+             longest: int = 0) -> int:
+        """Chunks of a part: those that the build's costs make cheapest, or all that there are.
+
+        packed, longest: whether sequences may differ in length, and tokens of the longest, 0 if it is known to the device alone.
+        """
+        t, every = self.tables, tokens // self.tables.chunk + 1
+        if not self.partition or t.part_cost is None:
+            return every
+        if self.part_chunks or not sequences or device.type == "cpu":
+            return min(self.part_chunks or every, every)
+        units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
+        others = (*t.bounds, *t.summaries)
+        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
+        known = _lengths(tokens, sequences, packed, longest, t.chunk)
+        return _cheapest_span(known, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
+
+    def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
+        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
+        parts, that of the call."""
+        t = self.tables
+        held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
+        if t.part_cost is not None:
+            span = self.span(tokens, sequences, value_heads, torch.device(device))
+            if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+                held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
+        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+
+
+def _unit_lower_inverse(x: Any) -> Any:
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
+    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+
+
+def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+    decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
+    return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
+
+
+class Check:
+    """Compares a module's kernels with its page in float64 on a small problem.
+
+    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
+    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
+    parts too: some have a warm-up, and some need summaries of all parts before them.
+    """
+
+    DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
+    ACCEPTED_TF32 = 3e-2
+    #: The value of memory that no call may write.
+    MARK = 7.0
+    #: Tokens of a chunk of the page here: a divisor of all chunks.
+    STEP = 16
+    #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
+    RATES = (2.0, 0.0, 0.02, 0.3)
+    #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
+    ALIKE = 1 - 2 ** -8
+    #: The least input between 0 and 1, and the least mean log decay of a head for forms.
+    LEAST = 1e-6
+    #: Guard elements before and after each tensor of the kernels.
+    GUARD = 1 << 16
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
+    INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
+
+    def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
+        """tables, host, page: those of the module. function: the function under test, as callers see it.
+
+        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
+        self.tables, self.page, self.host, self.function = tables, page, host, function
+        self.reads, self.draws = reads or {}, draws or {}
+        self.done: Any = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: Any = None, heads: Any = None) -> Any:
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: Any, heads: Any) -> None:
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
+            self(device, heads)
+
+    def heads(self) -> Any:
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
+        if self.tables.heads:
+            return tuple(self.tables.heads.values())
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
+
+    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
+        heads = heads or self.heads()
+        found: Any = {}
+        host, in_parts = self.host, self.tables.part_cost is not None
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below call `once`
+            before = host.poison, host.part_chunks, host.plans
+            try:
+                host.poison, host.plans = True, {}
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # short parts, so that there are many
+                            host.part_chunks = chunks
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        host.plans.clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                host.poison, host.part_chunks, host.plans = before
+        return found
+
+    # --- the problem --------------------------------------------------------------------------------------------------
+    def lengths(self, packed: bool) -> Any:
+        """Tokens of each sequence. If packed, a pool skips the third."""
+        chunk = max(self.tables.chunk, self.STEP)
+        if not packed:
+            return [chunk + 3] * 2
+        if self.by_token:
+            return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
+        return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
+
+    def drawn(self, lengths: Any, heads: Any) -> Any:
+        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU."""
+        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
+        count = dict(zip(("H", "HV"), heads, strict=True))
+        rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        forgets = rate.clamp_min(self.LEAST)  # forms may take its log
+        repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
+        keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
+        for name, of, dims, dtype in tables.inputs:
+            normal = torch.randn(total, count[of], *dims, generator=gen, **on_cpu)
+            page = normal / normal.norm(dim=-1, keepdim=True) if dims and (of == "H" or dims in keys) else normal
+            if not dims or name in tables.decays:
+                page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
+                if name in tables.decays:
+                    page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
+                else:
+                    page[repeated] = self.ALIKE
+            elif all(row[1] == "HV" for row in tables.inputs):
+                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
+            x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
+            x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, _, dims, dtype in tables.head_inputs:
+            normal = torch.randn(heads[1], *dims, generator=gen, **on_cpu)
+            page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
+            x = self.draws[name](None, normal, forgets) if name in self.draws else page
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, dims in tables.initial:
+            x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[tables.state_dtype])
+        return out
+
+    def read(self, name: str, x: Any) -> Any:
+        """An input in the form in which the page reads it, in float64."""
+        y = x[name].double()
+        if name not in self.reads:
+            return y
+        of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
+        return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
+
+    def kv_order(self, state: Any, dims: Any) -> Any:
+        """A caller's states in the page's order of dims."""
+        return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
+
+    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
+        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], and one of dicts of
+        states after chunks [HV, ...], by (sequence, chunk)."""
+        tables = self.tables
+        share = {"H": heads[1] // heads[0], "HV": 1}
+        inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
+        of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws]
+        numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
+        initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
+        count, start = len(tables.outputs), 0
+        outs: Any = [[] for _ in range(count)]
+        finals: Any = [[] for _ in initial]
+        after: Any = [{} for _ in initial]
+        for n, length in enumerate(lengths):
+            states = [s[n] for s in initial]
+            step = min(self.STEP, tables.chunk)  # so that there is a state after each chunk
+            for t in range(0, length, step):
+                if "retrieve_parent_token" in tables.indices and t:
+                    parent = self.parent(n, t)
+                    states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
+                rows = slice(start + t, start + min(t + step, length))
+                results = self.page([*(y[:, rows] for y in inputs), *of_heads], states, numbers)
+                states = results[count:]
+                for kept, y in zip(outs, results[:count], strict=True):
+                    kept.append(y.transpose(0, 1))
+                whole = (t + step) // tables.chunk
+                if t + step <= length and (t + step) % tables.chunk == 0:
+                    for by_chunk, s in zip(after, states, strict=True):
+                        by_chunk[n, whole - 1] = s
+            for kept, s in zip(finals, states, strict=True):
+                kept.append(s)
+            start += length
+        return [torch.cat(y) for y in outs], [torch.stack(s) for s in finals], after
+
+    # --- the call -----------------------------------------------------------------------------------------------------
+    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+        """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
+        size = math.prod(shape)
+        return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
+
+    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+        """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
+        x = x.unflatten(0, (rows, -1))
+        x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
+        shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
+        return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
+
+    def pool(self, x: Any, slots: Any, count: int) -> Any:
+        """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
+        size = x[0].numel()
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool[slots] = x
+        return pool
+
+    @staticmethod
+    def parent(n: int, t: int) -> int:
+        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
+        return (7 * t + n) % (t + 1) - 1
+
+    def places(self, lengths: Any) -> Any:
+        """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
+        count, width = len(lengths), max(lengths) + 1
+        rows = torch.arange(count, 0, -1, device="cpu")
+        if "state_indices" not in self.tables.by_token:
+            return rows, None, rows
+        slots = torch.arange(count * width, 0, -1, device="cpu").view(count, width)
+        accepted = "num_accepted_tokens" in self.tables.indices
+        return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
+
+    def integers(self, lengths: Any, once: int, device: Any) -> Any:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
+        return {name: made[name].to(torch.int32).to(device) for name in names}
+
+    def rows(self, lengths: Any) -> Any:
+        """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
+        chunk."""
+        chunk, start = self.tables.chunk, 0
+        rows = torch.full((len(lengths), max(lengths) // chunk + 1), -1, device="cpu")
+        for n, length in enumerate(lengths):
+            rows[n, :length // chunk] = start // chunk + torch.arange(length // chunk, device="cpu")
+            start += length
+        return rows
+
+    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
+        tables, (packed, given, wanted) = self.tables, call
+        rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
+        slots: Any = None
+        copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
+        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
+        for name, *_ in tables.inputs:
+            y = x[name].to(device)
+            spare_rows = y.new_full((spare, *y.shape[1:]), math.nan)
+            arguments[name] = self.placed(torch.cat([y] * copies + [spare_rows]), rows)
+        for name, *_ in tables.head_inputs:
+            arguments[name] = x[name].to(device)
+        for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
+            shape = (sum(lengths) + spare, heads[1], *dims)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+        if packed:
+            arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        for name, _ in tables.initial if given else ():
+            y = torch.cat([x[name].to(device)] * copies)
+            arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
+        if tables.pool:
+            slots, all_slots, _ = self.places(lengths)
+            count = (slots if all_slots is None else all_slots).numel() + 2
+            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
+            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
+            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
+            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
+            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
+            y = x[initial].to(device)
+            arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
+                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
+        return arguments, slots
+
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
+        return self.tables.pool and n % 5 == 2
+
+    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
+        """(error, accepted error) by output of one call."""
+        tables, once = self.tables, self.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
+        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
+        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
+        x, lengths = self.drawn(once, heads), once * copies
+        outs, finals, after = self.expected(x, once, heads, given)
+        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
+        for n in served:
+            written[starts[n]:starts[n + 1]] = True
+        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
+        results = self.function(**arguments)
+
+        found, accepted = {}, self.ACCEPTED[tables.dtype]
+        if tables.tf32 and device.type == "cuda":
+            accepted = self.ACCEPTED_TF32
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        first = [sum(once[:n]) for n in range(len(once))]
+        for (name, *_), got, want in zip(tables.outputs, results[:len(outs)], outs, strict=True):
+            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
+            rows = rows.flatten(0, 1).cpu()
+            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in served
+                                 if lengths[n]]), accepted
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
+        for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
+            if got is not None and not tables.slots:
+                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
+                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
+                found[name.replace("initial", "final")] = worst(each), accepted
+        by_token = self.stored_by_token(lengths, served)
+        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
+            got = self.kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
+                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
+        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
+            got = self.kv_order(got.cpu(), dims)
+            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
+                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
+        for name, (now, before) in writable.items():
+            own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
+                arguments[name].shape, arguments[name].stride(), arguments[name].storage_offset())
+            if name in tables.outs:
+                own = own if tables.layout == "bthd" else own.transpose(1, 2)
+                own[written.view(own.shape[:2]).to(device)] = True
+            elif name in dict(self.kept):
+                own[tuple(at.to(device) for at in by_token)] = True
+            elif name in dict(tables.checkpoints):
+                own[[row for row in self.rows(lengths).flatten().tolist() if row >= 0]] = True
+            else:
+                own[served if slots is None else slots[served].to(device)] = True
+            found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
+        return found
+
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
+
+    @property
+    def kept(self) -> Any:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
+
+    def stored_by_token(self, lengths: Any, served: Any) -> Any:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
+
+    def writable(self, arguments: Any) -> Any:
+        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
+        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
+
+
+def tokens_of(lengths: Any, served: Any) -> Any:
+    """The tokens of these sequences, as pairs (sequence, token)."""
+    return [(n, t) for n in served for t in range(lengths[n])]
+
+
+def whole(x: Any) -> Any:
+    """All memory of the storage of a tensor."""
+    return x.new_empty(0).set_(x.untyped_storage())
+
+
+def off(got: Any, want: Any) -> Any:
+    """RMSE over RMS of the worst head. got, want: [tokens, heads, ...]."""
+    got = got.double()
+    error, size = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want))
+    return (error / size.clamp_min(1e-30)).sqrt().max()
+
+
+def worst(errors: Any) -> float:
+    """The largest error; NaN if any is NaN."""
+    return float(torch.stack(errors).max()) if errors else 0.0
+
+
+def _fits_units(t: Tables, name: str, x: torch.Tensor) -> bool:
+    """True if kernels can read a tensor with dense rows without a copy: its strides are multiples of its unit, no two indices
+    share an element, and rows of tiles are aligned to 16 bytes. The C backend has no bfloat16."""
+    if x.ndim == 4 and x.data_ptr() % 16:
+        return False
+    if 0 in x.stride() or not _is_apart(x) or any(far % t.units[name] for far in _steps(x.stride(), t.layout)):
+        return False
+    return x.dtype != torch.bfloat16 or x.is_cuda
+
+
+def _as_dense(x: torch.Tensor) -> torch.Tensor:
+    """A tensor with the address and shape of `x`, and dense strides: kernels get strides as separate arguments."""
+    dense = _dense(x.shape)
+    return x if x.stride() == dense else x.as_strided(x.shape, dense)
+
+
+def _with_rows(x: torch.Tensor) -> torch.Tensor:
+    """`x`; if it has no tokens, a tensor of the same kind with one token."""
+    return x if x.numel() or x.shape[0] == 0 else x.new_empty([max(1, d) for d in x.shape])
+
+
+def _cpu_flags() -> list[str]:
+    """Flags of gcc. The last one identifies the kind of processor, so that different machines can share TileLang's disk cache."""
+    features = platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as f:
+            features = next((line for line in f if line.startswith(("flags", "Features"))), features)
+    kind = hashlib.sha256(features.encode()).hexdigest()[:8]
+    return ["-O2", "-ftree-vectorize", "-march=native", "-fno-math-errno", "-fno-trapping-math", f"-DPROCESSOR_{kind}"]
+
+
+def _as_data(run: Any, fixed: Sequence[int], tensors: int, numbers: int) -> tuple[Any, ...]:
+    """A launch as data, for the native launcher: the function, no grid, its parameters, and what keeps it.
+
+    Parameters: tensors and cu_seqlens ("t", place), whole numbers ("i", number), numbers ("d", place)."""
+    given = [*(("t", n) for n in range(tensors + 1)), *(("i", x) for x in fixed), *(("d", n) for n in range(numbers))]
+    return run, None, given, run
+
+
+class TileLangLauncher:
+    """Compiles and launches the kernels of one module.
+
+    file: the path of the module. kernels: name -> a function from the namespace of device functions to the kernel's program.
+    functions: these namespaces, for "cuda" and, if kernels run on a CPU, "cpu". stored: for each kernel, the tensors that it
+    stores to. groups: kernels with warp groups, whose text has all barriers. arch: the one architecture that the module is for;
+    "" if its text runs on any GPU.
+
+    passes: options of TVM's passes, by kernel.
+    """
+
+    #: The emitted text keeps every access in bounds.
+    PASSES: ClassVar[dict[str, bool]] = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
+
+    def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], functions: Mapping[str, Any],
+                 stored: Mapping[str, Collection[str]], groups: Collection[str] = (), arch: str = "") -> None:
+        self.tables, self.file, self.kernels, self.functions, self.stored = tables, file, kernels, functions, stored
+        self.arch = arch
+        self.passes = {n: {**self.PASSES, **({"tl.disable_thread_storage_sync": True} if n in groups else {})} for n in kernels}
+        self.compiling = threading.Lock()
+        self.for_cpu = functools.cache(self._compile_for_cpu)
+        self.loaded = functools.cache(self._load)
+
+    def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
+                 ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
+        if self.arch and device.type != "cuda":
+            _fail(self.tables.inputs[0][0], f"device {device}", f"a CUDA device (this module was built for {self.arch})")
+        fixed = (sizes[2], *(sizes[6:] if self.tables.kernel(name)[1] == "parts" else ()), *ints)
+        if device.type == "cpu":
+            with self.compiling:
+                self.for_cpu(name)
+            return lambda tensors, cu, scalars: self.run_on_cpu(name, tensors, (cu, *fixed, *scalars))
+        with self.compiling, torch.cuda.device(device):
+            arch = self.arch or "sm_" + nvcc.get_target_arch(torch.cuda.get_device_capability(device))
+            run = self.loaded(name, arch).main  # without TileLang's wrapper, which costs time
+        if self.arch and not sizes[1]:  # a copy of a tile describes the whole tensor, which has no empty dim
+            return lambda tensors, cu, scalars: run(*map(_with_rows, tensors), cu, *fixed, *scalars)
+
+        def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
+            run(*tensors, cu, *fixed, *scalars)
+
+        def launch_strided(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
+            run(*map(_as_dense, tensors), cu, *fixed, *scalars)
+
+        chosen = launch_strided if self.tables.strided else launch
+        chosen.compiled = functools.partial(_as_data, run, fixed)  # type: ignore[attr-defined]
+        return chosen
+
+    def program(self, name: str, cpu: bool = False) -> Any:
+        """The kernel's program for TileLang."""
+        return self.kernels[name](self.functions["cpu" if cpu else "cuda"])
+
+    def library(self, name: str, arch: str) -> str:
+        """The path of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.
+        The name has a hash of the module's text, the compilers' versions and the kind of machine."""
+        with open(self.file, "rb") as f:
+            made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
+        return os.path.join(os.path.splitext(self.file)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
+
+    def compiled(self, name: str, arch: str) -> Any:
+        """The kernel, compiled by nvcc. TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+        with self.locked(name, arch):
+            return tilelang.compile(self.program(name), target={"kind": "cuda", "arch": arch}, pass_configs=self.passes[name])
+
+    def run_on_cpu(self, name: str, tensors: Sequence[Any], rest: Sequence[Any]) -> None:
+        """Run a kernel compiled for the CPU. Tensors in bfloat16, which the C backend does not have, are widened to float32."""
+        tensors = [*map(_as_dense, tensors)] if self.tables.strided else tensors
+        wide = [x.float() if x.dtype == torch.bfloat16 else x for x in tensors]
+        self.for_cpu(name)(*wide, *rest)
+        for n, x, y in zip(self.tables.kernel(name)[3], tensors, wide, strict=True):
+            if y is not x and n in self.stored[name]:
+                x.copy_(y)
+
+    @contextlib.contextmanager
+    def locked(self, name: str, arch: str) -> Iterator[None]:
+        """Hold a lock, so that one process compiles and the others find the result in TileLang's cache. Without that cache, or
+        without file locks, each process compiles."""
+        folder = os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
+        with contextlib.ExitStack() as held:
+            if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() not in ("1", "true", "yes", "on"):
+                with contextlib.suppress(ImportError, OSError):
+                    import fcntl
+                    os.makedirs(folder, exist_ok=True)
+                    lock = os.path.join(folder, f".{os.path.basename(self.library(name, arch))}.lock")
+                    f = held.enter_context(open(lock, "a"))
+                    fcntl.flock(f, fcntl.LOCK_EX)  # a killed holder frees it
+            yield
+
+    def _compile_for_cpu(self, name: str) -> Any:
+        """The kernel, compiled by gcc. TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+        with self.locked(name, "cpu"), tilelang.tvm.target.Target("c"):
+            return tilelang.compile(self.program(name, cpu=True), target="c", target_host="c", execution_backend="cython",
+                                    compile_flags=_cpu_flags(), pass_configs=self.passes[name])
+
+    def _load(self, name: str, arch: str) -> Any:
+        """The object with the compiled function: a library compiled ahead, a new executable, or a module of TileLang's cache."""
+        ahead = self.library(name, arch)
+        if os.path.exists(ahead):
+            try:
+                return tilelang.tvm.runtime.load_module(ahead)
+            except Exception as e:
+                warnings.warn(f"{ahead} cannot be loaded, so the kernel is compiled again: {e}", RuntimeWarning, stacklevel=2)
+        made = self.compiled(name, arch).adapter.get_exportable_executable()
+        return made.jit() if hasattr(made, "jit") else made
+
+
+# --- this module -----------------------------------------------------------------------------------------------------
+TABLES = Tables(
+    name="kimi_delta_attention_c64_bthd_bf16_operand_walk_vblock64_sm90a",
+    function="chunk_kimi_delta_attention",
+    chunk=64,
+    layout="bthd",
+    dtype="bfloat16",
+    inputs=(
+        ("q", "H", (128,), "bfloat16"),
+        ("k", "H", (128,), "bfloat16"),
+        ("v", "HV", (128,), "bfloat16"),
+        ("g", "HV", (128,), "float32"),
+        ("beta", "HV", (), "float32"),
+    ),
+    outputs=(
+        ("o", (128,), "bfloat16"),
+    ),
+    kernels=(
+        ("exp_G_k_Tinv_below_operand_of_o_beta_and_3_more", "chunks", 1, ("q", "k", "g", "beta", "exp_G_k_ws", "Tinv_below_ws", "operand_of_o_beta_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"), ()),
+        ("o_S", "sequences", 2, ("v", "beta", "o", "initial_state", "final_state", "exp_G_k_ws", "Tinv_below_ws", "operand_of_o_beta_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"), ("scale",)),
+    ),
+    ints={"exp_G_k_Tinv_below_operand_of_o_beta_and_3_more": (), "o_S": ("has_initial_state", "has_final_state", "clear_o")},
+    scalars={"scale": 0.08838834764831845},
+    initial=(
+        ("initial_state", (128, 128)),
+    ),
+    final=(
+        ("final_state", (128, 128)),
+    ),
+    workspaces=(
+        ("exp_G_k_ws", (64, 128), "bfloat16"),
+        ("Tinv_below_ws", (64, 64), "bfloat16"),
+        ("operand_of_o_beta_ws", (64, 64), "bfloat16"),
+        ("exp_G_q_ws", (64, 128), "bfloat16"),
+        ("chunk_decay_ws", (128,), "float32"),
+        ("k_decay_to_end_ws", (64, 128), "bfloat16"),
+    ),
+    cleared=True,
+    decays=("g",),
+)
+_launcher = TileLangLauncher(
+    TABLES, __file__, {
+        "exp_G_k_Tinv_below_operand_of_o_beta_and_3_more": exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel,
+        "o_S": o_S_kernel,
+    }, DEVICE_FUNCTIONS, stored={
+        "exp_G_k_Tinv_below_operand_of_o_beta_and_3_more": ["exp_G_k_ws", "Tinv_below_ws", "operand_of_o_beta_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"],
+        "o_S": ["o", "final_state"],
+    }, groups=["o_S"], arch="sm_90a")
+HOST = Host(TABLES, _launcher)
+
+
+def chunk_kimi_delta_attention(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, final_state=None, out=None):
+    """Token t: S <- Diag(exp(g)) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+    Shapes, layout bthd: q [B, T, H, 128] bfloat16, k [B, T, H, 128] bfloat16, v [B, T, HV, 128] bfloat16, g [B, T, HV, 128] float32, beta [B, T, HV] float32.
+    initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
+    final_state: [N, HV, 128, 128] float32, to be written to.
+    cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is
+        made here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks
+        at that, this module does not.
+    Returns (o, final state or None). CUDA tensors only: built for sm_90a. ValueError on bad input.
+    """
+    return HOST((q, k, v, g, beta), (scale,), (initial_state,), (out,), cu_seqlens, (final_state,), output_final_state)
+
+
+def _page(_inputs, _states, _numbers):
+    q, k, v, g, beta = _inputs
+    S, = _states
+    scale, = _numbers
+    # G = cumsum(g)
+    G = g.cumsum(-2)
+    # A = strictly_lower(beta[:, None] * decayed_product(k, k, G))
+    beta_col = beta[..., :, None]
+    A_decayed_product = _decayed_product(k, k, G)
+    A_term = beta_col * A_decayed_product
+    A = A_term.tril(-1)
+    # Tinv = unit_lower_inverse(A)
+    Tinv = _unit_lower_inverse(A)
+    # U = Tinv @ (beta[:, None] * (v - (exp(G) * k) @ S))
+    exp_G = torch.exp(G)
+    exp_G_k = exp_G * k
+    exp_G_k_S = exp_G_k @ S
+    v_minus_exp_G_k_S = v - exp_G_k_S
+    operand_of_U = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ operand_of_U
+    # o = scale * ((exp(G) * q) @ S + decayed_product(q, k, G) @ U)
+    exp_G_q = exp_G * q
+    exp_G_q_S = exp_G_q @ S
+    operand_of_o = _decayed_product(q, k, G)
+    operand_of_o_U = operand_of_o @ U
+    o_sum = exp_G_q_S + operand_of_o_U
+    o = scale[..., None, None] * o_sum
+    # S = exp(last(G))[:, None] * S + (exp(last(G)[None, :] - G) * k).T @ U
+    last_G = G[..., -1, :]
+    chunk_decay = torch.exp(last_G)
+    chunk_decay_col = chunk_decay[..., :, None]
+    chunk_decay_S = chunk_decay_col * S
+    last_G_row = last_G[..., None, :]
+    last_G_minus_G = last_G_row - G
+    decay_to_end = torch.exp(last_G_minus_G)
+    k_decay_to_end = decay_to_end * k
+    k_decay_to_endT_U = k_decay_to_end.mT @ U
+    S_next = chunk_decay_S + k_decay_to_endT_U
+    return o, S_next
+
+
+#: Of a device, and of H and HV where kernels are compiled for them: RuntimeError if the kernels are off on a small problem.
+check = Check(TABLES, _page, HOST, chunk_kimi_delta_attention)
+HOST.accepts_view = functools.partial(_fits_units, TABLES)

@@ -1,0 +1,94 @@
+"""operand_walk: a kernel over chunks computes all that depends on no state, so that Hopper's warp groups walk any member."""
+import pytest
+from members import MEMBERS
+
+from gdn_codegen.algorithms import find
+from gdn_codegen.passes.launch import block_threads
+from gdn_codegen.passes.storage.stored_values import StoredValues
+from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.call import choose
+from gdn_codegen.schedule import ScheduleError, varied
+
+CHANNELS = ("gla", "kimi_delta_attention", "gated_delta_rule_2", "rwkv7")
+#: What a kernel over chunks computes for a walk. A page with one number for each token has its decays in the walk, as vectors.
+EARLIER = {"cumsum", "to_middle", "pairs", "diag_inverse", "eye"}
+
+
+def build(page, K=128, dtype="bfloat16", **fields):
+    return Build("tilelang", algorithm=page, schedule=varied("operand_walk", "sm_90a", **fields), dtype=dtype, head_dim_k=K,
+                 head_dim_v=K, arch="sm_90a")
+
+
+def states(walk):
+    """The values of a walk that depend on a state."""
+    (loop,) = [s for s in walk.body if not hasattr(s, "kind")]
+    found = {c.name for c in loop.carried}
+    for o in walk.ops:
+        found |= {o.out} if found & set(o.args) else set()
+    return found
+
+
+@pytest.mark.parametrize("page", MEMBERS)
+@pytest.mark.parametrize("K", [128, pytest.param(64, marks=pytest.mark.slow)])
+def test_every_member_fits_and_walks_what_depends_on_a_state(page, K):
+    """Each product of the walk reads a state, or adds to one that does: its columns are of V, and it accumulates."""
+    one_stage = {"stages": 1} if page == "gated_delta_product" and K == 128 else {}
+    earlier, walk = lowered(build(page, K, v_block=64, **one_stage)).kernels
+    assert (earlier.grid, walk.grid) == ("chunks", "sequences") and not earlier.agents and len(walk.agents) > 2
+    kinds = {o.kind for o in walk.ops}
+    assert not kinds & EARLIER and (page not in CHANNELS or "exp" not in kinds)
+    depends = states(walk)
+    accumulators = {o.args[2] for o in walk.ops if o.kind == "matmul" and o.args[2:]}
+    for o in walk.ops:
+        assert o.kind != "matmul" or depends & set(o.args) or o.out in accumulators or read_by(walk, o.out) <= depends, o
+
+
+def read_by(k, name):
+    return {o.out for o in k.ops if name in o.args}
+
+
+def test_the_operands_of_kimi_delta_attention():
+    """The tiles that its products read, and the vector that the state decays by."""
+    from gdn_codegen.passes.cut.roles import roles
+    found = roles(find("kimi_delta_attention").trace())["operand"]
+    assert len(found) == 6 and "Tinv" in found and "chunk_decay" in found
+
+
+def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
+    """The sums of levels are computed as soon as their products are, and tiles in shared memory are cast again for each level.
+    With neither, a thread of 128 would hold more than 500 registers of fragments."""
+    def live():
+        return block_threads._live(lowered(build("kimi_delta_attention")).kernels[0], "fragment") // 512
+    lowered.cache_clear()
+    assert live() <= 192
+    for name in ("frees", "cast_again"):
+        monkeypatch.setattr(StoredValues, name, lambda v, o: False)
+    lowered.cache_clear()
+    assert live() > 500
+    monkeypatch.undo()
+    lowered.cache_clear()
+
+
+@pytest.mark.parametrize("page, K, threads, small", [
+    ("kimi_delta_attention", 128, 256, False), ("kimi_delta_attention", 64, 256, False), ("gla", 128, 128, False),
+    ("delta_rule", 128, 128, True), ("rwkv7", 128, 512, False)])
+def test_threads_follow_from_the_fragments_that_are_live_at_once(page, K, threads, small):
+    k = lowered(build(page, K, v_block=64)).kernels[0]
+    assert (k.threads, bool(k.blocks_per_sm)) == (threads, small)
+
+
+def test_the_mbarriers_of_a_block_have_room():
+    """An H100 refused this kernel: 231680 bytes of tiles, and the KiB of the mbarriers."""
+    with pytest.raises(ScheduleError, match="shared has 231424 bytes, 232448 are needed"):
+        lowered(build("kimi_delta_attention", v_block=64, stages=3))
+
+
+@pytest.mark.parametrize("page, walks, want", [
+    ("kimi_delta_attention", 4, {"v_block": 64}), ("kimi_delta_attention", 8, {}), ("gla", 8, {}), ("rwkv7", 8, {"v_block": 64}),
+    ("gated_delta_product", 8, {"stages": 1})])
+@pytest.mark.parametrize("few", [True, False])
+def test_dispatch_takes_it_where_other_walks_do_not_fit(page, walks, want, few):
+    """walks: the power of two nearest to their number. Few walks have halves of V; so has a page whose tiles leave no room."""
+    options = choose.modelled(Build("tilelang", algorithm=page, dtype="bfloat16"), "sm_90a", few, (0, walks, 13), None)
+    found = next(b for b, _ in options if choose.fits(b) and not b.plan.partition)
+    assert found.plan == varied("operand_walk", "sm_90a", **want)
