@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...host.host import Host
+from ..admit import captures
 from .aliasing import reach, shared, written
 from .arguments import Tensors
 from .foreign_keywords import longest_of
@@ -144,10 +145,10 @@ def _overlap(tensors: tuple[Any, ...], c: Known) -> bool:
 
 
 def keep(s: Said, about: Inputs, t: Tensors, x: Request, module: Any, plan: Any) -> None:
-    """Keep what a call decided, for those of its kind. Nothing is kept where each call looks at values, or where the module was
-    given other tensors than the call."""
+    """Keep what a call decided, for those of its kind. Nothing is kept where each call looks at values, where the module was
+    given other tensors than the call, and of a captured call, which may not have been admitted."""
     looks = "linear" in x.forms and reads(about.inputs[0])
-    if looks or t.chunk_indices is not None or t.chunk_offsets is not None:
+    if looks or t.chunk_indices is not None or t.chunk_offsets is not None or captures(about.inputs[0].device):
         return
     one_state = t.initial_state is t.final_state
     if any(len(_places(s, y)) > (2 if one_state and y is t.initial_state else 1) for y in s.tensors if y is not None):
