@@ -208,3 +208,16 @@ def test_the_chosen_build_is_that_of_the_op():
     assert (b.page.name, steps) == ("gated_delta_rule", 2)
     (found,) = [bench_gpu.our_costs(b, Shape("", (n,), 2, 2)) for n in (140,)]
     assert set(found) == {k.name for k in lowered(b).kernels}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["gla", "mamba2", "rwkv7", f"{__file__}:mine"])
+@pytest.mark.parametrize("layout", ["bthd", "bhtd"])
+def test_simulated_cycles_of_pages_with_other_inputs(page, layout, capsys):
+    """Gates of channels are float32, and numbers of heads have no tokens."""
+    words = ["bench", "--target", "pto", "--algorithm", page, "--schedule", "staged", "--chunk", "16", "--head-dim-k", "16",
+             "--head-dim-v", "16", "--tokens", "40", "--heads", "1/2", "--blocks", "1", "--layout", layout]
+    if page.endswith("mine"):
+        words[words.index("staged")] = "fused"
+    assert main(words) == 0
+    assert int(capsys.readouterr().out.splitlines()[-1].split()[1]) > 100
