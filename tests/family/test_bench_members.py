@@ -2,6 +2,7 @@
 compute exactly what they are given."""
 import json
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -53,6 +54,15 @@ def test_inputs_and_the_reference_of_each_page(page, gates):
     want = reference(x, (0, 2, 3))
     assert rms_error(want.outputs[0], o[:, [0, 2, 3]]) < 1e-12 and rms_error(want.states[0], states[:, [0, 2, 3]]) < 1e-12
     assert 1e-3 < o.abs().max() < 100 and states.abs().max() < 100
+
+
+@pytest.mark.parametrize("page", names())
+def test_the_reference_runs_where_the_tensors_are(page):
+    """The meta device, which mixes with no other, stands for a GPU. On the CPU the reference runs before and after."""
+    x = problem(Shape("one", (70,), 1, 2), "bfloat16", 16, 16, device="cpu", algorithm=page)
+    there = replace(x, inputs={n: t.to("meta") for n, t in x.inputs.items()}, ends=x.ends.to("meta"))
+    before = reference(x).outputs[0]
+    assert reference(there).outputs[0].is_meta and torch.equal(reference(x).outputs[0], before)
 
 
 # --- peers -----------------------------------------------------------------------------------------------------------
