@@ -346,23 +346,24 @@ def _takes_a_number(attrs: Attrs, *args: Tile) -> Tile:
 
 
 # --- meanings --------------------------------------------------------------------------------------------------------
-def ranges(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def ranges(n: int, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """The row indices, [n, 1], and the column indices, [1, n]."""
     import torch
-    return torch.arange(n)[:, None], torch.arange(n)[None, :]
+    x = torch.arange(n, device=device)
+    return x[:, None], x[None, :]
 
 
 @lru_cache(maxsize=256)
-def keep(kind: str, n: int, size: int = 0) -> torch.Tensor:
+def keep(kind: str, n: int, size: int = 0, device: torch.device | str = "cpu") -> torch.Tensor:
     """A boolean mask, [n, n]: the entries that a masking op keeps. One tensor for all callers, which only read it."""
-    i, j = ranges(n)
+    i, j = ranges(n, device)
     return {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // max(1, size) == j // max(1, size),
             "pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) > j // max(1, size))}[kind]
 
 
 def _masked(kind: str) -> Callable[..., torch.Tensor]:
     def meaning(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
-        return x.where(keep(kind, len(x), attrs.get("size", 0)), x.new_tensor(attrs.get("fill", 0.0)))
+        return x.where(keep(kind, len(x), attrs.get("size", 0), x.device), x.new_tensor(attrs.get("fill", 0.0)))
     return meaning
 
 
@@ -444,7 +445,7 @@ def _from_middle(attrs: Attrs, x: torch.Tensor, before: torch.Tensor | None = No
 
 
 def _decayed(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
-    kept = keep("lower" if before is None else "strictly_lower", len(x))[..., None]
+    kept = keep("lower" if before is None else "strictly_lower", len(x), 0, x.device)[..., None]
     decay = ((x if before is None else before)[:, None] - x[None]).where(kept, x.new_tensor(-float("inf"))).exp()
     return (a[:, None] * b[None] * decay).sum(-1)
 

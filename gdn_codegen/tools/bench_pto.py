@@ -47,13 +47,13 @@ class Stage:
 
 
 def _inputs(b: Build, x: Problem) -> dict[str, torch.Tensor]:
+    """Zeros for what the page reads: of tokens [1, T, heads, dims] in the build's layout, of heads [heads, dims]."""
     out = {}
-    for t in b.page.trace().role("input"):
-        if not t.optional:
-            heads = x.heads if t.heads == "H" else x.value_heads
-            order = (x.tokens, heads) if b.layout == "bthd" else (heads, x.tokens)
-            dims = t.tile.shape(b.sizes)[1:]
-            out[t.name] = torch.zeros(1, *order, *dims, dtype=TORCH[b.dtype] if dims else torch.float32)
+    for t in (t for t in b.page.trace().role("input") if not t.optional):
+        heads, of_tokens = x.heads if t.heads == "H" else x.value_heads, t.index == "token"
+        order = (heads,) if not of_tokens else (1, x.tokens, heads) if b.layout == "bthd" else (1, heads, x.tokens)
+        dims = t.tile.shape(b.sizes)[of_tokens:]
+        out[t.name] = torch.zeros(*order, *dims, dtype=TORCH[b.dtype] if of_tokens and dims and not t.wide else torch.float32)
     return out
 
 
@@ -68,7 +68,8 @@ def check_contract(b: Build) -> None:
 def stages(b: Build, x: Problem) -> list[Stage]:
     """Time of block 0 in each kernel. Only that block is run, on zeros: nothing in a kernel's course depends on values."""
     with pto_sim.record(x.blocks) as seen:
-        function(b)(**_inputs(b, x), output_final_state=True)
+        numbers = {n: 1.0 for n, default in b.page.scalar_defaults(b.sizes).items() if default is None}
+        function(b)(**_inputs(b, x), **numbers, output_final_state=True)
     hand: list[tuple[str, int] | None] = [None] * len(seen.launches)
     if hand_sum(b, x) and b.plan.kernels == SCHEDULES["staged"].kernels and len(hand) == len(HAND):
         hand = list(HAND)

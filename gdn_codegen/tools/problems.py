@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from .. import algorithms
 from ..ir.builder import Algorithm
-from ..ir.decays import log_decays
+from ..ir.decays import by_channel, log_decays
 from ..ir.interpret import TORCH, interpret
 from ..ir.interpret import Problem as Sequences
 from .peers import Problem
@@ -106,12 +106,13 @@ class Reference:
     states: tuple[torch.Tensor, ...]
 
 
-def reference(x: Problem, heads: Sequence[int] = (0, -1), chunk: int = 64) -> Reference:
-    """What the page computes of these value heads in float64, in chunks of so many tokens, where the tensors are."""
+def reference(x: Problem, heads: Sequence[int] = (0, -1)) -> Reference:
+    """What the page computes of these value heads in float64, by chunks, where the tensors are."""
     H, HV = x.heads
     mine = tuple(dict.fromkeys(h % HV for h in heads))
     theirs = [h // (HV // H) for h in mine]
     p = x.page.trace()
+    chunk = 16 if by_channel(p) else 64  # a product of channels' decays takes as much as C x C x K exponentials
     p = replace(p, dims=(("C", chunk), ("K", x.dims[0]), ("V", x.dims[1])))
     given: dict[str, torch.Tensor | None] = {}
     for t in p.role("input"):

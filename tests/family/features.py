@@ -5,12 +5,22 @@ A call compares what the op gives with the member's token recurrence in float64.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import lru_cache
+from unittest import mock
 
 import torch
 from problems import CALLS, SIZES, Problem
 from reference import rms_error
 from torch.nn.functional import softplus
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from gdn_codegen import mamba
+from gdn_codegen.runtime import cache
+from gdn_codegen.runtime.build import render
+from gdn_codegen.runtime.call import known_members, launch, members, normalise
+from gdn_codegen.runtime.call import positions as at_positions
+from gdn_codegen.runtime.load import import_path
 
 FEATURES: dict[str, Callable[[str, str], None]] = {}
 #: Both, where a feature compares with them.
@@ -42,7 +52,7 @@ def rows(page, target):
 def dtypes(page, target):
     for dtype in (torch.float16, torch.float32):
         p = Problem(page, target, dtype=dtype)
-        o, state = p.call(initial_state=p.S, **STATES)
+        o, state = p.call(initial_state=p.S, chunk_size=16, **STATES)
         assert o.dtype == dtype
         p.near(o, state)
 
@@ -232,6 +242,47 @@ def compiled(page, target):
     mine, o = p.pool([3, 0]), torch.full((1, *p.v.shape), 7.0, dtype=p.v.dtype)
     p.near(*torch.compile(whole, fullgraph=True, backend="aot_eager")(p.S, mine, o))
     p.near(o, mine[[3, 0]])
+
+
+@lru_cache
+def _stubbed(b):
+    """A build's module as on a GPU: it looks at no values, and its kernels do nothing."""
+    text = render(b)
+    eager = 'looks = host.check or self.device.type == "cpu"'
+    assert eager in text
+    text = text.replace(eager, "looks = host.check")
+    m = import_path(cache.write(cache.folder() / "texts" / f"stubbed_{cache.digest(text)}.py", text))
+    m.HOST.launcher = lambda *a: lambda *b: None
+    return m
+
+
+def _waits(*a, **named):
+    raise AssertionError("a value was read")
+
+
+@feature("capture by a CUDA graph: no call reads a value on the device")
+def captured(page, target):
+    """The first round of calls builds, the second settles again, and the third is known."""
+    waits = dict.fromkeys(("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__index__", "__float__"), _waits)
+    with ExitStack() as patched:
+        for module in (normalise, members, known_members, at_positions, launch, mamba):
+            for name, other in (("reads", lambda *a: False), ("module", _stubbed)):
+                if hasattr(module, name):
+                    patched.enter_context(mock.patch.object(module, name, other))
+        few = Problem(page, target, (1, 1), few=True)
+        p, slots = Problem(page, target), torch.tensor([3, 0])
+        at = dict(checkpoint_positions=torch.tensor([[5], [4]]), checkpoint_slots=torch.tensor([[1], [-1]]))
+        for n in range(3):
+            if n < 2:
+                launch.forget()
+                known_members.forget()
+            if n == 1:
+                patched.enter_context(mock.patch.multiple(torch.Tensor, **waits))
+            p.call(initial_state=p.pool([3, 0]), state_indices=slots, out=torch.empty(1, *p.v.shape, dtype=p.v.dtype))
+            p.call(initial_state=p.pool([3, 0]), state_indices=slots, **at)
+            few.call(rows=True, initial_state=few.pool([3, 0]), state_indices=slots)
+    launch.forget()
+    known_members.forget()
 
 
 class Seen(TorchDispatchMode):

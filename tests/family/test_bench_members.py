@@ -2,6 +2,7 @@
 compute exactly what they are given."""
 import json
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -53,6 +54,15 @@ def test_inputs_and_the_reference_of_each_page(page, gates):
     want = reference(x, (0, 2, 3))
     assert rms_error(want.outputs[0], o[:, [0, 2, 3]]) < 1e-12 and rms_error(want.states[0], states[:, [0, 2, 3]]) < 1e-12
     assert 1e-3 < o.abs().max() < 100 and states.abs().max() < 100
+
+
+@pytest.mark.parametrize("page", names())
+def test_the_reference_runs_where_the_tensors_are(page):
+    """The meta device, which mixes with no other, stands for a GPU. On the CPU the reference runs before and after."""
+    x = problem(Shape("one", (70,), 1, 2), "bfloat16", 16, 16, device="cpu", algorithm=page)
+    there = replace(x, inputs={n: t.to("meta") for n, t in x.inputs.items()}, ends=x.ends.to("meta"))
+    before = reference(x).outputs[0]
+    assert reference(there).outputs[0].is_meta and torch.equal(reference(x).outputs[0], before)
 
 
 # --- peers -----------------------------------------------------------------------------------------------------------
@@ -208,3 +218,16 @@ def test_the_chosen_build_is_that_of_the_op():
     assert (b.page.name, steps) == ("gated_delta_rule", 2)
     (found,) = [bench_gpu.our_costs(b, Shape("", (n,), 2, 2)) for n in (140,)]
     assert set(found) == {k.name for k in lowered(b).kernels}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["gla", "mamba2", "rwkv7", f"{__file__}:mine"])
+@pytest.mark.parametrize("layout", ["bthd", "bhtd"])
+def test_simulated_cycles_of_pages_with_other_inputs(page, layout, capsys):
+    """Gates of channels are float32, and numbers of heads have no tokens."""
+    words = ["bench", "--target", "pto", "--algorithm", page, "--schedule", "staged", "--chunk", "16", "--head-dim-k", "16",
+             "--head-dim-v", "16", "--tokens", "40", "--heads", "1/2", "--blocks", "1", "--layout", layout]
+    if page.endswith("mine"):
+        words[words.index("staged")] = "fused"
+    assert main(words) == 0
+    assert int(capsys.readouterr().out.splitlines()[-1].split()[1]) > 100

@@ -2,10 +2,17 @@
 from pathlib import Path
 
 import pytest
+import torch
+from devices import H200
 from features import FEATURES, REFUSED, table
 from problems import CALLS
 
+from gdn_codegen.runtime.build import lowered
+from gdn_codegen.runtime.call import launch
+from gdn_codegen.runtime.call.request import Call, Request
+from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule.contract import Contract
 
 GPU = [t for t in ("triton", "tilelang") if runs(t, "cpu")]
 CELLS = [(n, page) for n in FEATURES for page in CALLS]
@@ -18,7 +25,7 @@ def tiers():
         for n, (name, page) in enumerate((n, p) for n, p in CELLS if (n, p) not in REFUSED):
             f, at = FEATURES[name], (n + [*FEATURES].index(name)) % len(CALLS)
             if target == "triton" or at == 0:
-                fast = target == "triton" and at == 0 and f.__name__ not in ("opcheck", "compiled")
+                fast = target == "triton" and at == 0 and f.__name__ not in ("opcheck", "compiled", "captured")
                 yield pytest.param(name, page, target, marks=() if fast else pytest.mark.slow, id=f"{f.__name__}-{page}-{target}")
 
 
@@ -31,6 +38,20 @@ def test_what_gated_delta_net_takes(name, page, target):
 def test_what_makes_no_sense_is_refused(name, page):
     with pytest.raises(ValueError, match=REFUSED[name, page]):
         FEATURES[name](page, GPU[0])
+
+
+@pytest.mark.parametrize("page", [p for p in CALLS if p != "gated_delta_product"])
+@pytest.mark.parametrize("target", ["triton", "tilelang"])
+def test_few_tokens_are_chunks_of_one_token_on_a_gpu(page, target):
+    """Those of Gated DeltaNet, for each page: one kernel without the axis of tokens."""
+    forms = "dt=softplus" if page == "mamba2" else ""
+    contract = Contract.parse(f"{forms},state=vk/float32/pool/in_place".strip(","))
+    for tokens, chunk in ((1, 1), (4, 1), (16, 16)):
+        asked = Request(target=target, decode=True, algorithm=page, forms=forms, state_v_first=True, in_place=True)
+        call = Call(asked, torch.bfloat16, torch.device("cuda", 0), (128, 128), Extent(16, 16, 64, 64 * tokens), contract,
+                    starts=True, wanted=True)
+        b = launch.chosen(call, H200)
+        assert (b.chunk, len(lowered(b).kernels)) == (chunk, 1)
 
 
 def test_the_document_has_the_table():

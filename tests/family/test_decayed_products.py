@@ -130,8 +130,8 @@ def test_sums_of_other_terms_have_no_bound():
     """The sums without the token have to be those of the same gates."""
     @algorithm(q="C K", k="C K", v="C V", g="C K", h="C K", S=carried("K V"))
     def other(q, k, v, g, h, S):
-        G, H = cumsum(valid(maximum(g, -5.0))), cumsum(h, exclusive=True)
-        o = (exp(G) * q) @ S + decayed_product(q, k, G, H) @ v
+        G, H = cumsum(valid(maximum(g, -5.0))), cumsum(h)
+        o = (exp(G + H) * q) @ S + decayed_product(q, k, G, G - valid(maximum(g, -5.0)) + H) @ v
         return o, S
 
     _, masks = products(lowered(other, "bfloat16", upto="decayed_products"))

@@ -70,7 +70,8 @@ def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
 
 
 @pytest.mark.parametrize("page, K, threads, small", [
-    ("kimi_delta_attention", 128, 256, False), ("kimi_delta_attention", 64, 256, False), ("gla", 128, 128, False),
+    ("kimi_delta_attention", 128, 256, False), ("kimi_delta_attention", 64, 256, False), ("gla", 128, 256, False),
+    ("simple_gla", 128, 128, False),
     ("delta_rule", 128, 128, True), ("rwkv7", 128, 512, False)])
 def test_threads_follow_from_the_fragments_that_are_live_at_once(page, K, threads, small):
     k = lowered(build(page, K, v_block=64)).kernels[0]

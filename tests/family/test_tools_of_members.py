@@ -87,8 +87,7 @@ H100 = device.described("NVIDIA H100 80GB HBM3")
     *((p, "triton", H100, None, ("staged", 64)) for p in ("gla", "kimi_delta_attention", "rwkv7", "by_channel")),
     ("by_channel", "triton", H100, 64, ("staged", 64)), ("by_channel", "triton", H100, 32, ("walk", 32)),
     *((p, "triton", H100, None, ("walk", 32)) for p in ("gated_delta_rule", "by_token", "by_head", "mamba2")),
-    ("by_channel", "triton", device.described("cpu"), None, ("fused", 64)),
-    ("by_channel", "tilelang", H100, None, ("fused", 64))])
+    ("by_channel", "triton", device.described("cpu"), None, ("fused", 64))])
 def test_a_page_with_decays_of_channels_gets_kernels_over_chunks(page, target, on, chunk, want):
     """On Triton and a GPU, whatever its names are."""
     call = a_call(Extent(4, 8, 1, 9000), torch.bfloat16, "meta", algorithm=OWN.get(page, page), target=target, chunk_size=chunk)

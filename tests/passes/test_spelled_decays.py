@@ -233,6 +233,9 @@ REFUSED = {
     "diagonal": lambda q, k, v, g, G: lower((q * exp(G - g)) @ (k * exp(-G)).T) @ v,
     "twice": lambda q, k, v, g, G: lower((q * exp(G)) @ (k * exp(-G - G)).T) @ v,
     "one less two": lambda q, k, v, g, G: (exp(last(G)[None, :] - G - G) * k) @ (k.T @ v),
+    "turned": lambda q, k, v, g, G: decayed_product(q, k, last(G)[None, :] - G) @ v,
+    "of others": lambda q, k, v, g, G: decayed_product(q, k, G, cumsum(k * k, exclusive=True)) @ v,
+    "too late": lambda q, k, v, g, G: decayed_product(q, k, G, G - g - g) @ v,
     "to the start": lambda q, k, v, g, G: (exp(G - last(G)[None, :]) * q) @ (k.T @ v),
     "in a maximum": lambda q, k, v, g, G: (exp(maximum(-G, G)) * k) @ (k.T @ v),
     "of padding": lambda q, k, v, g, G: (exp(valid(-G)) * k) @ (k.T @ v),
@@ -242,6 +245,7 @@ ACCEPTED = {
     "a gate": lambda q, k, v, g, G: (exp(g) * k) @ (k.T @ v),
     "half": lambda q, k, v, g, G: (exp(0.5 * G) * k) @ (k.T @ v),
     "to the end": lambda q, k, v, g, G: (exp(last(G)[None, :] - (G - g)) * k) @ (k.T @ v),
+    "later": lambda q, k, v, g, G: decayed_product(q, k, G - last(G)[None, :]) @ v,
     "other sums": lambda q, k, v, g, G: (exp(-cumsum(k * k)) * k) @ (k.T @ v),
     "none": lambda q, k, v, g, G: (exp(-q) * k) @ (k.T @ v)}
 

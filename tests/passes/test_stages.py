@@ -72,7 +72,7 @@ BUILDS = [
     ("tilelang", "", GDN, varied("replay", value_heads=2), LARGE, FULL),
     ("tilelang", "", GDN, varied("fused", partition="decay"), LARGE, "state=positions"),
     ("tilelang", "", find("rwkv7"), varied("fused"), SMALL, ""),
-    ("triton", "", find("gla"), varied("fused"), SMALL, "g=floored"),
+    ("triton", "", find("gla"), varied("walk", partition="decay"), SMALL, "g=floored"),
     ("tilelang", "sm_90a", GDN, varied("walk", "sm_90a", partition="decay", value_heads=2), LARGE, ""),
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", partition="decay"), LARGE, FULL),
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", persistent=True), LARGE, FULL),

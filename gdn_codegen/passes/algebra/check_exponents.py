@@ -36,12 +36,12 @@ def check_exponents(p: Program) -> Program:
     gates = {o.args[0] for o in ops if o.kind == "cumsum"}
     exps = [(o, *x) for o in ops if o.kind == "exp" and known.get(o.args[0], ANY)[1] > LARGEST
             for x in _exponents(defs, gates, o.args[0])]
-    products = [x for o in ops if o.kind == "decayed_product" for x, _ in _exponents(defs, gates, o.args[2])]
-    signs = _signs([*(x for _, x, _ in exps), *products])
-    for o, terms, mask in exps:
+    products = [o for o in ops if o.kind == "decayed_product"]
+    signs = _signs([*(x for _, x, _ in exps), *(list(sums(defs, parts(defs, o.args[2]))) for o in products)])
+    for o, terms, mask in [*exps, *((o, *_between_tokens(defs, gates, o)) for o in products)]:
         for of in dict.fromkeys(s.of for s in terms):
             mine = [s for s in terms if s.of == of]
-            if not any(_never_positive(mine, sign, mask) for sign in signs[of]):
+            if not any(_never_positive(mine, sign, mask) for sign in signs.get(of, (1, -1))):
                 raise TypeRuleError(f"{p.name}, {o.line} ({dict(p.source).get(o.line.number, '')}): got exp of a sum that grows "
                                     f"where the running sum of {of[0]} falls; it overflows if tokens forget much. {ACCEPTED}")
     return p
@@ -60,6 +60,13 @@ def _exponents(defs: Defs, gates: set[str], a: str, of: Part | None = None, mask
         o = defs.get(x.value)
         for inner in o.args if o is not None and o.kind in CHOOSES else ():
             yield from _exponents(defs, gates, inner, x, mask)
+
+
+def _between_tokens(defs: Defs, gates: set[str], o: Op) -> tuple[Terms, str]:
+    """The exponent of a `decayed_product` as `_exponents` gives it: sums at the row's token, less those at the column's."""
+    later, earlier = (next(_exponents(defs, gates, a))[0] for a in (o.args[-1], o.args[2]))
+    return ([*later, *(s._replace(times=-s.times, at=s.at or "row") for s in earlier)],
+            "strictly_lower" if o.args[3:] else "lower")
 
 
 def _signs(exponents: list[Terms]) -> dict[tuple[str, ...], tuple[int, ...]]:

@@ -1,12 +1,13 @@
 """block_threads: chooses the threads of a block, and how many blocks share a multiprocessor. For TileLang.
 
 A block of one agent has 128 threads, with these exceptions:
-- 256, if with 128 threads the largest fragment would take more than 64 registers of each thread, or the fragments of a kernel
-  over chunks that are live at once more than 128. But not if a product has 16 columns. TileLang may then give half of them to
-  each of two warp groups, and a wgmma reads no row-major operand of 8 columns. On an H100 the kernel over chunks of Kimi
-  Delta Attention took 1800 us with 128 threads, and 690 with 256 (1 x 8192, 64 heads).
-- 512, if such a kernel takes so much shared memory that one block has a multiprocessor alone, and all products have at least
-  64 columns. That of RWKV-7 took 3270 us with 256 threads, and 1950 with 512.
+- 256, if with 128 threads the largest fragment would take more than 64 registers of each thread, or if a kernel over chunks has
+  products, and its fragments that are live at once take more than 128, or its tiles in shared memory more than 88 KiB. But not if
+  a product has 16 columns. TileLang may then give half of them to each of two warp groups, and a wgmma reads no row-major
+  operand of 8 columns. On an H100 the kernel over chunks of Kimi Delta Attention took 1800 us with 128 threads, and
+  690 with 256 (1 x 8192, 64 heads); that of gated linear attention 600 and 506.
+- 512, if the first of these is so, shared memory has room for one block, and all products have at least 64 columns. That of
+  RWKV-7 took 3270 us with 256 threads, and 1950 with 512.
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
 A kernel over single tokens has one warp. So many of its blocks share a multiprocessor as an estimate of its registers allows:
@@ -37,6 +38,9 @@ HEADS_THREADS, HEADS_REGISTERS = 256, 32
 MOST_OF_A_FRAGMENT = 64
 #: The most registers of a thread that fragments of a kernel over chunks may take at once. Beyond that, more threads share them.
 MOST_LIVE = 128
+#: The same for the bytes of its tiles in shared memory. The kernel that was timed has 96 KiB, so that two blocks share a
+#: multiprocessor; none with less was.
+MOST_SHARED = 88 * 1024
 #: Registers of a thread over single tokens: those for the state, so many for each entry of a vector, and others. At least twice
 #: those for the state, and LEAST, since groups of tokens need many. On an H100 256 sequences of 4 tokens took 289 us with 128
 #: registers, and 324 with nvcc's 161 (16 columns, before tokens had groups).
@@ -120,9 +124,11 @@ def _threads(k: Kernel, device: Device) -> int:
     """The threads of a block with one agent."""
     shapes = {b.name: b.shape for b in k.buffers}
     products = [shapes[o.buffer] for o in k.ops if o.kind == "matmul"]
-    live = k.grid == "chunks" and _live(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
-    large = (live or _fragments(k) > MOST_OF_A_FRAGMENT * GROUP) and all(shape[-1] > 16 for shape in products)
-    alone = live and 2 * _live(k, "shared", "staged") > device.spaces["shared"] and all(shape[-1] >= 64 for shape in products)
+    shared = _live(k, "shared", "staged") if k.grid == "chunks" and products else 0
+    live = shared > 0 and _live(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
+    large = live or shared > MOST_SHARED or _fragments(k) > MOST_OF_A_FRAGMENT * GROUP
+    large = large and all(shape[-1] > 16 for shape in products)
+    alone = live and 2 * shared > device.spaces["shared"] and all(shape[-1] >= 64 for shape in products)
     tiles = [prod(n // 16 for n in shape) for shape in products]
     entries = max((prod(b.shape) for b in k.buffers), default=1)
     return WARP * min([16 if alone else 8 if large else 4, -(-entries // WARP), *tiles])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...host.host import Host
+from ..admit import captures
 from .aliasing import reach, shared, written
 from .arguments import Tensors
 from .foreign_keywords import longest_of
@@ -54,6 +55,8 @@ class Known:
 
 
 _known: dict[Any, Known] = {}
+#: Types of most arguments that are no tensors: a look-up here is quicker than isinstance.
+PYTHONS = frozenset((type(None), bool, int, float, str))
 #: How many kinds are kept at most.
 MOST = 1024
 #: The calls that came last as functions, as in launch.py.
@@ -73,9 +76,10 @@ def said(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
         check_cpu_ends(others["cu_seqlens_cpu"], ends)
         others = others | {"cu_seqlens_cpu": longest_of(others["cu_seqlens_cpu"])}
     values = [*inputs.values(), *named.values(), *others.values()]
-    return Said(tuple([y if isinstance(y, Tensor) else None for y in values]),
-                (algorithm, forms, *inputs, *named, *others, *[y for y in values if not isinstance(y, Tensor)]),
-                numbers, recurrent, len(inputs) + [*named].index("cu_seqlens"))
+    tensors = tuple([None if type(y) in PYTHONS or not isinstance(y, Tensor) else y for y in values])
+    rest = [y for y in values if type(y) in PYTHONS or not isinstance(y, Tensor)]
+    return Said(tensors, (algorithm, forms, *inputs, *named, *others, *rest), numbers, recurrent,
+                len(inputs) + [*named].index("cu_seqlens"))
 
 
 def _kind(s: Said) -> Any:
@@ -144,10 +148,10 @@ def _overlap(tensors: tuple[Any, ...], c: Known) -> bool:
 
 
 def keep(s: Said, about: Inputs, t: Tensors, x: Request, module: Any, plan: Any) -> None:
-    """Keep what a call decided, for those of its kind. Nothing is kept where each call looks at values, or where the module was
-    given other tensors than the call."""
+    """Keep what a call decided, for those of its kind. Nothing is kept where each call looks at values, where the module was
+    given other tensors than the call, and of a captured call, which may not have been admitted."""
     looks = "linear" in x.forms and reads(about.inputs[0])
-    if looks or t.chunk_indices is not None or t.chunk_offsets is not None:
+    if looks or t.chunk_indices is not None or t.chunk_offsets is not None or captures(about.inputs[0].device):
         return
     one_state = t.initial_state is t.final_state
     if any(len(_places(s, y)) > (2 if one_state and y is t.initial_state else 1) for y in s.tensors if y is not None):
