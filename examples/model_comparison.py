@@ -42,8 +42,8 @@ class Example:
     computes prompts, and the op of the package in its place. step: the same for a single token after others. own: the model's
     own code in torch, where it is not the function itself. also: functions that are replaced in every run, because the model's
     own do not run on a CPU. lengths: tokens of the two prompts; neither is a whole number of chunks, and the second is padded
-    on the left. part: tokens of the first part where a prompt comes in two. ends: the argument by which the model takes the ends of
-    packed prompts; "" where it takes none.
+    on the left. part: tokens of the first part where a prompt comes in two. ends: the argument by which the model takes the ends
+    of packed prompts; "" where it takes none.
     """
 
     title: str
@@ -163,9 +163,10 @@ def packed(example: Example, model: torch.nn.Module, prompt: Callable, step: Cal
     said = {example.ends: torch.nn.functional.pad(lengths.cumsum(0), (1, 0))}
     if "position_ids" in inspect.signature(model.forward).parameters:  # by which full attention keeps sequences apart
         said["position_ids"] = torch.cat([torch.arange(int(n), device=ids.device) for n in lengths])[None]
-    name = "causal_conv1d_fn"
-    convolutions = {name: _by_sequence(getattr(m, name), lengths.tolist()) for m in _modules(model) if hasattr(m, name)}
-    with replaced(replace(example, also={**example.also, **convolutions}), model, prompt, step):
+    name, also = "causal_conv1d_fn", dict(example.also)
+    for convolution in (getattr(m, name) for m in _modules(model) if hasattr(m, name)):
+        also[name] = _by_sequence(convolution, lengths.tolist())
+    with replaced(replace(example, also=also), model, prompt, step):
         return model(ids[mask.bool()][None], use_cache=False, **said).logits[0]
 
 
@@ -182,8 +183,8 @@ def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 @dataclass
 class Verdict:
-    """Errors of an outcome's logits, whether its tokens are those wanted, and how often the two functions were called. packed: the
-    error of packed prompts, 0 where they were not asked for."""
+    """Errors of an outcome's logits, whether its tokens are those wanted, and how often the two functions were called. packed:
+    the error of packed prompts, 0 where they were not asked for."""
 
     logits: float
     in_parts: float
@@ -212,8 +213,8 @@ def compare(example: Example, model: torch.nn.Module, prompt: Callable, step: Ca
 
 
 def _line(target: str, v: Verdict, seconds: float) -> str:
-    return (f"{target:10}{v.logits:10.1e}{v.in_parts:10.1e}{v.packed:10.1e}{'equal' if v.tokens_equal else 'differ':>9}{v.calls:7}{v.steps:7}"
-            f"{seconds:9.1f}{'' if v.agrees else '  DISAGREES'}")
+    return (f"{target:10}{v.logits:10.1e}{v.in_parts:10.1e}{v.packed:10.1e}{'equal' if v.tokens_equal else 'differ':>9}"
+            f"{v.calls:7}{v.steps:7}{seconds:9.1f}{'' if v.agrees else '  DISAGREES'}")
 
 
 def main(example: Example, argv: list[str] | None = None) -> int:

@@ -38,10 +38,10 @@ def mamba_chunk_scan_combined(
     chunk_size: tokens of a chunk, where kernels have such chunks (16, 32, 64, 128). Only rounding depends on it.
     dt_softplus: softplus(dt + dt_bias) is taken, else max(dt + dt_bias, 0).
     initial_states: [B, HV, P, N]. return_final_states: return the states after the rows, float32.
-    seq_idx: [1, T], the number of each token's sequence: packs S sequences into B = 1. cu_seqlens: [S + 1], where they end. Without
-    it the call reads seq_idx, and waits for its device; beside it the values of seq_idx are compared with it for CPU tensors, or
-    with GDN_CODEGEN_CHECK=1. Then initial_states are [S, HV, P, N], return_final_states returns the state after the last sequence,
-    and with cu_seqlens return_varlen_states those after all.
+    seq_idx: [1, T], the number of each token's sequence: packs S sequences into B = 1. cu_seqlens: [S + 1], where they end.
+    Without it the call reads seq_idx, and waits for its device; beside it the values of seq_idx are compared with it for CPU
+    tensors, or with GDN_CODEGEN_CHECK=1. Then initial_states are [S, HV, P, N], return_final_states returns the state after the
+    last sequence, and with cu_seqlens return_varlen_states those after all.
 
     Raises ValueError that names the bad argument. D [HV, P] and other limits of dt are refused.
     """
