@@ -6,7 +6,7 @@ import torch
 from reference import rms_error
 
 from gdn_codegen.host.pto import _mask
-from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last
+from gdn_codegen.ir.builder import algorithm, apply, carried, cumsum, exp, last
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, const_tile, interpret
 from gdn_codegen.ir.types import Tensor
@@ -28,8 +28,8 @@ def sums(q, k, v, g, S):
 
 @algorithm(q="C K", v="C V", S=carried("K V"))
 def of_memory(q, v, S):
-    """The last rows of a tile from memory and of the state."""
-    o = last(S)[None, :] * (q @ S)
+    """The last rows of a tile from memory and of the state. A page may take the second only as an op."""
+    o = apply("last", S)[None, :] * (q @ S)
     S = S + (last(q)[None, :] * q).T @ v
     return o, S
 

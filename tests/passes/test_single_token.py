@@ -10,6 +10,7 @@ from reference import DELTA, PLAIN, TOLERANCE, expected, problem, rms_error
 from gdn_codegen.devices import HOPPER
 from gdn_codegen.ir.builder import (
     algorithm,
+    apply,
     carried,
     cumsum,
     exp,
@@ -103,9 +104,9 @@ def test_several_states_are_kept_for_each_token(target, page, state):
 
 @algorithm(k="C K", v="C V", S=carried("K V"))
 def columns(k, v, S):
-    """Tiles [V, C]: rows of one entry where a chunk has one token."""
+    """Tiles [V, C]: rows of one entry where a chunk has one token. A page may take such a last row only as an op."""
     x = S.T @ k.T
-    o = lower((k @ k.T) * last(x)[None, :]) @ v + row_sum(row_norm(x))[None, :] * v
+    o = lower((k @ k.T) * apply("last", x)[None, :]) @ v + row_sum(row_norm(x))[None, :] * v
     S = S + k.T @ v
     return o, S
 
