@@ -6,8 +6,8 @@ A block of one agent has 128 threads, with these exceptions:
   a product has 16 columns. TileLang may then give half of them to each of two warp groups, and a wgmma reads no row-major
   operand of 8 columns. On an H100 the kernel over chunks of Kimi Delta Attention took 1800 us with 128 threads, and
   690 with 256 (1 x 8192, 64 heads); that of gated linear attention 600 and 506.
-- 512, if the first of these is so, shared memory has room for one block, and all products have at least 64 columns. That of
-  RWKV-7 took 3270 us with 256 threads, and 1950 with 512.
+- 512, if those fragments are so many, shared memory has room for one block, and all products have 64 columns. That of RWKV-7 took
+  3270 us with 256 threads, and 1950 with 512. Kernels with wider products were not timed.
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
 A kernel over single tokens has one warp. So many of its blocks share a multiprocessor as an estimate of its registers allows:
@@ -128,7 +128,7 @@ def _threads(k: Kernel, device: Device) -> int:
     live = shared > 0 and _live(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
     large = live or shared > MOST_SHARED or _fragments(k) > MOST_OF_A_FRAGMENT * GROUP
     large = large and all(shape[-1] > 16 for shape in products)
-    alone = live and 2 * shared > device.spaces["shared"] and all(shape[-1] >= 64 for shape in products)
+    alone = live and 2 * shared > device.spaces["shared"] and all(shape[-1] == 64 for shape in products)
     tiles = [prod(n // 16 for n in shape) for shape in products]
     entries = max((prod(b.shape) for b in k.buffers), default=1)
     return WARP * min([16 if alone else 8 if large else 4, -(-entries // WARP), *tiles])
