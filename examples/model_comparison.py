@@ -184,7 +184,7 @@ def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
 @dataclass
 class Verdict:
     """Errors of an outcome's logits, whether its tokens are those wanted, and how often the two functions were called. packed:
-    the error of packed prompts, 0 where they were not asked for."""
+    the error of packed prompts, None where the model takes none or they were not asked for."""
 
     logits: float
     in_parts: float
@@ -192,14 +192,14 @@ class Verdict:
     calls: int
     with_state: int
     steps: int
-    packed: float = 0.0
+    packed: float | None = None
     tolerance: float = TOLERANCE
 
     @property
     def agrees(self) -> bool:
         """Written so that a NaN disagrees."""
-        return (all(x <= self.tolerance for x in (self.logits, self.in_parts, self.packed)) and self.tokens_equal
-                and self.calls > 0 and self.steps > 0)
+        errors = (self.logits, self.in_parts, *([] if self.packed is None else [self.packed]))
+        return all(x <= self.tolerance for x in errors) and self.tokens_equal and self.calls > 0 and self.steps > 0
 
 
 def compare(example: Example, model: torch.nn.Module, prompt: Callable, step: Callable, want: Outcome,
@@ -207,13 +207,14 @@ def compare(example: Example, model: torch.nn.Module, prompt: Callable, step: Ca
     """The model with two functions against `want`, the outcome of its own. packs: whether prompts are packed, too, which the
     model's own code in torch does not take."""
     got, calls = outcome(example, model, prompt, step)
-    error = rms_error(packed(example, model, prompt, step), want.logits) if packs and example.ends else 0.0
+    error = rms_error(packed(example, model, prompt, step), want.logits) if packs and example.ends else None
     return Verdict(rms_error(got.logits, want.logits), rms_error(got.in_parts, want.in_parts), got.tokens == want.tokens,
                    calls["prompt"], calls["prompt with state"], calls["step"], error, tolerance)
 
 
 def _line(target: str, v: Verdict, seconds: float) -> str:
-    return (f"{target:10}{v.logits:10.1e}{v.in_parts:10.1e}{v.packed:10.1e}{'equal' if v.tokens_equal else 'differ':>9}"
+    packed = "-" if v.packed is None else f"{v.packed:.1e}"
+    return (f"{target:10}{v.logits:10.1e}{v.in_parts:10.1e}{packed:>10}{'equal' if v.tokens_equal else 'differ':>9}"
             f"{v.calls:7}{v.steps:7}{seconds:9.1f}{'' if v.agrees else '  DISAGREES'}")
 
 
