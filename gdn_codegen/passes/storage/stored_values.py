@@ -72,10 +72,11 @@ class StoredValues:
             or (self.device.number != "register" and self.type[o.out].dims in ((), *((n,) for n in self.tokens)))
 
     def cast_again(self, o: Op) -> bool:
-        """Whether `o` casts a loaded tile in shared memory for readers between which a product is computed."""
-        x = self.defs.get(o.args[0])
+        """Whether `o` casts a loaded tile in shared memory for elementwise ops between which a product is computed."""
+        x, readers = self.defs.get(o.args[0]), [r for r, _ in self.readers.get(o.out, [])]
         return (o.kind == "cast" and x is not None and x.kind == "load" and self.type[o.out].rank == 2
-                and self.device.loaded != self.device.tile and self.product_between(*(r for r, _ in self.readers[o.out])))
+                and self.device.loaded != self.device.tile and len(readers) > 1 and all(OPS[r.kind].elementwise for r in readers)
+                and self.product_between(*readers))
 
     def frees(self, o: Op) -> bool:
         """Whether `o` is the last reader of two tiles in registers, and its own reader comes after a later product."""
