@@ -23,6 +23,8 @@ from gdn_codegen.tools.problems import errors, problem, reference
 from gdn_codegen.tools.shapes import Shape
 from gdn_codegen.tools.verify import TOLERANCE
 
+pytestmark = pytest.mark.slow
+
 ONE, GROUPS, RAGGED = Shape("one", (70,), 2, 2), Shape("groups", (70,), 1, 2), Shape("ragged", (40, 9), 2, 2)
 SMALL = ["--head-dim-k", "64", "--head-dim-v", "64", "--tokens", "40", "--heads", "1"]
 

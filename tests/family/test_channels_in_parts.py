@@ -199,9 +199,9 @@ def built(page, target, how="decay"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target, how", [*((t, "decay") for t in HERE), (HERE[0], "exact"),
+                                         *(pytest.param(t, "exact", marks=pytest.mark.long) for t in HERE[1:])])
 @pytest.mark.parametrize("page", CHANNELS)
-@pytest.mark.parametrize("how", ["decay", "exact"])
 def test_modules_are_the_recurrence(page, target, how):
     """A pack with gates from 0 to -50 in each chunk, equal keys, beta up to 2. NaN of padding and workspaces reaches nothing."""
     b, c = built(page, target, how), Case((7 * C + 2, 0, C + 1, 4 * C), repeat=True, strength=2.0, seed=4)

@@ -19,14 +19,17 @@ CELLS = [(n, page) for n in FEATURES for page in CALLS]
 
 
 def tiers():
-    """Cells by target. One member of each feature is in the fast tier. TileLang's kernels take seconds to compile, so that each
-    member has some of the features there."""
+    """Cells by target. One member of every third feature is in the fast tier. TileLang's kernels take seconds to compile, so that each
+    member has some of the features there. On Triton every second cell is run by hand only (`-m long`): then each member has every
+    second feature, and each feature five members."""
     for target in GPU:
         for n, (name, page) in enumerate((n, p) for n, p in CELLS if (n, p) not in REFUSED):
             f, at = FEATURES[name], (n + [*FEATURES].index(name)) % len(CALLS)
             if target == "triton" or at == 0:
-                fast = target == "triton" and at == 0 and f.__name__ not in ("opcheck", "compiled", "captured")
-                yield pytest.param(name, page, target, marks=() if fast else pytest.mark.slow, id=f"{f.__name__}-{page}-{target}")
+                fast = target == "triton" and at == 0 and [*FEATURES].index(name) % 3 == 0
+                fast = fast and f.__name__ not in ("opcheck", "compiled", "captured")
+                marks = () if fast else pytest.mark.long if at % 2 else pytest.mark.slow
+                yield pytest.param(name, page, target, marks=marks, id=f"{f.__name__}-{page}-{target}")
 
 
 @pytest.mark.parametrize("name, page, target", [*tiers()])
@@ -40,6 +43,7 @@ def test_what_makes_no_sense_is_refused(name, page):
         FEATURES[name](page, GPU[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in CALLS if p != "gated_delta_product"])
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 def test_few_tokens_are_chunks_of_one_token_on_a_gpu(page, target):

@@ -12,6 +12,8 @@ from gdn_codegen import chunk_lightning_attn, chunk_simple_gla, mamba_chunk_scan
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
+pytestmark = pytest.mark.slow
+
 HERE = [t for t in OWN if runs(t, "cpu")]
 HV, G, P, N = 4, 2, 64, 32
 

@@ -28,8 +28,9 @@ def states(walk):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", MEMBERS)
-@pytest.mark.parametrize("K", [128, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("K", [128, 64])
 def test_every_member_fits_and_walks_what_depends_on_a_state(page, K):
     """Each product of the walk reads a state, or adds to one that does: its columns are of V, and it accumulates."""
     one_stage = {"stages": 1} if page == "gated_delta_product" and K == 128 else {}
@@ -84,6 +85,7 @@ def test_the_mbarriers_of_a_block_have_room():
         lowered(build("kimi_delta_attention", v_block=64, stages=3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page, walks, want", [
     ("kimi_delta_attention", 4, {"v_block": 64}), ("kimi_delta_attention", 8, {}), ("gla", 8, {}), ("rwkv7", 8, {"v_block": 64}),
     ("gated_delta_product", 8, {"stages": 1})])

@@ -27,6 +27,8 @@ from gdn_codegen.runtime.call.choose import choice
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.tools.cases import CASES, SAME, Case, inputs
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--target", "triton", "--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16"]
 
 

@@ -154,6 +154,7 @@ def kernels(page, target):
     return [k.body for k in b.of.emit(lowered(b), b.layout, b.heads)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["triton", "tilelang", "pto"])
 @pytest.mark.parametrize("page, want", SAME, ids=IDS)
 def test_the_same_kernels_up_to_names(page, want, target):
