@@ -19,9 +19,9 @@ CELLS = [(n, page) for n in FEATURES for page in CALLS]
 
 
 def tiers():
-    """Cells by target. One member of every third feature is in the fast tier. TileLang's kernels take seconds to compile, so that each
-    member has some of the features there. On Triton every second cell is run by hand only (`-m long`): then each member has every
-    second feature, and each feature five members."""
+    """Cells by target. One member of every third feature is in the fast tier. TileLang's kernels take seconds to compile, so that
+    each member has some of the features there. On Triton every second cell is run by hand only (`-m long`): then each member has
+    every second feature, and each feature five members."""
     for target in GPU:
         for n, (name, page) in enumerate((n, p) for n, p in CELLS if (n, p) not in REFUSED):
             f, at = FEATURES[name], (n + [*FEATURES].index(name)) % len(CALLS)
