@@ -21,6 +21,8 @@ from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, ScheduleError, named
 from gdn_codegen.targets import lower
 
+pytestmark = pytest.mark.slow
+
 C, K = 16, 16
 SIZES = {"C": C, "K": K, "V": K}
 CHANNELS = ("gla", "kimi_delta_attention", "gated_delta_rule_2")
@@ -52,7 +54,6 @@ def warm_ups(i, parts):
     return i.memory["S_warm_up"][1:parts].T.int().tolist()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", CHANNELS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_parts_are_the_recurrence(page, schedule):
@@ -198,7 +199,6 @@ def built(page, target, how="decay"):
     return Build(target, C, fields["layout"], page, replace(named(fields["schedule"]), partition=how), "float32", 32, 32)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target, how", [*((t, "decay") for t in HERE), (HERE[0], "exact"),
                                          *(pytest.param(t, "exact", marks=pytest.mark.long) for t in HERE[1:])])
 @pytest.mark.parametrize("page", CHANNELS)
@@ -212,7 +212,6 @@ def test_modules_are_the_recurrence(page, target, how):
         assert rms_error(got, want) < TOLERANCE["float32"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("page", ["gla", "kimi_delta_attention"])
 def test_a_gate_that_is_nan_shows_in_the_next_part(page, target):
@@ -227,7 +226,6 @@ def test_a_gate_that_is_nan_shows_in_the_next_part(page, target):
     assert torch.equal(o[:, 0], clean[:, 0]) and o[3:2 * C, 1].isnan().any(1).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["decay", "exact"])
 def test_an_op_takes_parts_by_its_schedule(how):
     """Of a chunk each."""

@@ -18,6 +18,8 @@ from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.schedule.schedule import varied
 from gdn_codegen.targets import lower
 
+pytestmark = pytest.mark.slow
+
 CASE = Case((33, 0, 16, 7), gates="slow")
 SIZES = {"C": 32, "K": 16, "V": 16}
 GATES = {"kimi_delta_attention": "g", "gla": "g", "gated_delta_rule_2": "g", "rwkv7": "w"}

@@ -9,6 +9,8 @@ from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.schedule import ScheduleError, varied
 
+pytestmark = pytest.mark.slow
+
 CHANNELS = ("gla", "kimi_delta_attention", "gated_delta_rule_2", "rwkv7")
 #: What a kernel over chunks computes for a walk. A page with one number for each token has its decays in the walk, as vectors.
 EARLIER = {"cumsum", "to_middle", "pairs", "diag_inverse", "eye"}
@@ -28,7 +30,6 @@ def states(walk):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", MEMBERS)
 @pytest.mark.parametrize("K", [128, 64])
 def test_every_member_fits_and_walks_what_depends_on_a_state(page, K):
@@ -85,7 +86,6 @@ def test_the_mbarriers_of_a_block_have_room():
         lowered(build("kimi_delta_attention", v_block=64, stages=3))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page, walks, want", [
     ("kimi_delta_attention", 4, {"v_block": 64}), ("kimi_delta_attention", 8, {}), ("gla", 8, {}), ("rwkv7", 8, {"v_block": 64}),
     ("gated_delta_product", 8, {"stages": 1})])
