@@ -32,8 +32,9 @@ LARGE = 18
 #: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class
 #: 0, is that of a call which says no size. TIMED: the K and V that were timed so (docs/performance.md); others have whole walks.
 MANY, SHORT, TIMED = 8, range(1, 9), ((128, 128), (64, 64))
-#: Fields of `operand_walk`, the best first, for so few walks that halves of V occupy more multiprocessors, and for more. On an
-#: H100 16 walks of Kimi Delta Attention over 32768 tokens took 756 us in halves and 954 whole, 64 over 8192 tokens 306 and 324.
+#: Fields of `operand_walk`, the best first, for so few walks (their class, as above) that halves of V occupy more
+#: multiprocessors, and for more. On an H100 16 walks of Kimi Delta Attention over 32768 tokens took 756 us in halves and 954
+#: whole, 64 over 8192 tokens 306 and 324.
 FEW_WALKS = 6
 HALVES: tuple[dict[str, int], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
 WHOLE: tuple[dict[str, int], ...] = ({}, {"v_block": 64}, {"stages": 1})

@@ -129,10 +129,12 @@ def row_sum(w: KernelWriter, o: Op, x: Text) -> Text:
 
 @rule("row_max")
 def row_max(w: KernelWriter, o: Op, x: Text) -> Text:
+    """The largest entry of each row, NaN if an entry is NaN: tl.max passes over NaN on a GPU, and the sum brings it back."""
     if o.attr("within"):
         dims, end = w.type[o.args[0]].dims, w.use(o.attr("within"))
         x = Text(f"tl.where({w.index(dims[-1], len(dims) - 1, len(dims))} < {end}, {x}, {_number(-math.inf)})")
-    return Text(f"tl.max({x}, axis={w.type[o.args[0]].rank - 1})")
+    axis = w.type[o.args[0]].rank - 1
+    return Text(f"tl.max({x}, axis={axis}) + tl.sum(tl.where({x} != {x}, {x}, 0.0), axis={axis})", SUM)
 
 
 @rule("column_sum")
