@@ -93,6 +93,8 @@ class Loop:
     part. A negative length means no warm-up. In a loop over the chunks of a part, stores have no effect in the iterations of the
     warm-up.
 
+    step: 1, or -1 for a loop over the chunks of a sequence from the last to the first.
+
     A loop "before" with carried values hands them to the next loop, over the chunks of the part. The names in its body are the
     names of the same ops in that loop.
     """
@@ -101,6 +103,7 @@ class Loop:
     carried: tuple[Carry, ...]
     body: tuple[Stmt, ...]
     warm_up: str = ""
+    step: int = 1
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
@@ -146,6 +149,11 @@ class Kernel:
     def ops(self) -> tuple[Op, ...]:
         """The ops of the kernel, as `walk` gives them. Kept, since passes and checks ask for them often."""
         return tuple(walk(self.body))
+
+    @property
+    def step(self) -> int:
+        """The step of the kernel's loops over chunks: -1 if they go from a sequence's last chunk to its first, else 1."""
+        return min((lp.step for lp in loops(self.body)), default=1)
 
     @property
     def sizes(self) -> dict[str, int]:

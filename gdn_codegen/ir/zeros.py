@@ -108,6 +108,11 @@ def decayed_product(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[
     return _below((zero[0] & ROWS) | transpose(zero[1] & ROWS))
 
 
+def decayed_matmul(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Row i is zero if row i of p is, or its column if that is `transposed`. A column is zero if that of the tile is."""
+    return (transpose(zero[0], bool(attrs.get("transposed"))) & ROWS) | (zero[1] - ROWS)
+
+
 def inverted(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
     """(I + x)^-1 has ones on the diagonal, also where x is zero. The optional vector scales all columns, including these
     ones."""
