@@ -193,12 +193,12 @@ class Program:
         return {**self.sizes, **dict(self.extents)}
 
     def shape(self, t: Tensor) -> tuple[int, ...]:
-        """The shape of a tile of `t` in memory. Workspaces include the padding, and other tensors do not."""
-        return t.tile.shape(self.sizes if t.role == "workspace" else self.memory)
+        """The shape of a tile of `t` in memory. Tensors `in_tiles` include the padding, and others do not."""
+        return t.tile.shape(self.sizes if t.in_tiles else self.memory)
 
     def padded(self, t: Tensor) -> tuple[bool, ...]:
         """For each dim of `t`: whether the tile is larger than the tensor in memory."""
-        return tuple(t.role != "workspace" and d in dict(self.extents) for d in t.dims)
+        return tuple(not t.in_tiles and d in dict(self.extents) for d in t.dims)
 
     @property
     def walk(self) -> Loop:

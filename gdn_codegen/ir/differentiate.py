@@ -14,9 +14,11 @@ So is the sum over tokens of the gradient of a number or vector of a value head:
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
-from .builder import Body
+from .builder import Algorithm, Body
 from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
 from .ops import OPS, TypeRuleError
 from .types import Dim, Tensor, Tile
@@ -277,6 +279,57 @@ class _Gradient:
             if ct in r.defs and r.defs[ct].kind != "load" and ct not in r.ops and ct not in names:
                 names[ct] = r.b.fresh(derivative(value))
         return names
+
+
+#: The kinds of pages that are derived from another one.
+KINDS: dict[str, Callable[[Program], Program]] = {
+    "saving": saving, "states": lambda p: saving(p, outputs=False), "gradient": differentiate}
+
+
+class Derived(Algorithm):
+    """A page that is derived from another one.
+
+    of: that page. kind: a key of KINDS. forms: the input forms of a contract, as pairs (name, form), which become a part of the
+    page before it is derived. So gradients are those of what callers pass.
+    """
+
+    def __init__(self, of: Algorithm, kind: str, forms: tuple[tuple[str, str], ...] = ()) -> None:
+        """Derives nothing yet."""
+        self.of, self.kind, self.forms = of, kind, forms
+        self.fn, self.name, self.scalars = of.fn, f"{of.name}_{kind}", of.scalars
+        first = of.doc.splitlines()[0] if of.doc else of.name
+        self.doc = {"saving": f"{first} It also returns the states before each chunk.",
+                    "states": f"The states before each chunk, and the final ones. {first}",
+                    "gradient": f"The gradient of a loss by the inputs. {first}"}[kind]
+        self._where = f"{of._where}, {kind}"
+
+    @cached_property
+    def _traced(self) -> Program:
+        """The program that `trace` gives."""
+        from ..passes.abi.caller_inputs import caller_inputs
+        from ..schedule.contract import Contract
+        p = self.of.trace()
+        return KINDS[self.kind](caller_inputs(p, Contract(inputs=self.forms)) if self.forms else p)
+
+    @cached_property
+    def inputs(self) -> dict[str, tuple[str, tuple[Dim, ...]]]:  # type: ignore[override]
+        """The heads and dims of each input."""
+        return {t.name: (t.heads, t.dims) for t in self.trace().role("input") if t.index in ("token", "head")}
+
+    @cached_property
+    def states(self) -> dict[str, tuple[Dim, ...]]:  # type: ignore[override]
+        """The dims of each state."""
+        return {c.name: c.type.dims for c in self.trace().walk.carried}
+
+    @cached_property
+    def defaults(self) -> dict[str, float]:  # type: ignore[override]
+        """The defaults of numbers of value heads."""
+        return {t.name: float(t.fill) for t in self.trace().role("input") if t.index == "head" and t.fill}
+
+    @cached_property
+    def forgets(self) -> str:  # type: ignore[override]
+        """The value that bounds what tokens forget."""
+        return self.trace().forgets
 
 
 def _pruned(p: Program) -> Program:

@@ -15,6 +15,7 @@ from ..devices import Device
 from ..emit.base import Heads, KernelText, heads_tag
 from ..ir.builder import Algorithm
 from ..ir.core import Program
+from ..ir.differentiate import Derived
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..targets import DEFAULT_SCHEDULE, Target, find, lower
@@ -92,7 +93,13 @@ class Build:
     @property
     def page(self) -> Algorithm:
         """The algorithm itself, where `algorithm` may be a name or a file."""
-        return algorithms.find(self.algorithm)
+        page = algorithms.find(self.algorithm)
+        return algorithms.derived(page.of, page.kind, self.contract.inputs) if isinstance(page, Derived) else page
+
+    @property
+    def passed(self) -> Contract:
+        """The contract for passes. The input forms of a derived page are a part of the page."""
+        return replace(self.contract, inputs=()) if isinstance(self.page, Derived) else self.contract
 
     @property
     def name(self) -> str:
@@ -130,7 +137,7 @@ class Build:
 def lowered(b: Build) -> Program:
     """The program that `b`'s emitter prints."""
     with _no_collection():
-        return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract)
+        return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.passed)
 
 
 @contextmanager
@@ -206,7 +213,7 @@ def _spelled_out(x: Any) -> str:
 def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     """The texts for the slots of a template."""
     from ..emit.page import page_text
-    t, forms = tables(b, p, kernels), forms_text(b.contract, b.page.trace())
+    t, forms = tables(b, p, kernels), forms_text(b.passed, b.page.trace())
     # the module has it in triple-quoted strings
     doc = b.page.doc
     summary = re.sub(r"(['\"])\1+", r"\1", doc.splitlines()[0].replace("\\", "/")) if doc else b.page.name
