@@ -48,10 +48,10 @@ class NativeCall:
 class Plan:
     """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
 
-    given: one tensor for each row of `Tables.inputs`, `head_inputs` and `chunk_inputs`. states: one for each row of `initial`. outs: one
-    for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
-    are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not known; the
-    length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
+    given: one tensor for each row of `Tables.inputs`, `head_inputs` and `chunk_inputs`. states: one for each row of `initial`.
+    outs: one for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if
+    final states are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not
+    known; the length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]

@@ -28,8 +28,9 @@ class Tables:
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
-    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
-    value head. saved: those of `workspaces` that a call returns. counters: (name,): one integer. part_workspaces: one tile for each part and value head.
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
+    part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -49,8 +50,8 @@ class Tables:
     """
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
-    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
-                                        "end_workspaces", "counters", "part_workspaces")
+    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
+                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
 
     name: str
     function: str

@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from .builder import Algorithm, Body
 from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
 from .ops import OPS, TypeRuleError
+from .padding import sums_over_padding
 from .types import Dim, Tensor, Tile
 
 
@@ -85,7 +87,7 @@ class Reverse:
                 self.heads.add(o.out)
 
     # --- what rules use ---
-    def op(self, kind: str, *args: str | float, **attrs: object) -> str:
+    def op(self, kind: str, *args: str | float, **attrs: Any) -> str:
         """Append an op. Numbers become constants."""
         names = [self.b.op("const", value=a, line=self.line) if isinstance(a, float) else a for a in args]
         return self.b.op(kind, *names, line=self.line, **attrs)
@@ -260,7 +262,7 @@ class _Gradient:
         (kernel,) = self.p.kernels
         done = replace(self.p, name=f"{self.p.name}_gradient", tensors=tensors, forgets="", scales=(),
                        kernels=(replace(kernel, body=(*before, loop, *after)),))
-        return _pruned(done)
+        return _without_padding(_pruned(done))
 
     def distinct(self, r: Reverse, results: list[str]) -> list[str]:
         """The results, each a value of its own that the chunk computes, because passes assume that. Another one becomes a product
@@ -330,6 +332,25 @@ class Derived(Algorithm):
     def forgets(self) -> str:  # type: ignore[override]
         """The value that bounds what tokens forget."""
         return self.trace().forgets
+
+
+def _without_padding(p: Program) -> Program:
+    """`p`, whose sums over tokens leave out rows past the sequence's end where the graph does not show that these are zero.
+
+    They are: no output depends on such a row, or the page itself would be wrong for a ragged tail.
+    """
+    wrong = {o.out for _, o, d in sums_over_padding(p) if d == "C"}
+    body: list[Stmt] = []
+    for s in p.walk.body:
+        if isinstance(s, Op) and s.out in wrong:
+            (a,) = s.args
+            kept = f"{a}_valid"
+            if not any(isinstance(o, Op) and o.out == kept for o in body):
+                type_of = next(o.type for o in body if isinstance(o, Op) and o.out == a)
+                body.append(Op("valid", kept, (a,), (), type_of, s.line))
+            s = s.changed(args=(kept,))
+        body.append(s)
+    return p.with_walk(replace(p.walk, body=tuple(body)))
 
 
 def _pruned(p: Program) -> Program:

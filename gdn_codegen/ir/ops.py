@@ -493,7 +493,8 @@ for _n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus"):
     op(_n, f"elementwise {_n}", _same(_n), _softplus if _n == "softplus" else _of_torch(_n), elementwise=True,
        zero=zeros.same if _n == "neg" else zeros.nowhere, vjp=getattr(vjps, _n),
        decompose=decompositions.softplus if _n == "softplus" else None, text=_CALLS.get(_n, texts.call(f"torch.{_n}")))
-op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",), zero=zeros.same, text=texts.after(""), vjp=vjps.cast)
+op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",), zero=zeros.same, text=texts.after(""),
+   vjp=vjps.cast)
 op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True, zero=zeros.same,
    text=texts.after("[..., :, None]"), view=ALL_AGENTS, vjp=vjps.col)
 op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True, zero=zeros.transposed,
@@ -528,12 +529,13 @@ op("from_middle", "x[i] - x[m] in all rows i, for running sums x and the middle 
 op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
    "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "
    "`decayed_products` replaces it", _decayed_product, _decayed,
-   zero=zeros.decayed_product, text=texts.call("_decayed_product"), sums=lambda attrs: ((0, 1), (1, 1)), vjp=vjps.decayed_product)
-op("decayed_matmul", "row i is the sum over j <= i of p[i, j] b[j, c] exp(x[i, c] - x[j, c]), for each channel c. x: running sums "
-   "of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]). `transposed`: row j is the sum over "
-   "i >= j of p[i, j] b[i, c] exp(x[i, c] - x[j, c]). p is zero above its diagonal; with a fourth operand also on it. The pass "
-   "`decayed_products` replaces it", _decayed_matmul_type, _decayed_matmul, attrs=("transposed",), zero=zeros.decayed_matmul,
-   text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
+   zero=zeros.decayed_product, text=texts.call("_decayed_product"), sums=lambda attrs: ((0, 1), (1, 1)),
+   vjp=vjps.decayed_product)
+op("decayed_matmul", "row i is the sum over j <= i of p[i, j] b[j, c] exp(x[i, c] - x[j, c]), for each channel c. x: running "
+   "sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]). `transposed`: row j is the sum "
+   "over i >= j of p[i, j] b[i, c] exp(x[i, c] - x[j, c]). p is zero above its diagonal; with a fourth operand also on it. "
+   "The pass `decayed_products` replaces it", _decayed_matmul_type, _decayed_matmul, attrs=("transposed",),
+   zero=zeros.decayed_matmul, text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,
    elementwise=True, zero=zeros.column_sums)
 op("row_sum", "sum over the columns of each row, or over the entries of a vector", _row_sum, lambda attrs, x: x.sum(-1),

@@ -87,7 +87,7 @@ class _Reader:
                 env.update({c.name: c.type for c in carried})
                 words = [ast.unparse(a) for a in args[1:]]
                 step = int(words.pop()) if words[-1:] == ["-1"] else 1
-                out.append(Loop(_value(args[0]), carried, self.body(inner, env), *words, step=step))
+                out.append(Loop(_value(args[0]), carried, self.body(inner, env), "".join(words), step))
                 env.update({c.result: c.type for c in carried})
             else:
                 out.append(self.op(n, env))

@@ -31,8 +31,8 @@ LEGAL = {
     "traced..checked": """
         const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full expand
         Program.dims Program.extents Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over Tensor.wide
-        grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head; index slot;
-        Loop.step""",
+        grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head;
+        index slot; Loop.step""",
     "traced": "Program.scales decayed_product decayed_matmul",
     "traced..cut": "Program.forgets",
     "traced..typed": "unit_lower_inverse row_norm softplus",

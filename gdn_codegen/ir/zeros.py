@@ -109,8 +109,10 @@ def decayed_product(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[
 
 
 def decayed_matmul(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Row i is zero if row i of p is, or its column if that is `transposed`. A column is zero if that of the tile is."""
-    return (transpose(zero[0], bool(attrs.get("transposed"))) & ROWS) | (zero[1] - ROWS)
+    """Row i is zero if row i of p is. `transposed`: row j sums over rows i >= j, so that it is zero past the end if column j
+    of p, or these rows of p or of the tile are. A column is zero if that of the tile is."""
+    rows = zero[0] | (zero[1] & ROWS) if attrs.get("transposed") else zero[0] & ROWS
+    return (ROWS if rows else NONE) | (zero[1] - ROWS)
 
 
 def inverted(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:

@@ -132,8 +132,8 @@ def arguments(t: Tables) -> str:
     def first(*tables: Sequence[tuple[Any, ...]]) -> str:
         return group(row[0] for rows in tables for row in rows)
     more = [group(t.numbers), "checkpoint_chunks"] if _every(t) else [group(t.numbers)] if t.numbers else []
-    return ", ".join((first(t.inputs, t.head_inputs, t.chunk_inputs), group(t.scalars), first(t.initial), group(t.outs), "cu_seqlens",
-                      first(t.final, t.checkpoints), "output_final_state", *more))
+    return ", ".join((first(t.inputs, t.head_inputs, t.chunk_inputs), group(t.scalars), first(t.initial), group(t.outs),
+                      "cu_seqlens", first(t.final, t.checkpoints), "output_final_state", *more))
 
 
 def documentation(b: Build, p: Program, t: Tables) -> list[str]:

@@ -37,3 +37,17 @@ def expected(name: str, c: Case, x: dict[str, Tensor], d_o: Tensor, d_final: Ten
     loss = (o * d_o.double()).sum() + (final * d_final.double()).sum()
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return {n: torch.zeros_like(y) if d is None else d for (n, y), d in zip(leaves.items(), found, strict=True)}
+
+
+def of_input(name: str, got: dict[str, Tensor], want: Tensor) -> Tensor:
+    """The gradient by an input, or by the initial states S, of what the program of the gradients returns by name: summed over
+    the value heads of a key head, and over tokens for a number or vector of a value head."""
+    y = got["d_initial_state" if name == "S" else f"d_{name}"]
+    if name != "S" and y.ndim > want.ndim:
+        return y.sum(0)
+    return y if y.shape == want.shape else y.unflatten(1, (want.shape[1], -1)).sum(2)
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    """RMSE over RMS. NaN if `got` has NaN."""
+    return float((got - want).square().mean().sqrt() / want.square().mean().sqrt().clamp(min=1e-300))

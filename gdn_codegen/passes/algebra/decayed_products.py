@@ -42,8 +42,8 @@ LIMITS = {"float16": 0.0, "bfloat16": 40.0, "float32": 40.0}
 
 @takes("traced")
 def decayed_products(p: Program, dtype: str) -> Program:
-    """`p` without `decayed_product` and `decayed_matmul`. Products that decay by the same sums are computed together, level by level, so that the
-    scaled operands and the products of one level are live at a time. dtype: of the operands of products."""
+    """`p` without `decayed_product` and `decayed_matmul`. Products that decay by the same sums are computed together, level by
+    level, so that the scaled operands and the products of one level are live at a time. dtype: of the operands of products."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     if not any(o.kind in ("decayed_product", "decayed_matmul") for o in ops):
         return p
