@@ -1,7 +1,4 @@
-"""The pages of the package, one for each algorithm. `find` takes the name of one of them, or FILE.py:FUNCTION.
-
-A name may end in .saving, .states or .gradient, for a page that is derived from another one (`ir.differentiate`).
-"""
+"""The pages of the package, one for each algorithm. `find` takes the name of one of them, or FILE.py:FUNCTION."""
 from __future__ import annotations
 
 import importlib
@@ -13,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ..ir.builder import Algorithm
-from ..ir.differentiate import KINDS, Derived
 
 #: The input forms that inputs of the package's pages may have. An input of another page may have any form that suits its dims.
 FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw", "bounded", "safe", "floored"),
@@ -35,9 +31,6 @@ def find(spec: str | Algorithm) -> Algorithm:
     """The algorithm called `spec`: a name from `names()`, FILE.py:FUNCTION for a page of the user's own, or that page itself."""
     if isinstance(spec, Algorithm):
         return _own(spec, spec.name)
-    base, dot, kind = spec.rpartition(".")
-    if dot and kind in KINDS:
-        return derived(find(base), kind)
     if ":" in spec:
         page: Algorithm = load("algorithm", spec, Algorithm, "function under @algorithm")
         return _own(page, spec)
@@ -45,13 +38,6 @@ def find(spec: str | Algorithm) -> Algorithm:
         raise ValueError(f"algorithm: got {spec!r}; accepted are {', '.join(names())} and FILE.py:FUNCTION")
     page = getattr(importlib.import_module(f"{__name__}.{spec}"), spec)
     return page
-
-
-@cache
-def derived(page: Algorithm, kind: str, inputs: tuple[tuple[str, str], ...] = ()) -> Derived:
-    """The page of a kind (`ir.differentiate.KINDS`) that is derived from `page`. inputs: the input forms of a contract, which
-    become a part of the page."""
-    return Derived(page, kind, inputs)
 
 
 def _own(page: Algorithm, spec: str) -> Algorithm:

@@ -246,13 +246,8 @@ class Interpreter:
         with `own_part` in a warm-up. A wrong read then shows in the results.
         """
         attrs, past = dict(o.attrs), False
-        if attrs.get("ahead"):
-            chunks = -(-self.problem.lengths[at.seq] // sizes["C"])
-            before = at.chunk  # outside of the loop: before its first iteration
-            if at.chunk < 0:
-                before = at.begin - 1 if k.step > 0 else chunks
-            at = replace(at, chunk=before + k.step * attrs["ahead"], iteration=at.iteration + attrs["ahead"])
-            past = not 0 <= at.chunk < chunks
+        if ahead := attrs.get("ahead", 0):
+            at, past = self.later(k, at, ahead, sizes)
         if past or (attrs.get(OWN_PART) and at.chunk < self.own(at, sizes)):  # no effect, and no op may read its value
             if o.out:
                 assert o.type is not None
@@ -301,6 +296,14 @@ class Interpreter:
             meaning = OPS[o.kind].evaluate
             assert meaning is not None, o.kind
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
+
+    def later(self, k: Kernel, at: _At, ahead: int, sizes: dict[str, int]) -> tuple[_At, bool]:
+        """The position so many iterations later, and whether it is past the last one. Outside of the loop, `at` is before the
+        first iteration."""
+        chunks = -(-self.problem.lengths[at.seq] // sizes["C"])
+        now = at.chunk if at.chunk >= 0 else at.begin - 1 if k.step > 0 else chunks
+        there = replace(at, chunk=now + k.step * ahead, iteration=at.iteration + ahead)
+        return there, not 0 <= there.chunk < chunks
 
     def item(self, o: Op, env: dict[str, torch.Tensor], at: _At) -> None:
         """Claim an item, or go on with it. One block runs all items, so that each claims the next one; ValueError if it does not.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # `evaluate` functions import torch when they run, so that bu
 
     from .builder import Body
     from .core import Op
-    from .differentiate import Reverse
+    from .reverse import Reverse
 
 Attrs = dict[str, Any]
 #: (attributes of an op) -> the axes over which it sums, as pairs (operand, axis). The axes of a product are summed together.

@@ -1,7 +1,7 @@
 """Derivatives of ops, for `OpDef.vjp`: one vector-Jacobian product for each op that a page may use.
 
 A rule is a function (r, op, ct) -> None. ct is the cotangent of the op's value: the derivative of a scalar loss by it. The rule
-gives each operand its part of the cotangent by `r.give`, which adds the parts up. `ir.differentiate.Reverse` is r.
+gives each operand its part of the cotangent by `r.give`, which adds the parts up. `ir.reverse.Reverse` is r.
 
 Two rules look at the op that made their operand, because the composition is cheaper than its steps:
 - last(cumsum(x)) is the sum of x over the tokens.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .core import Op
-    from .differentiate import Reverse
+    from .reverse import Reverse
 
 
 def add(r: Reverse, o: Op, ct: str) -> None:

@@ -10,12 +10,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import algorithms
+from .. import algorithms, derived_pages
 from ..devices import Device
 from ..emit.base import Heads, KernelText, heads_tag
 from ..ir.builder import Algorithm
 from ..ir.core import Program
-from ..ir.differentiate import Derived
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..targets import DEFAULT_SCHEDULE, Target, find, lower
@@ -35,9 +34,10 @@ HEAD_DIMS = (16, *range(32, 257, 4))
 class Build:
     """What to generate.
 
-    algorithm: a name, FILE.py:FUNCTION, or a page itself. chunk: tokens of a chunk. head_dim_k, head_dim_v: K and V.
-    schedule: a name or a Schedule. heads: H and HV compiled in (pto), None for kernels that take them at run time.
-    arch: the one architecture to build for ("sm_90a" of tilelang), "" for text that runs on any. contract: what callers pass.
+    algorithm: a name, FILE.py:FUNCTION, or a page itself; NAME.gradient and the like (`derived_pages`). chunk: tokens of a chunk.
+    head_dim_k, head_dim_v: K and V. schedule: a name or a Schedule. heads: H and HV compiled in (pto), None for kernels that take
+    them at run time. arch: the one architecture to build for ("sm_90a" of tilelang), "" for text that runs on any. contract: what
+    callers pass.
     """
 
     target: str
@@ -93,13 +93,12 @@ class Build:
     @property
     def page(self) -> Algorithm:
         """The algorithm itself, where `algorithm` may be a name or a file."""
-        page = algorithms.find(self.algorithm)
-        return algorithms.derived(page.of, page.kind, self.contract.inputs) if isinstance(page, Derived) else page
+        return derived_pages.find(self.algorithm, self.contract.inputs)
 
     @property
     def passed(self) -> Contract:
         """The contract for passes. The input forms of a derived page are a part of the page."""
-        return replace(self.contract, inputs=()) if isinstance(self.page, Derived) else self.contract
+        return replace(self.contract, inputs=()) if isinstance(self.page, derived_pages.Derived) else self.contract
 
     @property
     def name(self) -> str:

@@ -9,7 +9,8 @@ import torch
 from members import MEMBERS, Case, drawn
 from torch import Tensor
 
-from gdn_codegen.algorithms import derived, find, names
+from gdn_codegen.algorithms import names
+from gdn_codegen.derived_pages import derived, find
 from gdn_codegen.ir.builder import algorithm, apply, carried, exp, last, maximum, row_norm, row_sum, sigmoid, sqrt
 from gdn_codegen.ir.differentiate import differentiate, saving
 from gdn_codegen.ir.interpret import Interpreter, Problem
@@ -98,7 +99,7 @@ def test_a_wrong_derivative_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_derived_pages_are_found_by_name() -> None:
-    assert find("gated_delta_rule.gradient") is derived(find("gated_delta_rule"), "gradient")
+    assert find("gated_delta_rule.gradient") is derived(find("gated_delta_rule"), "gradient", ())
     assert find("mamba2.saving").name == "mamba2_saving"
     with pytest.raises(ValueError, match="algorithm: got"):
         find("gated_delta_rule.other")
