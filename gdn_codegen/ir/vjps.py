@@ -1,7 +1,7 @@
 """Derivatives of ops, for `OpDef.vjp`: one vector-Jacobian product for each op that a page may use.
 
-A rule is a function (r, op, ct) -> None. ct is the cotangent of the op's value: the derivative of a scalar loss by it. The rule
-gives each operand its part of the cotangent by `r.give`, which adds the parts up. `ir.reverse.Reverse` is r.
+A rule is a function (r, op, ct) -> None. ct is the cotangent of the op's value: the derivative of a scalar loss by it. r is
+the body of the gradient (`ir.reverse.Reverse`): its method `give` adds a part to the cotangent of an operand.
 
 Two rules look at the op that made their operand, because the composition is cheaper than its steps:
 - last(cumsum(x)) is the sum of x over the tokens.
