@@ -2284,13 +2284,15 @@ class Tables:
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
     head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
     if the caller must give it.
+    chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
-    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
-    value head. counters: (name,): one integer. part_workspaces: one tile for each part and value head.
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
+    part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -2310,8 +2312,8 @@ class Tables:
     """
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
-    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
-                                        "end_workspaces", "counters", "part_workspaces")
+    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
+                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
 
     name: str
     function: str
@@ -2324,10 +2326,12 @@ class Tables:
     ints: Mapping[str, tuple[str, ...]]
     scalars: Mapping[str, float | None] = field(default_factory=dict)
     head_inputs: tuple[tuple[str, float | None, tuple[int, ...], str], ...] = ()
+    chunk_inputs: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     initial: tuple[tuple[str, tuple[int, ...]], ...] = ()
     final: tuple[tuple[str, tuple[int, ...]], ...] = ()
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    saved: tuple[str, ...] = ()
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
@@ -2623,7 +2627,7 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     if value_heads // key_heads % batched:
         _fail("heads", f"H = {key_heads}, HV = {value_heads}",
               f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
-    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=False):
         if x is None and default is not None:
             continue
         _check_built_for(name, x, dtype, True)
@@ -2876,10 +2880,10 @@ class NativeCall:
 class Plan:
     """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
 
-    given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
-    for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
-    are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not known; the
-    length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
+    given: one tensor for each row of `Tables.inputs`, `head_inputs` and `chunk_inputs`. states: one for each row of `initial`.
+    outs: one for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if
+    final states are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not
+    known; the length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]
@@ -2903,6 +2907,7 @@ class Plan:
         self.ints: dict[str, int] = {}  # integers that kernels get, by name
         self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
+        self.expect_chunk_inputs(given[len(given) - len(t.chunk_inputs):])
         self.expect_numbers(indices, buffers)
         self.expect_states(states)
         self.expect_buffers(buffers)
@@ -2923,10 +2928,16 @@ class Plan:
             plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
             self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
         first = len(t.inputs)
-        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=False), first):
             self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
             if x is None:
                 self.lacking.append((n, (self.value_heads, *dims), default, _FLOATS[dtype], self.device))
+
+    def expect_chunk_inputs(self, given: Sequence[Any]) -> None:
+        """Tensors with a tile for each chunk slot, as another module stored them."""
+        for (name, dims, dtype), x in zip(self.tables.chunk_inputs, given, strict=True):
+            _check_state(name, x, (self.slots, self.value_heads, *dims), self.device, (_FLOATS[dtype],))
+            self.expected.append((None, _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
 
     def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
         """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.
@@ -3319,12 +3330,13 @@ class Host:
         self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
-        self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
+        self.saved = [tables.tensors.index(n) for n in tables.saved]
+        self.returned = _picker([*(n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]), *self.saved])
 
     # --- a call ---
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
-        """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
+        """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
@@ -3373,7 +3385,8 @@ class Host:
         """What a call returns, of its tensors."""
         if wanted:
             return self.returned(memory)
-        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints])
+        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints],
+                *(memory[n] for n in self.saved))
 
     # --- what a build makes of sizes ---
     def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
