@@ -105,10 +105,9 @@ def chunk_gated_delta_rule(
       batch_invariant: the bits of a sequence's result do not depend on the rest of the batch, nor on where a prompt is cut, if
         it is cut at multiples of the chunk (64 tokens, or chunk_size). States are float32. None asks
         GDN_CODEGEN_BATCH_INVARIANT=1. docs/contract.md says what it costs.
-      save: what a call that is differentiated keeps for its gradient beside its arguments: "nothing", or "states", the state
-        before each chunk, so that the gradient does not compute them again. docs/training.md has bytes and times.
-      chunk_indices, chunk_offsets: FLA's tables of chunks. Kernels do not use them; their values are checked where they may be
-      read: for CPU tensors, or with GDN_CODEGEN_CHECK=1. Other keywords are those of other libraries (docs/contract.md).
+      save: "nothing", or "states": a call that is differentiated keeps the state before each chunk for its gradient.
+      chunk_indices, chunk_offsets: FLA's tables of chunks. Kernels do not use them; values are checked for CPU tensors, and with
+        GDN_CODEGEN_CHECK=1. Other keywords are those of other libraries (docs/contract.md).
 
     Raises ValueError that names the bad argument (docs/errors.md).
     """

@@ -69,5 +69,6 @@ def found(context: Any, made: list[Tensor | None], wanted: list[str]) -> dict[st
     if d_o is None and d_final is None:
         return {}
     given, absent = [y for y in inputs if y is not None], [n for n, y in zip(names, inputs, strict=True) if y is None]
-    results = gradient(given, names, absent, initial, ends, d_o, d_final, states, wanted, scale, *(getattr(x, n) for n in OPTIONS))
+    results = gradient(given, names, absent, initial, ends, d_o, d_final, states, wanted, scale,
+                       *(getattr(x, n) for n in OPTIONS))
     return dict(zip(wanted, results, strict=True))

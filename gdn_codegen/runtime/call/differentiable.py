@@ -21,7 +21,7 @@ _NONE = "None beside a tensor that requires grad, or a call under torch.no_grad(
 
 def differentiates(tensors: Iterable[Any]) -> bool:
     """Whether the gradient by one of these may be asked for. Items may be None."""
-    return torch.is_grad_enabled() and any([getattr(y, "requires_grad", False) for y in tensors])
+    return torch.is_grad_enabled() and any(getattr(y, "requires_grad", False) for y in tensors)
 
 
 def differentiable(t: Tensors, x: Request, save: str, called: Mapping[str, str] = MappingProxyType({})) -> Request:

@@ -105,6 +105,7 @@ def _requires_grad(x: Any) -> bool:
 
 
 def wants_gradients(t: tuple[Any, ...]) -> bool:
+    """`differentiates` for the tensors of a call, written out."""
     q, k, v, g, beta, a_log, dt_bias, initial, *_ = t
     return (q.requires_grad or k.requires_grad or v.requires_grad or g.requires_grad or beta.requires_grad
             or _requires_grad(initial) or _requires_grad(a_log) or _requires_grad(dt_bias))
