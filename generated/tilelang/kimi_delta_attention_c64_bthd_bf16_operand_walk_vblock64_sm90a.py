@@ -864,7 +864,7 @@ def o_S_kernel(t):
                             o_out[b, row + i, hv, block * BV + j] = 0
             tx = T.get_thread_binding()
             if tx < 128:
-                T.set_max_nreg(192, 0)
+                T.set_max_nreg(240, 0)
                 if has_initial_state != 0:
                     for i, j in t.parallel(BV, K):
                         S[i, j] = initial_state_in[n, hv, j, block * BV + i]
