@@ -71,13 +71,12 @@ def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
     lowered.cache_clear()
 
 
-@pytest.mark.parametrize("page, K, threads, small", [
-    ("kimi_delta_attention", 128, 256, False), ("kimi_delta_attention", 64, 256, False), ("gla", 128, 256, False),
-    ("simple_gla", 128, 128, False),
-    ("delta_rule", 128, 128, True), ("rwkv7", 128, 512, False)])
-def test_threads_follow_from_the_fragments_that_are_live_at_once(page, K, threads, small):
+@pytest.mark.parametrize("page, K, threads, blocks", [
+    ("kimi_delta_attention", 128, 256, 2), ("kimi_delta_attention", 64, 256, 0), ("gated_delta_rule_2", 128, 256, 2),
+    ("gla", 128, 256, 0), ("simple_gla", 128, 128, 0), ("delta_rule", 128, 128, 8), ("rwkv7", 128, 512, 0)])
+def test_threads_and_blocks_follow_from_the_fragments_that_are_live_at_once(page, K, threads, blocks):
     k = lowered(build(page, K, v_block=64)).kernels[0]
-    assert (k.threads, bool(k.blocks_per_sm)) == (threads, small)
+    assert (k.threads, k.blocks_per_sm) == (threads, blocks)
 
 
 def test_the_mbarriers_of_a_block_have_room():
