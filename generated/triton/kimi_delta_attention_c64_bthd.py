@@ -503,13 +503,16 @@ class Tables:
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
     head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
     if the caller must give it.
+    chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
-    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
-    value head. counters: (name,): one integer. part_workspaces: one tile for each part and value head.
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
+    backward: chunks are walked from the last to the first.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
+    part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -529,8 +532,8 @@ class Tables:
     """
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
-    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
-                                        "end_workspaces", "counters", "part_workspaces")
+    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
+                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
 
     name: str
     function: str
@@ -543,10 +546,13 @@ class Tables:
     ints: Mapping[str, tuple[str, ...]]
     scalars: Mapping[str, float | None] = field(default_factory=dict)
     head_inputs: tuple[tuple[str, float | None, tuple[int, ...], str], ...] = ()
+    chunk_inputs: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     initial: tuple[tuple[str, tuple[int, ...]], ...] = ()
     final: tuple[tuple[str, tuple[int, ...]], ...] = ()
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    saved: tuple[str, ...] = ()
+    backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
@@ -842,7 +848,7 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     if value_heads // key_heads % batched:
         _fail("heads", f"H = {key_heads}, HV = {value_heads}",
               f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
-    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=False):
         if x is None and default is not None:
             continue
         _check_built_for(name, x, dtype, True)
@@ -1095,10 +1101,10 @@ class NativeCall:
 class Plan:
     """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
 
-    given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
-    for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
-    are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not known; the
-    length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
+    given: one tensor for each row of `Tables.inputs`, `head_inputs` and `chunk_inputs`. states: one for each row of `initial`.
+    outs: one for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if
+    final states are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not
+    known; the length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]
@@ -1122,6 +1128,7 @@ class Plan:
         self.ints: dict[str, int] = {}  # integers that kernels get, by name
         self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
+        self.expect_chunk_inputs(given[len(given) - len(t.chunk_inputs):])
         self.expect_numbers(indices, buffers)
         self.expect_states(states)
         self.expect_buffers(buffers)
@@ -1142,10 +1149,16 @@ class Plan:
             plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
             self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
         first = len(t.inputs)
-        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=False), first):
             self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
             if x is None:
                 self.lacking.append((n, (self.value_heads, *dims), default, _FLOATS[dtype], self.device))
+
+    def expect_chunk_inputs(self, given: Sequence[Any]) -> None:
+        """Tensors with a tile for each chunk slot, as another module stored them."""
+        for (name, dims, dtype), x in zip(self.tables.chunk_inputs, given, strict=True):
+            _check_state(name, x, (self.slots, self.value_heads, *dims), self.device, (_FLOATS[dtype],))
+            self.expected.append((None, _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
 
     def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
         """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.
@@ -1538,12 +1551,13 @@ class Host:
         self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
-        self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
+        self.saved = [tables.tensors.index(n) for n in tables.saved]
+        self.returned = _picker([*(n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]), *self.saved])
 
     # --- a call ---
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
-        """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
+        """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
@@ -1592,7 +1606,8 @@ class Host:
         """What a call returns, of its tensors."""
         if wanted:
             return self.returned(memory)
-        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints])
+        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints],
+                *(memory[n] for n in self.saved))
 
     # --- what a build makes of sizes ---
     def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -1639,12 +1654,20 @@ def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
     return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
 
 
+def _decayed_matmul(p: Any, b: Any, x: Any, before: Any = None, transposed: bool = False) -> Any:
+    decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
+    each = p[..., None] * torch.where(kept[..., None], decay, 0.0)
+    return (each * b[..., :, None, :]).sum(-3) if transposed else (each * b[..., None, :, :]).sum(-2)
+
+
 class Check:
     """Compares a module's kernels with its page in float64 on a small problem.
 
     The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
     tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
-    parts too: some have a warm-up, and some need summaries of all parts before them.
+    parts too: some have a warm-up, and some need summaries of all parts before them. Rows are as large as they may be without
+    results that grow beyond what every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -1654,12 +1677,17 @@ class Check:
     ACCEPTED_TF32 = 3e-2
     #: The value of memory that no call may write.
     MARK = 7.0
-    #: Tokens of a chunk of the page here: a divisor of all chunks.
+    #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
+    #: module's chunk.
     STEP = 16
     #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
     RATES = (2.0, 0.0, 0.02, 0.3)
     #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
     ALIKE = 1 - 2 ** -8
+    #: Factors of the rows that tokens have, in the order in which they are tried, until no result is above LARGEST. A page may
+    #: multiply the state by more than 1 for some rows; a repeated token does that once for each token of a chunk.
+    FACTORS = (1.0, 0.5, 0.25, 0.125)
+    LARGEST = 256.0
     #: The least input between 0 and 1, and the least mean log decay of a head for forms.
     LEAST = 1e-6
     #: Guard elements before and after each tensor of the kernels.
@@ -1745,8 +1773,21 @@ class Check:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def drawn(self, lengths: Any, heads: Any) -> Any:
-        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU."""
+    def problem(self, lengths: Any, heads: Any, given: bool) -> Any:
+        """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
+        for factor in self.FACTORS:
+            x = self.drawn(lengths, heads, factor)
+            outs, finals, after, saved = found = self.expected(x, lengths, heads, given)
+            by_chunk = (s for by in (*after, *saved) for s in by.values())
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *by_chunk)):
+                break
+        return x, found
+
+    def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
+        """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
+        caller's forms, by name, on the CPU.
+
+        factor: of rows that are not log decays."""
         tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
@@ -1763,8 +1804,8 @@ class Check:
                     page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
-            elif all(row[1] == "HV" for row in tables.inputs):
-                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
+            else:
+                page = page * factor
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
@@ -1773,9 +1814,11 @@ class Check:
             page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
             x = self.draws[name](None, normal, forgets) if name in self.draws else page
             out[name] = x.to(self.DTYPES[dtype])
-        for name, dims in tables.initial:
-            x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
-            out[name] = x.to(self.DTYPES[tables.state_dtype])
+        states = [*((name, dims, tables.state_dtype, ()) for name, dims in tables.initial),
+                  *((*row, (-(-max(lengths) // tables.chunk),)) for row in tables.chunk_inputs)]
+        for name, dims, dtype, chunks in states:
+            x = torch.randn(len(lengths), *chunks, heads[1], *dims, generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[dtype])
         return out
 
     def read(self, name: str, x: Any) -> Any:
@@ -1791,38 +1834,43 @@ class Check:
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
     def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], and one of dicts of
-        states after chunks [HV, ...], by (sequence, chunk)."""
+        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
+        states after chunks [HV, ...], by (sequence, chunk), and one of dicts of outputs of chunks [HV, ...]."""
         tables = self.tables
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
-        of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws]
+        of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws or not self.reads]
         numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
         initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
-        count, start = len(tables.outputs), 0
-        outs: Any = [[] for _ in range(count)]
+        count, start, by_page = len(tables.outputs), 0, bool(tables.chunk_inputs or tables.saved)
+        shapes = [(heads[1], sum(lengths), *dims) for _, dims, _ in tables.outputs]
+        outs: Any = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
         finals: Any = [[] for _ in initial]
         after: Any = [{} for _ in initial]
+        saved: Any = [{} for _ in tables.saved]
         for n, length in enumerate(lengths):
             states = [s[n] for s in initial]
-            step = min(self.STEP, tables.chunk)  # so that there is a state after each chunk
-            for t in range(0, length, step):
+            step = tables.chunk if by_page else min(self.STEP, tables.chunk)  # so that there is a state after each chunk
+            for t in range(0, length, step)[::-1 if tables.backward else 1]:
                 if "retrieve_parent_token" in tables.indices and t:
                     parent = self.parent(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
-                results = self.page([*(y[:, rows] for y in inputs), *of_heads], states, numbers)
-                states = results[count:]
-                for kept, y in zip(outs, results[:count], strict=True):
-                    kept.append(y.transpose(0, 1))
+                of_chunk = [x[name][n, t // step].double() for name, *_ in tables.chunk_inputs]
+                results = self.page([*(y[:, rows] for y in inputs), *of_heads, *of_chunk], states, numbers)
+                states = results[count + len(saved):]
+                for kept, y in zip(outs, results, strict=False):
+                    kept[:, rows] = y
+                for by_chunk, y in zip(saved, results[count:], strict=False):
+                    by_chunk[n, t // step] = y
                 whole = (t + step) // tables.chunk
                 if t + step <= length and (t + step) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
-            for kept, s in zip(finals, states, strict=True):
-                kept.append(s)
+            for kept, s, first in zip(finals, states, initial, strict=True):
+                kept.append(s.expand_as(first[n]))
             start += length
-        return [torch.cat(y) for y in outs], [torch.stack(s) for s in finals], after
+        return [y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved
 
     # --- the call -----------------------------------------------------------------------------------------------------
     def guarded(self, x: Any, shape: Any, fill: float) -> Any:
@@ -1895,6 +1943,12 @@ class Check:
             arguments[name] = self.placed(torch.cat([y] * copies + [spare_rows]), rows)
         for name, *_ in tables.head_inputs:
             arguments[name] = x[name].to(device)
+        for name, dims, _ in tables.chunk_inputs:
+            y = x[name].to(device)
+            tiles = y.new_full(((sum(lengths) + spare) // tables.chunk + len(lengths), heads[1], *dims), math.nan)
+            for slot, n, i in self.chunk_slots(lengths):
+                tiles[slot] = y[n % len(y), i]
+            arguments[name] = tiles
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
             arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
@@ -1920,6 +1974,11 @@ class Check:
                           self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
         return arguments, slots
 
+    def chunk_slots(self, lengths: Any) -> Any:
+        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
+        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+
     def is_skipped(self, n: int) -> bool:
         """True if the pool's slot of this sequence is -1."""
         return self.tables.pool and n % 5 == 2
@@ -1930,8 +1989,8 @@ class Check:
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
         copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, lengths = self.drawn(once, heads), once * copies
-        outs, finals, after = self.expected(x, once, heads, given)
+        x, (outs, finals, after, saved) = self.problem(once, heads, given)
+        lengths = once * copies
         arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
         served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
@@ -1954,11 +2013,12 @@ class Check:
                                  if lengths[n]]), accepted
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
+        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
+        for name, (_, dims), got, want in zip(names, tables.initial, states, finals, strict=True):
             if got is not None and not tables.slots:
                 got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in served]
-                found[name.replace("initial", "final")] = worst(each), accepted
+                found[name] = worst(each), accepted
         by_token = self.stored_by_token(lengths, served)
         for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
             got = self.kv_order(arguments[name].cpu()[by_token], dims)
@@ -1970,18 +2030,30 @@ class Check:
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in served for i in range(lengths[n] // tables.chunk)]), accepted
+        for name, got, want in zip(tables.saved, results[len(results) - len(saved):], saved, strict=True):
+            each = [off(got[slot].cpu()[None], want[n % len(once), i][None]) for slot, n, i in self.chunk_slots(lengths)]
+            found[name] = worst(each), accepted
+        own = served if slots is None else slots[served].to(device)
+        return found | self.beside(arguments, writable, written, by_token, own, lengths)
+
+    def beside(self, arguments: Any, writable: Any, written: Any, by_token: Any, slots: Any, lengths: Any) -> Any:
+        """(inf, 0) by name of memory in which something changed that the call may not write, else (0, 0).
+
+        writable: for each, all memory of its storage now and before the call. written: tokens of sequences. by_token, slots: the
+        tiles of states that the call writes."""
+        tables, found = self.tables, {}
         for name, (now, before) in writable.items():
-            own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
+            own = torch.zeros(now.shape, dtype=torch.bool, device=now.device).as_strided(
                 arguments[name].shape, arguments[name].stride(), arguments[name].storage_offset())
             if name in tables.outs:
                 own = own if tables.layout == "bthd" else own.transpose(1, 2)
-                own[written.view(own.shape[:2]).to(device)] = True
+                own[written.view(own.shape[:2]).to(now.device)] = True
             elif name in dict(self.kept):
-                own[tuple(at.to(device) for at in by_token)] = True
+                own[tuple(at.to(now.device) for at in by_token)] = True
             elif name in dict(tables.checkpoints):
                 own[[row for row in self.rows(lengths).flatten().tolist() if row >= 0]] = True
             else:
-                own[served if slots is None else slots[served].to(device)] = True
+                own[slots] = True
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
