@@ -7,7 +7,8 @@
   and rounded where it ends.
 - Elementwise ops compute in float32.
 - Operands of products have the caller's dtype. Products sum in float32.
-- A workspace has the operands' dtype if only products read it. Otherwise it is float32.
+- A workspace has the operands' dtype if only products read it, or it holds tiles and the schedule has `narrow_workspaces`.
+  Otherwise it is float32.
 - Tensors of callers with a tile for each chunk have the contract's dtype, float32 by default.
 """
 from __future__ import annotations
@@ -47,7 +48,8 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
             return t.dtype
         if t.index == "slot" and t.role != "workspace":
             return c.dtype(t.name)
-        return dtype if only_products.get(t.name) else "float32"
+        narrow = only_products.get(t.name) or (s.narrow_workspaces and t.role == "workspace" and len(t.dims) == 2)
+        return dtype if narrow else "float32"
 
     tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)
     typed = replace(p, tensors=tensors)
