@@ -180,6 +180,8 @@ SCHEDULES = {s.name: s for s in (
              warm_up="state"),
     Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state_layout="vk", stages=3,
              warm_up="state"),
+    Schedule("gradient", (("@gate_sum", "@inverse", "@weight", "@offset", "@summand"), ("@state", "@solution"), ("@output",)),
+             state_layout="vk", narrow_workspaces=True),
 )}
 
 #: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a

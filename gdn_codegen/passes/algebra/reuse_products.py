@@ -75,6 +75,9 @@ class _Reuse:
     def terms(self, a: str) -> list[tuple[int, list[str], tuple[str, str] | None]]:
         """What adds up to the tile `a`: for each term its sign, its factors, and the pair of tiles that replaces two of them, or
         None. A sum among the factors is multiplied out if that makes such a pair."""
+        made = self.defs.get(a)
+        if made is not None and made.kind == "neg":
+            return [(-sign, factors, pair) for sign, factors, pair in self.terms(made.args[0])]
         factors = self.factors(a)
         pair = self.pair(factors)
         if pair:
