@@ -1,13 +1,14 @@
 """reuse_products: computes sums of rows from products that are there anyway. All targets run it.
 
-For tiles a, b and c, the row sums of (a @ b) * c are those of a * (c @ b.T). Where the program computes c @ b.T for another reason
-and a @ b for this sum only, the second form saves a product. Gradients are full of such pairs: one product for the derivative by
-an operand, and a row sum for the derivative by its scale. FLA's kernels use the identity by hand (dg = sum(q * dq - k * dk)).
+For tiles a, b and c, the row sums of (a @ b) * c are those of a * (c @ b.T). Where the program computes c @ b.T for another
+reason and a @ b for this sum only, the second form saves a product. Gradients are full of such pairs: one product for the
+derivative by an operand, and a row sum for the derivative by its scale. FLA has the identity in its kernels by hand
+(dg = sum(q * dq - k * dk)).
 """
 from __future__ import annotations
 
 from ...ir.builder import Body
-from ...ir.core import Op, Program, Stmt
+from ...ir.core import Op, Program
 from ..common import walk_body, with_walk_body
 from ..stage import takes
 
@@ -15,23 +16,37 @@ from ..stage import takes
 @takes("traced")
 def reuse_products(p: Program) -> Program:
     """`p`, whose row sums of products with a product are row sums of products with another one, where that exists."""
-    ops = [o for o in p.walk.body if isinstance(o, Op)]
-    r = _Reuse(ops)
-    b, changed = walk_body(p), False
-    for o in ops:
-        done = o.kind == "row_sum" and r.sum(o, b)
-        changed |= bool(done)
-        if not done:
-            b.copy(o)
-    return with_walk_body(p, _ordered(b.finish(), set(b.types) - {o.out for o in ops})) if changed else p
+    r = _Reuse([o for o in p.walk.body if isinstance(o, Op)], walk_body(p))
+    return with_walk_body(p, r.b.finish()) if r.run() else p
 
 
 class _Reuse:
     """The products of a walk, and the factors of its elementwise products."""
 
-    def __init__(self, ops: list[Op]) -> None:
+    def __init__(self, ops: list[Op], b: Body) -> None:
+        """ops: of the walk. b: an empty body for it."""
+        self.ops, self.b, self.done, self.changed = ops, b, set[str](), False
         self.defs = {o.out: o for o in ops if o.out}
         self.products = {(*o.args, bool(o.attr("ta")), bool(o.attr("tb"))): o.out for o in ops if o.kind == "matmul"}
+
+    def run(self) -> bool:
+        """Rebuild the body. Returns whether a row sum changed."""
+        for o in self.ops:
+            self.emit(o)
+        return self.changed
+
+    def emit(self, o: Op) -> None:
+        """Append an op after its operands, once. A product may come later than a row sum that now reads it."""
+        if o.out and o.out in self.done:
+            return
+        self.done.add(o.out)
+        if o.kind == "row_sum" and self.sum(o):
+            self.changed = True
+            return
+        for a in o.args:
+            if a in self.defs:
+                self.emit(self.defs[a])
+        self.b.copy(o)
 
     def factors(self, a: str) -> list[str]:
         """The factors of an elementwise product. For another value, the value itself."""
@@ -51,14 +66,16 @@ class _Reuse:
         found = self.products.get((c, o.args[1], False, not o.attr("tb")))
         return (o.args[0], found) if found else None
 
-    def sum(self, o: Op, b: Body) -> str:
+    def sum(self, o: Op) -> str:
         """Append what `o`, a row sum, is in the other form. "" if there is none."""
         if o.type is None or len(o.type.dims) != 1:
             return ""
         terms = self.terms(o.args[0])
         if not any(x for _, _, x in terms):
             return ""
-        total = ""
+        b, total = self.b, ""
+        for n in (n for _, scales, pair in terms for n in (*scales, *(pair or ())) if n in self.defs):
+            self.emit(self.defs[n])
         for sign, scales, pair in terms:
             tile = b.op("mul", *pair, line=o.line) if pair else ""
             tiles = [f for f in scales if not self.is_scale(f)]
@@ -105,20 +122,3 @@ class _Reuse:
             if found:
                 return found, [f for f in factors if self.is_scale(f)]
         return None
-
-
-def _ordered(body: tuple[Stmt, ...], known: set[str]) -> tuple[Stmt, ...]:
-    """The ops in an order in which each comes after its operands, and else as they were. known: values from outside."""
-    todo, out, done = [o for o in body if isinstance(o, Op)], list[Stmt](), set(known)
-    made = {o.out for o in todo}
-    while todo:
-        later = []
-        for o in todo:
-            if all(a in done or a not in made for a in o.args):
-                out.append(o)
-                done.add(o.out)
-            else:
-                later.append(o)
-        assert len(later) < len(todo), "ops depend on each other"
-        todo = later
-    return tuple(out)

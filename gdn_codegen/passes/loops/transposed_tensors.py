@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.builder import Body
-from ...ir.core import Kernel, Op, loops, types
+from ...ir.core import Kernel, Op, Program, loops, map_ops, types
 from ...ir.ops import OPS
 from ...ir.types import Tensor
 from ..common import rebuild
@@ -66,3 +66,14 @@ def _as_they_lie(k: Kernel, over: set[str]) -> set[str]:
 
 #: Elementwise ops whose entries depend on their place in a tile.
 _OF_PLACES = ("col", "row", "expand", "lower", "strictly_lower", "pairs", "diagonal_blocks")
+
+
+def renamed(p: Program, over: set[str]) -> Program:
+    """`p`, in which callers' tensors among `over` have names that end in _vk. A module that stores states of chunks in one
+    orientation then does not fit one that reads the other."""
+    names = {t.name: f"{t.name}_vk" for t in p.tensors if t.name in over and t.role != "workspace"}
+
+    def each(o: Op) -> list[Op]:
+        return [o.with_attrs(tensor=names[o.attr("tensor")]) if o.attr("tensor") in names else o]
+    tensors = tuple(replace(t, name=names.get(t.name, t.name)) for t in p.tensors)
+    return replace(p, tensors=tensors).map_kernels(lambda k: replace(k, body=map_ops(k.body, each))) if names else p

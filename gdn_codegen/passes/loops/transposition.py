@@ -20,7 +20,7 @@ from ...ir.types import Tile
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, walks
 from ..stage import takes
-from .transposed_tensors import SUMS, lying, only_for_products, turned
+from .transposed_tensors import SUMS, lying, only_for_products, renamed, turned
 
 
 @takes("decomposed")
@@ -36,8 +36,9 @@ def transpose(p: Program, s: Schedule) -> Program:
     over -= {n for k in others for n in turned(k, over) if p.tensor(n).role == "workspace"}
     kernels = tuple(passes[k.name].run() if k.name in passes else k for k in p.kernels)
     tensors = tuple(replace(t, dims=t.dims[::-1]) if t.name in over else t for t in p.tensors)
-    return replace(p, tensors=tensors, kernels=tuple(lying(k, over, {t.name: t for t in tensors}) for k in kernels) if over
-                   else kernels)
+    if over:
+        kernels = tuple(lying(k, over, {t.name: t for t in tensors}) for k in kernels)
+    return renamed(replace(p, tensors=tensors, kernels=kernels), over)
 
 
 def _from_state(k: Kernel) -> set[str]:
