@@ -25,6 +25,7 @@ def lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
     flat = _as_they_lie(k, over)
 
     def rule(o: Op, b: Body) -> str | None:
+        """The op for the orientation in memory, None for one that stays."""
         attrs = dict(o.attrs)
         if o.kind in ("load", "store") and o.attr("tensor") in over and o.out not in flat:
             attrs["transposed"] = not o.attr("transposed")
