@@ -293,6 +293,9 @@ OTHERS = {
     "'the memory of an initial state'": "a module that is called directly",
     "'checkpoint_rows'": "a module with state=positions that is called directly",
     "'a number: the page has no default'": "a module of a page of the caller's own",
+    "'a tensor that requires grad'": "a module that is called directly",
+    "which have gradients": "a target without schedules for gradients",
+    "a target that has a gradient of": "sizes for which no schedule of a gradient fits",
     "under torch.compile": "torch.compile, which raises an error of its own around it",
 }
 
