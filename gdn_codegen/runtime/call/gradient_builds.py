@@ -9,6 +9,7 @@ from typing import Any
 
 from ...host.tensors import _fail
 from ...schedule import varied
+from ...targets import names
 from ..admit import Refused, admit
 from ..build import Build
 from ..load import module
@@ -43,14 +44,21 @@ def candidates(b: Build, arch: str, most: int) -> Iterator[Build]:
                 yield replace(b, chunk=chunk, schedule=varied(name, **fields) if fields else name)
 
 
+#: Targets that have gradients.
+TARGETS = tuple(dict.fromkeys(n for n, _ in SCHEDULES))
+
+
+def check_target(asked: str) -> None:
+    """ValueError for a target without gradients."""
+    if asked in names() and asked not in TARGETS:
+        _fail("target", repr(asked), f"auto, {', '.join(TARGETS)}, which have gradients")
+
+
 def targets_for(device: str, asked: str) -> list[str]:
-    """The targets whose builds may serve the gradient of a call, the preferred one first: the caller's, or all that run here.
-    ValueError for a target without gradients."""
-    known = sorted({n for n, _ in SCHEDULES})
-    found = [choose(device, asked)] if asked != "auto" else [n for n in serving(device) if n in known and runs(n, device)]
-    if not found or found[0] not in known:
-        _fail("target", repr(asked), f"{' or '.join(known)}, which have gradients")
-    return found
+    """The targets whose builds may serve the gradient of a call, the preferred one first: the caller's, or all that run here."""
+    check_target(asked)
+    found = [n for n in serving(device) if n in TARGETS and runs(n, device)]
+    return found if asked == "auto" and found else [choose(device, asked)]
 
 
 def builds_for(call: Call) -> Builds:
