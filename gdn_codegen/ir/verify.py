@@ -104,6 +104,8 @@ class _Kernel:
                                   "over its agents")
         if (k.registers or k.blocks_per_sm or k.lanes) and not k.threads or k.threads % (k.lanes or 1):
             raise self.fail(None, "has `registers`, `blocks_per_sm` or `lanes`, but no `threads` that are a multiple of lanes")
+        if bool(k.piece) != bool(k.lanes):
+            raise self.fail(None, f"has lanes={k.lanes} and piece={k.piece}; accepted: both or neither")
 
     def layouts(self) -> None:
         """Check that dims of buffers match their shapes, that layouts are known and used for tiles, and that padding has a

@@ -208,7 +208,7 @@ def test_each_entry_of_a_state_has_a_register_of_its_own(layout, columns, K):
     lane_of_column = pytest.importorskip("gdn_codegen.emit.tilelang.device.memory").lane_of_column
     (k,) = lowered(build("tilelang", K=K, V=64, accept=SERVED, state_layout=layout, v_block=columns)).kernels
     _, width = next(b.shape for b in k.buffers if b.layout == "state_rows")
-    places = [lane_of_column(j, width, k.lanes) for j in range(width)]
+    places = [lane_of_column(j, width, k.lanes, k.piece) for j in range(width)]
     assert len(set(places)) == width == k.lanes * (1 + max(place for _, place in places))
     assert k.threads % k.lanes == 0 and {lane for lane, _ in places} == set(range(k.lanes))
 

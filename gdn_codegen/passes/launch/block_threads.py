@@ -43,25 +43,26 @@ MOST_LIVE = 128
 MOST_SHARED = 88 * 1024
 #: Registers of a thread over single tokens: those for the state, so many for each entry of a vector, and others. At least twice
 #: those for the state, and LEAST, since groups of tokens need many. On an H100 256 sequences of 4 tokens took 289 us with 128
-#: registers, and 324 with nvcc's 161 (16 columns, before tokens had groups).
-OF_A_VECTOR, OF_OTHERS, LEAST = 3, 16, 128
-#: Columns of a row that a thread moves at once: 16 bytes in 16 bit. Then the most threads that share a row.
-PIECE, MOST_LANES = 8, 8
+#: registers, and 324 with nvcc's 161 (16 columns, before tokens had groups). One sequence of one token took 2.53 us with 96
+#: registers, and 2.67 with nvcc's 118 (8 columns, states in bfloat16).
+OF_A_VECTOR, OF_OTHERS, LEAST = 3, 16, 96
+#: A thread has at least so many columns of a row. Then the most threads that share a row, and the bytes that a thread moves at once.
+COLUMNS, MOST_LANES, AT_ONCE = 8, 8, 16
 
 
 @takes("placed")
 def block_threads(p: Program, device: Device) -> Program:
     """`p` with threads, registers and blocks of a multiprocessor on its kernels. Registers come from the device."""
-    return p.map_kernels(lambda k: _launched(k, device))
+    return p.map_kernels(lambda k: _launched(p, k, device))
 
 
-def _launched(k: Kernel, device: Device) -> Kernel:
+def _launched(p: Program, k: Kernel, device: Device) -> Kernel:
     """The kernel with its numbers."""
     if k.agents:
         threads = -(-sum(a.threads for a in k.agents) // GROUP) * GROUP
         return replace(k, threads=threads, registers=device.register_file // threads)
     if any(o.attr("one_token") for o in k.ops):
-        return _of_tokens(k, device)
+        return _of_tokens(p, k, device)
     by_threads = k.batch.way == "threads"
     threads = HEADS_THREADS if by_threads else _threads(k, device)
     if k.grid != "chunks" or not (by_threads or _small(k, threads)):
@@ -70,20 +71,23 @@ def _launched(k: Kernel, device: Device) -> Kernel:
     return replace(k, threads=threads, registers=registers, blocks_per_sm=device.register_file // (registers * threads))
 
 
-def _of_tokens(k: Kernel, device: Device) -> Kernel:
+def _of_tokens(p: Program, k: Kernel, device: Device) -> Kernel:
     """The kernel over single tokens with one warp a block, and as many blocks a multiprocessor as its registers allow.
 
-    A row has a thread for each piece of it, and at least so many that all threads have rows."""
-    rows, columns = next((b.shape for b in k.buffers if len(b.shape) == 2 and isinstance(b.dims[0], str)), (WARP, PIECE))
-    lanes = max(1, min(columns // PIECE, MOST_LANES), WARP // rows)
+    A row of a state has at least so many threads that all threads have rows. In memory it is cut into pieces of 16 bytes, and
+    neighbouring threads move neighbouring pieces: each access then covers whole sectors of memory."""
+    rows, columns = next((b.shape for b in k.buffers if len(b.shape) == 2 and isinstance(b.dims[0], str)), (WARP, COLUMNS))
+    lanes = max(1, min(columns // COLUMNS, MOST_LANES), WARP // rows)
+    piece = min(columns // lanes, AT_ONCE // max((BYTES[t.dtype] for t in p.tensors if t.index == "sequence"), default=2))
     state = _fragments(k) // WARP
     if state > MOST_OF_A_FRAGMENT:
-        return replace(k, threads=WARP, lanes=lanes)
+        return replace(k, threads=WARP, lanes=lanes, piece=piece)
     along = max(rows * lanes // WARP, columns // lanes)  # entries of a vector that a thread has
     registers = max(LEAST, 2 * state, state + OF_A_VECTOR * along + OF_OTHERS)
     if kept := _kept(k) // WARP:
         registers += kept + OF_OTHERS
-    return replace(k, threads=WARP, lanes=lanes, registers=registers, blocks_per_sm=device.register_file // (registers * WARP))
+    return replace(k, threads=WARP, lanes=lanes, piece=piece, registers=registers,
+                   blocks_per_sm=device.register_file // (registers * WARP))
 
 
 def _kept(k: Kernel) -> int:
