@@ -52,11 +52,11 @@ def _small(p, parts):
     width = -(-lengths[0] // C) + 1 if by_chunk else 0
     problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=2 * width + 3, rest=3, width=width)
     inputs = tuple((t, _integers(p, t) if t.index in ("number", "numbers") else p.shape(t)) for t in p.role("input"))
-    return problem, _drawn(problem.tokens, parts, width, inputs)
+    return problem, _drawn(problem.tokens, problem.slots(C), parts, width, inputs)
 
 
 @cache
-def _drawn(tokens, parts, width, inputs):
+def _drawn(tokens, slots, parts, width, inputs):
     """The inputs, tensors with the shapes of their tiles; of integers, what they say. The interpreter copies them."""
     gen, x, pool = torch.Generator().manual_seed(0), {}, 2 * width + 3
     draws = {"count": lambda: torch.tensor([2, 1]), "slot": lambda: torch.randperm(pool, generator=gen)[:2],
@@ -67,7 +67,7 @@ def _drawn(tokens, parts, width, inputs):
             x[t.name] = draws[shape]()
             continue
         heads = 1 if t.heads == "H" else 2
-        lead = {"sequence": (pool if t.at else 2, heads), "head": (heads,)}.get(t.index, (tokens, heads))
+        lead = {"sequence": (pool if t.at else 2, heads), "head": (heads,), "slot": (slots, heads)}.get(t.index, (tokens, heads))
         x[t.name] = torch.randn(*lead, *shape[t.index == "token":], generator=gen, dtype=torch.float64) / 8
         if t.name.startswith("g") or t.name == "A":  # log decays, and rates of them
             x[t.name] = -x[t.name].abs()
@@ -89,7 +89,7 @@ def computed(p):
     """What the interpreter reads of `p`: all but waits, storage, agents, lines. Programs of which this is equal compute the
     same, so one of them is interpreted (tests/ir/test_ir.py holds the interpreter to that)."""
     def of(body):
-        return tuple((s.index, s.warm_up, tuple((c.name, c.init, c.next, c.result, c.type) for c in s.carried), of(s.body))
+        return tuple((s.index, s.warm_up, s.step, *((c.name, c.init, c.next, c.result, c.type) for c in s.carried), of(s.body))
                      if isinstance(s, Loop) else (s.kind, s.out, s.args, s.attrs, s.type)
                      for s in body if isinstance(s, Loop) or s.out or OPS[s.kind].effect != "sync")
     kernels = tuple((k.grid, k.dims, k.blocked_dim, k.batch if k.batch.in_body > 1 else Batch(), of(k.body)) for k in p.kernels)

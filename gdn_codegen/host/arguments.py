@@ -121,7 +121,7 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     if value_heads // key_heads % batched:
         _fail("heads", f"H = {key_heads}, HV = {value_heads}",
               f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
-    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=False):
         if x is None and default is not None:
             continue
         _check_built_for(name, x, dtype, True)

@@ -31,7 +31,8 @@ class Check:
 
     The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
     tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
-    parts too: some have a warm-up, and some need summaries of all parts before them.
+    parts too: some have a warm-up, and some need summaries of all parts before them. Rows are as large as they may be without
+    results that grow beyond what every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -47,6 +48,10 @@ class Check:
     RATES = (2.0, 0.0, 0.02, 0.3)
     #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
     ALIKE = 1 - 2 ** -8
+    #: Factors of the rows that tokens have, in the order in which they are tried, until no result is above LARGEST. A page may
+    #: multiply the state by more than 1 for some rows; a repeated token does that once for each token of a chunk.
+    FACTORS = (1.0, 0.5, 0.25, 0.125)
+    LARGEST = 256.0
     #: The least input between 0 and 1, and the least mean log decay of a head for forms.
     LEAST = 1e-6
     #: Guard elements before and after each tensor of the kernels.
@@ -132,8 +137,19 @@ class Check:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def drawn(self, lengths: Any, heads: Any) -> Any:
-        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU."""
+    def problem(self, lengths: Any, heads: Any, given: bool) -> Any:
+        """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
+        for factor in self.FACTORS:
+            x = self.drawn(lengths, heads, factor)
+            outs, finals, after = found = self.expected(x, lengths, heads, given)
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *(s for by in after for s in by.values()))):
+                break
+        return x, found
+
+    def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
+        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU.
+
+        factor: of rows that are not log decays."""
         tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
@@ -150,8 +166,8 @@ class Check:
                     page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
-            elif all(row[1] == "HV" for row in tables.inputs):
-                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
+            else:
+                page = page * factor
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
@@ -317,8 +333,8 @@ class Check:
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
         copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, lengths = self.drawn(once, heads), once * copies
-        outs, finals, after = self.expected(x, once, heads, given)
+        x, (outs, finals, after) = self.problem(once, heads, given)
+        lengths = once * copies
         arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
         served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]

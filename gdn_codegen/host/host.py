@@ -66,12 +66,13 @@ class Host:
         self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
-        self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
+        self.saved = [tables.tensors.index(n) for n in tables.saved]
+        self.returned = _picker([*(n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]), *self.saved])
 
     # --- a call ---
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
-        """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
+        """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
@@ -120,7 +121,8 @@ class Host:
         """What a call returns, of its tensors."""
         if wanted:
             return self.returned(memory)
-        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints])
+        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints],
+                *(memory[n] for n in self.saved))
 
     # --- what a build makes of sizes ---
     def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:

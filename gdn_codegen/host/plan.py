@@ -48,10 +48,10 @@ class NativeCall:
 class Plan:
     """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
 
-    given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
-    for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
-    are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not known; the
-    length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
+    given: one tensor for each row of `Tables.inputs`, `head_inputs` and `chunk_inputs`. states: one for each row of `initial`.
+    outs: one for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if
+    final states are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not
+    known; the length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]
@@ -75,6 +75,7 @@ class Plan:
         self.ints: dict[str, int] = {}  # integers that kernels get, by name
         self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
+        self.expect_chunk_inputs(given[len(given) - len(t.chunk_inputs):])
         self.expect_numbers(indices, buffers)
         self.expect_states(states)
         self.expect_buffers(buffers)
@@ -95,10 +96,16 @@ class Plan:
             plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
             self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
         first = len(t.inputs)
-        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=False), first):
             self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
             if x is None:
                 self.lacking.append((n, (self.value_heads, *dims), default, _FLOATS[dtype], self.device))
+
+    def expect_chunk_inputs(self, given: Sequence[Any]) -> None:
+        """Tensors with a tile for each chunk slot, as another module stored them."""
+        for (name, dims, dtype), x in zip(self.tables.chunk_inputs, given, strict=True):
+            _check_state(name, x, (self.slots, self.value_heads, *dims), self.device, (_FLOATS[dtype],))
+            self.expected.append((None, _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
 
     def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
         """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.

@@ -22,13 +22,15 @@ class Tables:
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
     head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
     if the caller must give it.
+    chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
-    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
-    value head. counters: (name,): one integer. part_workspaces: one tile for each part and value head.
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
+    part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -48,8 +50,8 @@ class Tables:
     """
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
-    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
-                                        "end_workspaces", "counters", "part_workspaces")
+    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
+                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
 
     name: str
     function: str
@@ -62,10 +64,12 @@ class Tables:
     ints: Mapping[str, tuple[str, ...]]
     scalars: Mapping[str, float | None] = field(default_factory=dict)
     head_inputs: tuple[tuple[str, float | None, tuple[int, ...], str], ...] = ()
+    chunk_inputs: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     initial: tuple[tuple[str, tuple[int, ...]], ...] = ()
     final: tuple[tuple[str, tuple[int, ...]], ...] = ()
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    saved: tuple[str, ...] = ()
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()

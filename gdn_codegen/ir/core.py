@@ -91,7 +91,7 @@ class Loop:
     "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
     core group or thread block runs. warm_up: the value with the warm-up length: the loop begins this number of chunks before its
     part. A negative length means no warm-up. In a loop over the chunks of a part, stores have no effect in the iterations of the
-    warm-up.
+    warm-up. step: -1 for a loop from the last chunk to the first.
 
     A loop "before" with carried values hands them to the next loop, over the chunks of the part. The names in its body are the
     names of the same ops in that loop.
@@ -101,6 +101,7 @@ class Loop:
     carried: tuple[Carry, ...]
     body: tuple[Stmt, ...]
     warm_up: str = ""
+    step: int = 1
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
@@ -149,6 +150,11 @@ class Kernel:
         return tuple(walk(self.body))
 
     @property
+    def step(self) -> int:
+        """-1 if the kernel walks from a sequence's last chunk to its first, else 1."""
+        return min((lp.step for lp in loops(self.body)), default=1)
+
+    @property
     def sizes(self) -> dict[str, int]:
         """The sizes of dims in the kernel that differ from the program's: the block size of the blocked dim."""
         return dict(self.dims)
@@ -186,12 +192,12 @@ class Program:
         return {**self.sizes, **dict(self.extents)}
 
     def shape(self, t: Tensor) -> tuple[int, ...]:
-        """The shape of a tile of `t` in memory. Workspaces include the padding, and other tensors do not."""
-        return t.tile.shape(self.sizes if t.role == "workspace" else self.memory)
+        """The shape of a tile of `t` in memory. Tensors `in_tiles` include the padding, and others do not."""
+        return t.tile.shape(self.sizes if t.in_tiles else self.memory)
 
     def padded(self, t: Tensor) -> tuple[bool, ...]:
         """For each dim of `t`: whether the tile is larger than the tensor in memory."""
-        return tuple(t.role != "workspace" and d in dict(self.extents) for d in t.dims)
+        return tuple(not t.in_tiles and d in dict(self.extents) for d in t.dims)
 
     @property
     def walk(self) -> Loop:

@@ -224,7 +224,7 @@ class Interpreter:
         if k.grid == "parts":
             stop = min(stop, self.own(replace(at, part=at.part + 1), sizes))
         begin = at.begin if lp.warm_up else self.own(at, sizes)
-        return [replace(at, chunk=i, iteration=i) for i in range(begin, stop)]
+        return [replace(at, chunk=i, iteration=n) for n, i in enumerate(range(begin, stop)[::lp.step], begin)]
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         """Run statements in order. A loop passes its carried values from iteration to iteration."""
@@ -245,11 +245,9 @@ class Interpreter:
         An op with the attribute `ahead` works on a later chunk. Past the last chunk its value is NaN. So is the value of an op
         with `own_part` in a warm-up. A wrong read then shows in the results.
         """
-        attrs = dict(o.attrs)
-        if attrs.get("ahead"):
-            before = at.begin - 1 if at.chunk < 0 else at.chunk  # outside of the loop: before its first iteration
-            at = replace(at, chunk=before + attrs["ahead"], iteration=at.iteration + attrs["ahead"])
-        past = attrs.get("ahead") and at.chunk * sizes["C"] >= self.problem.lengths[at.seq]
+        attrs, past = dict(o.attrs), False
+        if ahead := attrs.get("ahead", 0):
+            at, past = self.later(k, at, ahead, sizes)
         if past or (attrs.get(OWN_PART) and at.chunk < self.own(at, sizes)):  # no effect, and no op may read its value
             if o.out:
                 assert o.type is not None
@@ -298,6 +296,14 @@ class Interpreter:
             meaning = OPS[o.kind].evaluate
             assert meaning is not None, o.kind
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
+
+    def later(self, k: Kernel, at: _At, ahead: int, sizes: dict[str, int]) -> tuple[_At, bool]:
+        """The position so many iterations later, and whether it is past the last one. Outside of the loop, `at` is before the
+        first iteration."""
+        chunks = -(-self.problem.lengths[at.seq] // sizes["C"])
+        now = at.chunk if at.chunk >= 0 else at.begin - 1 if k.step > 0 else chunks
+        there = replace(at, chunk=now + k.step * ahead, iteration=at.iteration + ahead)
+        return there, not 0 <= there.chunk < chunks
 
     def item(self, o: Op, env: dict[str, torch.Tensor], at: _At) -> None:
         """Claim an item, or go on with it. One block runs all items, so that each claims the next one; ValueError if it does not.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from . import decompositions, texts, zeros
+from . import decompositions, texts, vjps, zeros
 from .texts import TextRule
 from .types import FLOATS, Tile
 from .zeros import ZeroRule
@@ -21,10 +21,12 @@ if TYPE_CHECKING:  # `evaluate` functions import torch when they run, so that bu
 
     from .builder import Body
     from .core import Op
+    from .reverse import Reverse
 
 Attrs = dict[str, Any]
 #: (attributes of an op) -> the axes over which it sums, as pairs (operand, axis). The axes of a product are summed together.
 Sums = Callable[[Attrs], "tuple[tuple[int, int], ...]"]
+Vjp = Callable[["Reverse", "Op", str], None]
 
 
 class TypeRuleError(ValueError):
@@ -45,6 +47,8 @@ class OpDef:
     op, or a separate pass removes it.
     text: (op, texts of operands) -> an expression in torch, for the reference that generated modules check their kernels
     against (ir/texts.py). Operands may have leading dims. None if no page may use the op.
+    vjp: the derivative: (r, op, cotangent of the result) gives each operand its cotangent (ir/vjps.py). None if no page may use
+    the op, or if it has no derivative.
     sums: the axes over which the op sums. An operand has to be zero on their padding. None if it sums nothing.
     view: who needs no storage for the result, as each reader makes it of the operands: the "threads" of a block, "cores".
     number: whether the result is a number that does not depend on operands, agents and iterations.
@@ -66,6 +70,7 @@ class OpDef:
     zero: ZeroRule = zeros.nowhere
     decompose: Callable[[Op, Body], str] | None = None
     text: TextRule | None = None
+    vjp: Vjp | None = None
     sums: Sums | None = None
     view: tuple[str, ...] = ()
     number: bool = False
@@ -94,14 +99,14 @@ ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
        effect: str = "pure", elementwise: bool = False, attrs: tuple[str, ...] = (), zero: ZeroRule = zeros.nowhere,
-       decompose: Callable[[Op, Body], str] | None = None, text: TextRule | None = None, sums: Sums | None = None,
-       view: tuple[str, ...] = (), number: bool = False, entry: bool = False, loaded: str = "",
+       decompose: Callable[[Op, Body], str] | None = None, text: TextRule | None = None, vjp: Vjp | None = None,
+       sums: Sums | None = None, view: tuple[str, ...] = (), number: bool = False, entry: bool = False, loaded: str = "",
        across_rows: bool = False) -> None:
     """Add an op to the table. Other packages may call it, too. The arguments are the fields of OpDef. ValueError if the name is
     taken."""
     if name in OPS:
         raise ValueError(f"name: got {name!r}, an op that is in the table; accepted: a name that is not")
-    OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text, sums, view, number,
+    OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text, vjp, sums, view, number,
                       entry, loaded, across_rows)
 
 
@@ -232,6 +237,16 @@ def _decayed_product(attrs: Attrs, *args: Tile) -> Tile:
     _need(a.rank == 2 and set(args) == {a},
           lambda: f"decayed_product takes tiles of one shape and dtype; got {', '.join(map(str, args))}")
     return Tile((a.dims[0], a.dims[0]), a.dtype)
+
+
+def _decayed_matmul_type(attrs: Attrs, *args: Tile) -> Tile:
+    """A square tile [m, m], a tile [m, k], and sums of log decays [m, k] of the tile's type -> [m, k]."""
+    _need(len(args) in (3, 4),
+          lambda: f"decayed_matmul takes two tiles, sums, and perhaps sums before each token; got {len(args)} operands")
+    p, a = args[:2]
+    _need(a.rank == 2 and set(args[1:]) == {a} and p == Tile((a.dims[0], a.dims[0]), a.dtype),
+          lambda: f"decayed_matmul takes a square tile, and tiles of one shape and dtype; got {', '.join(map(str, args))}")
+    return a
 
 
 def _of_token(attrs: Attrs, *args: Tile) -> Tile:
@@ -450,6 +465,14 @@ def _decayed(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, be
     return (a[:, None] * b[None] * decay).sum(-1)
 
 
+def _decayed_matmul(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Tensor,
+                    before: torch.Tensor | None = None) -> torch.Tensor:
+    kept = keep("lower" if before is None else "strictly_lower", len(x), 0, x.device)[..., None]
+    decay = ((x if before is None else before)[:, None] - x[None]).where(kept, x.new_tensor(-float("inf"))).exp()
+    each = p[..., None] * decay * (b[:, None] if attrs.get("transposed") else b[None])
+    return each.sum(0 if attrs.get("transposed") else 1)
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 ALL_AGENTS = ("threads", "cores")
 _CALLS = {"softplus": texts.softplus, "neg": lambda o, x: f"-{x[0]}"}
@@ -463,27 +486,28 @@ op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "va
    view=("threads",))
 for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
     op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True,
-       attrs=(BOUND,) if _n in ("maximum", "minimum") else (),
+       attrs=(BOUND,) if _n in ("maximum", "minimum") else (), vjp=getattr(vjps, _n),
        zero={"mul": zeros.any_operand, "div": zeros.quotient}.get(_n, zeros.all_operands),
        text=texts.infix(_INFIX[_n]) if _n in _INFIX else texts.call(f"torch.{_n}"))
 for _n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus"):
     op(_n, f"elementwise {_n}", _same(_n), _softplus if _n == "softplus" else _of_torch(_n), elementwise=True,
-       zero=zeros.same if _n == "neg" else zeros.nowhere,
+       zero=zeros.same if _n == "neg" else zeros.nowhere, vjp=getattr(vjps, _n),
        decompose=decompositions.softplus if _n == "softplus" else None, text=_CALLS.get(_n, texts.call(f"torch.{_n}")))
-op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",), zero=zeros.same, text=texts.after(""))
+op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",), zero=zeros.same, text=texts.after(""),
+   vjp=vjps.cast)
 op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True, zero=zeros.same,
-   text=texts.after("[..., :, None]"), view=ALL_AGENTS)
+   text=texts.after("[..., :, None]"), view=ALL_AGENTS, vjp=vjps.col)
 op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True, zero=zeros.transposed,
-   text=texts.after("[..., None, :]"), view=ALL_AGENTS)
+   text=texts.after("[..., None, :]"), view=ALL_AGENTS, vjp=vjps.row)
 op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands, text=texts.expand,
-   view=("threads",))
+   view=("threads",), vjp=vjps.expand)
 op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is transposed. `asynchronous`: the op only starts "
    "the product, which is complete after the agent's next drain",
    _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product, text=texts.matmul,
-   sums=lambda attrs: ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))))
+   sums=lambda attrs: ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))), vjp=vjps.matmul)
 op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept. `exclusive`: without the token "
    "itself. `clamp_decay` computes this of a vector as a difference", _cumsum, _sums, attrs=("least", "exclusive"),
-   zero=zeros.columns, text=texts.cumsum, sums=lambda attrs: ((0, 0),), across_rows=True)
+   zero=zeros.columns, text=texts.cumsum, sums=lambda attrs: ((0, 0),), across_rows=True, vjp=vjps.cumsum)
 op("segment", "`size` entries of a vector, beginning at `start`", _segment, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"), view=ALL_AGENTS)
 op("join", "the concatenation of vectors, with dim `dim`", _join, _joined, attrs=("dim",))
@@ -494,7 +518,7 @@ op("from_quarters", "a tile made of its four quarters: upper left, upper right, 
    _of_four, attrs=("dims",))
 op("last", "the last row of a tile, as a vector, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1],
-   zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True)
+   zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True, vjp=vjps.last)
 op("to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
    "their first half: x[i] - x[m] in the second half, x[m] - x[i] in the first. With sums y before each token as second operand "
    "y[i] - x[m] in the second half", _sums_of_rows("to_middle"), _to_middle, attrs=("size",), zero=zeros.differences,
@@ -505,40 +529,46 @@ op("from_middle", "x[i] - x[m] in all rows i, for running sums x and the middle 
 op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
    "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "
    "`decayed_products` replaces it", _decayed_product, _decayed,
-   zero=zeros.decayed_product, text=texts.call("_decayed_product"), sums=lambda attrs: ((0, 1), (1, 1)))
+   zero=zeros.decayed_product, text=texts.call("_decayed_product"), sums=lambda attrs: ((0, 1), (1, 1)),
+   vjp=vjps.decayed_product)
+op("decayed_matmul", "row i is the sum over j <= i of p[i, j] b[j, c] exp(x[i, c] - x[j, c]), for each channel c. x: running "
+   "sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]). `transposed`: row j is the sum "
+   "over i >= j of p[i, j] b[i, c] exp(x[i, c] - x[j, c]). p is zero above its diagonal; with a fourth operand also on it. "
+   "The pass `decayed_products` replaces it", _decayed_matmul_type, _decayed_matmul, attrs=("transposed",),
+   zero=zeros.decayed_matmul, text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,
    elementwise=True, zero=zeros.column_sums)
 op("row_sum", "sum over the columns of each row, or over the entries of a vector", _row_sum, lambda attrs, x: x.sum(-1),
-   zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, -1),))
+   zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, -1),), vjp=vjps.row_sum)
 op("row_max", "the largest entry of each row, or of a vector. `within`: a dim; entries past the dim's size in memory do not "
    "count. Targets may leave out NaN", _row_max, attrs=("within",), zero=zeros.rows)
 op("column_sum", "sum over the rows of each column", _column_sum, lambda attrs, x: x.sum(0), zero=zeros.column_sums,
-   text=texts.after(".sum(-2)"), sums=lambda attrs: ((0, 0),))
+   text=texts.after(".sum(-2)"), sums=lambda attrs: ((0, 0),), vjp=vjps.column_sum)
 op("diagonal", "the entries on the diagonal, as a vector", _diagonal, lambda attrs, x: x.diagonal(), zero=zeros.diagonal,
-   text=texts.after(".diagonal(dim1=-2, dim2=-1)"))
+   text=texts.after(".diagonal(dim1=-2, dim2=-1)"), vjp=vjps.diagonal)
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),
-   elementwise=True, attrs=("fill",), zero=zeros.lower, text=texts.kept(0))
+   elementwise=True, attrs=("fill",), zero=zeros.lower, text=texts.kept(0), vjp=vjps.masked)
 op("strictly_lower", "entries below the diagonal; the others become `fill`", _square("strictly_lower"),
-   _masked("strictly_lower"), elementwise=True, attrs=("fill",), zero=zeros.lower, text=texts.kept(-1))
+   _masked("strictly_lower"), elementwise=True, attrs=("fill",), zero=zeros.lower, text=texts.kept(-1), vjp=vjps.masked)
 op("pairs", "keeps the lower left size x size block of each 2 size x 2 size block on the diagonal; other entries become `fill`",
    _square("pairs"),
-   _masked("pairs"), elementwise=True, attrs=("size", "fill"), zero=zeros.lower)
+   _masked("pairs"), elementwise=True, attrs=("size", "fill"), zero=zeros.lower, vjp=vjps.masked)
 op("diagonal_blocks", "keeps the size x size blocks on the diagonal; other entries become `fill`", _square("diagonal_blocks"),
-   _masked("diagonal_blocks"), elementwise=True, attrs=("size", "fill"), zero=zeros.masked)
+   _masked("diagonal_blocks"), elementwise=True, attrs=("size", "fill"), zero=zeros.masked, vjp=vjps.masked)
 op("eye", "the identity matrix. `within`: a dim; rows past the dim's size in memory are zero",
    lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity, view=("threads",))
 op("unit_lower_inverse", "(I + x)^-1 for a strictly lower x", _square("unit_lower_inverse"), _inverse,
-   text=texts.call("_unit_lower_inverse"))
+   text=texts.call("_unit_lower_inverse"), vjp=vjps.unit_lower_inverse)
 op("diag_inverse", "the inverse (I + x)^-1 of each size x size block on the diagonal, x being the block's strictly lower "
    "part; entries outside of the blocks are 0. An optional vector multiplies the columns. `strict`: the ones on the diagonal "
    "are left out",
    _inverted, _diag_inverse,
    attrs=("size", "strict"), zero=zeros.inverted)
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",),
-   zero=zeros.same, decompose=decompositions.row_norm, text=texts.row_norm)
+   zero=zeros.same, decompose=decompositions.row_norm, text=texts.row_norm, vjp=vjps.row_norm)
 op("valid", "rows past the sequence's end become zero. `given`: instead, all rows become zero if this optional tensor is "
    "absent",
-   lambda attrs, x: x, attrs=("given",), zero=zeros.valid, text=texts.after(""))
+   lambda attrs, x: x, attrs=("given",), zero=zeros.valid, text=texts.after(""), vjp=vjps.valid)
 op("transpose", "the transpose, in memory space `space`. `columns`: the result is distributed over an agent's cores by "
    "columns, not by rows", _transpose, lambda attrs, x: x.T, attrs=("columns", "space"), zero=zeros.transposed)
 op("load", "a tile from global memory. An asynchronous copy arrives at the barrier `channel`, or at `tail` for a ragged "

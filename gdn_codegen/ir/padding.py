@@ -123,7 +123,8 @@ class _Walk:
                     self.loaded.setdefault(t.name, lies)
             else:
                 filled = t.index == "token" and not o.attr("unfilled")
-                lies = frozenset(n for n, padded in enumerate(self.p.padded(t)) if padded or (n == 0 and filled))
+                padded = [d in dict(self.p.extents) for d in t.dims]  # states of chunks are stored with zeros there
+                lies = frozenset(n for n, has in enumerate(padded) if has or (n == 0 and filled))
             return _in_memory(t, o, lies) & (z[1] if o.args[1:] else ALL)
         d, attrs = OPS[o.kind], dict(o.attrs)
         if d.sums is not None:

@@ -85,7 +85,9 @@ class _Reader:
                 args, kw, inner = _with(n, "loop")
                 carried = tuple(Carry(name, i, x, r, Tile(tuple(d), t), *n) for name, (i, x, r, d, t, *n) in kw.items())
                 env.update({c.name: c.type for c in carried})
-                out.append(Loop(_value(args[0]), carried, self.body(inner, env), *(ast.unparse(a) for a in args[1:])))
+                words = [ast.unparse(a) for a in args[1:]]
+                step = int(words.pop()) if words[-1:] == ["-1"] else 1
+                out.append(Loop(_value(args[0]), carried, self.body(inner, env), "".join(words), step))
                 env.update({c.result: c.type for c in carried})
             else:
                 out.append(self.op(n, env))

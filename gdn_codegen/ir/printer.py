@@ -47,7 +47,8 @@ def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
             carried = {c.name: (c.init, c.next, c.result, c.type.dims, c.type.dtype, *([c.slots] if c.slots > 1 else []))
                        for c in s.carried}
             warm_up = [s.warm_up] if s.warm_up else []
-            out.append(f"{indent}with {_call('loop', [repr(s.index), *warm_up], **carried)}:")
+            step = [str(s.step)] if s.step != 1 else []
+            out.append(f"{indent}with {_call('loop', [repr(s.index), *warm_up, *step], **carried)}:")
             _stmts(s.body, indent + "    ", out)
         else:
             out.append(indent + op_text(s))

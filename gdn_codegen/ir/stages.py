@@ -31,18 +31,19 @@ LEGAL = {
     "traced..checked": """
         const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full expand
         Program.dims Program.extents Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over Tensor.wide
-        grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head""",
-    "traced": "Program.scales decayed_product",
+        grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head;
+        index slot; Loop.step""",
+    "traced": "Program.scales decayed_product decayed_matmul",
     "traced..cut": "Program.forgets",
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": """
-        neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle from_middle eye pairs
+        neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle from_middle eye pairs column_sum diagonal
         diagonal_blocks row_max""",
-    "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks; index slot",
+    "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks",
     "cut..assigned placed..checked": """
-        column_sum load.one_token store.one_token
-        diagonal warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
+        load.one_token store.one_token
+        warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
@@ -121,6 +122,8 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
             yield f"loop {lp.index}", k, None
             if lp.warm_up:
                 yield "Loop.warm_up", k, None
+            if lp.step != 1:
+                yield "Loop.step", k, None
             if any(c.slots > 1 for c in lp.carried):
                 yield "Carry.slots", k, None
         yield from ((f, k, o) for f, o in _of_ops(k.ops).items())

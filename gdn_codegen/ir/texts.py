@@ -54,6 +54,11 @@ def matmul(o: Op, x: list[str]) -> str:
     return f"{x[0]}{'.mT' if o.attr('ta') else ''} @ {x[1]}{'.mT' if o.attr('tb') else ''}"
 
 
+def decayed_matmul(o: Op, x: list[str]) -> str:
+    """A product of a tile whose entries decay with another tile. `host.check` has the function."""
+    return f"_decayed_matmul({', '.join(x)}{', transposed=True' if o.attr('transposed') else ''})"
+
+
 def row_norm(o: Op, x: list[str]) -> str:
     """Rows divided by their length."""
     return f"{x[0]} * torch.rsqrt({x[0]}.square().sum(-1, keepdim=True) + {o.attr('eps', 1e-6)!r})"

@@ -147,6 +147,11 @@ class Tensor:
             raise ValueError(f"tensor {self.name}: heads {self.heads!r} is not H or HV")
 
     @property
+    def in_tiles(self) -> bool:
+        """Whether memory has whole tiles, with their padding: of a workspace, or of a tensor with a tile for each chunk slot."""
+        return self.role == "workspace" or self.index == "slot"
+
+    @property
     def tile(self) -> Tile:
         """Dims and dtype of one tile."""
         return _tile(self.dims, self.dtype)

@@ -108,6 +108,13 @@ def decayed_product(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[
     return _below((zero[0] & ROWS) | transpose(zero[1] & ROWS))
 
 
+def decayed_matmul(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Row i is zero if row i of p is. `transposed`: row j sums over rows i >= j, so that it is zero past the end if column j
+    of p, or these rows of p or of the tile are. A column is zero if that of the tile is."""
+    rows = zero[0] | (zero[1] & ROWS) if attrs.get("transposed") else zero[0] & ROWS
+    return (ROWS if rows else NONE) | (zero[1] - ROWS)
+
+
 def inverted(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
     """(I + x)^-1 has ones on the diagonal, also where x is zero. The optional vector scales all columns, including these
     ones."""

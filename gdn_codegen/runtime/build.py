@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import algorithms
+from .. import algorithms, derived_pages
 from ..devices import Device
 from ..emit.base import Heads, KernelText, heads_tag
 from ..ir.builder import Algorithm
@@ -34,9 +34,10 @@ HEAD_DIMS = (16, *range(32, 257, 4))
 class Build:
     """What to generate.
 
-    algorithm: a name, FILE.py:FUNCTION, or a page itself. chunk: tokens of a chunk. head_dim_k, head_dim_v: K and V.
-    schedule: a name or a Schedule. heads: H and HV compiled in (pto), None for kernels that take them at run time.
-    arch: the one architecture to build for ("sm_90a" of tilelang), "" for text that runs on any. contract: what callers pass.
+    algorithm: a name, FILE.py:FUNCTION, or a page itself; NAME.gradient and the like (`derived_pages`). chunk: tokens of a chunk.
+    head_dim_k, head_dim_v: K and V. schedule: a name or a Schedule. heads: H and HV compiled in (pto), None for kernels that take
+    them at run time. arch: the one architecture to build for ("sm_90a" of tilelang), "" for text that runs on any. contract: what
+    callers pass.
     """
 
     target: str
@@ -92,7 +93,12 @@ class Build:
     @property
     def page(self) -> Algorithm:
         """The algorithm itself, where `algorithm` may be a name or a file."""
-        return algorithms.find(self.algorithm)
+        return derived_pages.find(self.algorithm, self.contract.inputs)
+
+    @property
+    def passed(self) -> Contract:
+        """The contract for passes. The input forms of a derived page are a part of the page."""
+        return replace(self.contract, inputs=()) if isinstance(self.page, derived_pages.Derived) else self.contract
 
     @property
     def name(self) -> str:
@@ -130,7 +136,7 @@ class Build:
 def lowered(b: Build) -> Program:
     """The program that `b`'s emitter prints."""
     with _no_collection():
-        return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract)
+        return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.passed)
 
 
 @contextmanager
@@ -206,7 +212,7 @@ def _spelled_out(x: Any) -> str:
 def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     """The texts for the slots of a template."""
     from ..emit.page import page_text
-    t, forms = tables(b, p, kernels), forms_text(b.contract, b.page.trace())
+    t, forms = tables(b, p, kernels), forms_text(b.passed, b.page.trace())
     # the module has it in triple-quoted strings
     doc = b.page.doc
     summary = re.sub(r"(['\"])\1+", r"\1", doc.splitlines()[0].replace("\\", "/")) if doc else b.page.name

@@ -80,7 +80,7 @@ class _Walk:
         if t.name in self.absent:
             return
         heads = self.heads if t.heads == "H" else self.value_heads
-        there = self.p.sizes if t.role == "workspace" else self.p.memory
+        there = self.p.sizes if t.in_tiles else self.p.memory
         self.moved[o.kind, t.name] = self.elements(t, there) * heads * BYTES[t.dtype]
         self.asked += self.elements(t, self.sizes) * self.value_heads // self.k.batch.in_body * self.blocks * BYTES[t.dtype]
 

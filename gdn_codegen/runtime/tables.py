@@ -48,9 +48,10 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         kernels=tuple((k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), tuple(k.scalars)) for k in kernels),
         ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
         head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, tuple(p.shape(t)), t.dtype)),
+        chunk_inputs=rows("input", "slot", typed), saved=rows("output", "slot", lambda t: t.name),
         initial=rows("input", "sequence", whole), final=rows("output", "sequence", whole),
         checkpoints=rows("output", "checkpoint", whole),
-        workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "slot"),
+        workspaces=tuple(typed(t) for t in p.tensors if t.role != "input" and t.index == "slot"),
         end_workspaces=rows("workspace", "sequence", typed),
         counters=rows("workspace", "counter", lambda t: (t.name,)),
         part_workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "part"),
@@ -105,6 +106,7 @@ def signature(t: Tables, of_page: Container[str] = ()) -> str:
         return absent(row[0] for row in rows)
     own = [row for row in t.head_inputs if row[0] in of_page]
     return ", ".join((*(row[0] for row in t.inputs), *(row[0] for row in own if row[1] is None),
+                      *(row[0] for row in t.chunk_inputs),
                       *first([row for row in own if row[1] is not None]), *absent(t.scalars), *first(t.initial),
                       *absent(t.numbers), "output_final_state=False", "cu_seqlens=None", *first(t.final),
                       *(["checkpoint_chunks=1"] if _every(t) else []), *first(t.checkpoints),
@@ -130,8 +132,8 @@ def arguments(t: Tables) -> str:
     def first(*tables: Sequence[tuple[Any, ...]]) -> str:
         return group(row[0] for rows in tables for row in rows)
     more = [group(t.numbers), "checkpoint_chunks"] if _every(t) else [group(t.numbers)] if t.numbers else []
-    return ", ".join((first(t.inputs, t.head_inputs), group(t.scalars), first(t.initial), group(t.outs), "cu_seqlens",
-                      first(t.final, t.checkpoints), "output_final_state", *more))
+    return ", ".join((first(t.inputs, t.head_inputs, t.chunk_inputs), group(t.scalars), first(t.initial), group(t.outs),
+                      "cu_seqlens", first(t.final, t.checkpoints), "output_final_state", *more))
 
 
 def documentation(b: Build, p: Program, t: Tables) -> list[str]:

@@ -4504,13 +4504,15 @@ class Tables:
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
     head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
     if the caller must give it.
+    chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
-    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
-    value head. counters: (name,): one integer. part_workspaces: one tile for each part and value head.
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
+    part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -4530,8 +4532,8 @@ class Tables:
     """
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
-    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
-                                        "end_workspaces", "counters", "part_workspaces")
+    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
+                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
 
     name: str
     function: str
@@ -4544,10 +4546,12 @@ class Tables:
     ints: Mapping[str, tuple[str, ...]]
     scalars: Mapping[str, float | None] = field(default_factory=dict)
     head_inputs: tuple[tuple[str, float | None, tuple[int, ...], str], ...] = ()
+    chunk_inputs: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     initial: tuple[tuple[str, tuple[int, ...]], ...] = ()
     final: tuple[tuple[str, tuple[int, ...]], ...] = ()
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    saved: tuple[str, ...] = ()
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
@@ -4843,7 +4847,7 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     if value_heads // key_heads % batched:
         _fail("heads", f"H = {key_heads}, HV = {value_heads}",
               f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
-    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+    for (name, default, dims, dtype), x in zip(head_inputs, given[len(inputs):], strict=False):
         if x is None and default is not None:
             continue
         _check_built_for(name, x, dtype, True)
@@ -5096,10 +5100,10 @@ class NativeCall:
 class Plan:
     """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
 
-    given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
-    for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
-    are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not known; the
-    length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
+    given: one tensor for each row of `Tables.inputs`, `head_inputs` and `chunk_inputs`. states: one for each row of `initial`.
+    outs: one for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if
+    final states are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not
+    known; the length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]
@@ -5123,6 +5127,7 @@ class Plan:
         self.ints: dict[str, int] = {}  # integers that kernels get, by name
         self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
+        self.expect_chunk_inputs(given[len(given) - len(t.chunk_inputs):])
         self.expect_numbers(indices, buffers)
         self.expect_states(states)
         self.expect_buffers(buffers)
@@ -5143,10 +5148,16 @@ class Plan:
             plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
             self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
         first = len(t.inputs)
-        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+        for n, ((_, default, dims, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=False), first):
             self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
             if x is None:
                 self.lacking.append((n, (self.value_heads, *dims), default, _FLOATS[dtype], self.device))
+
+    def expect_chunk_inputs(self, given: Sequence[Any]) -> None:
+        """Tensors with a tile for each chunk slot, as another module stored them."""
+        for (name, dims, dtype), x in zip(self.tables.chunk_inputs, given, strict=True):
+            _check_state(name, x, (self.slots, self.value_heads, *dims), self.device, (_FLOATS[dtype],))
+            self.expected.append((None, _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
 
     def expect_numbers(self, indices: Sequence[Any], buffers: Sequence[Any]) -> None:
         """Tensors of integers: pool slots and the like. `as_integers`: for each that the caller may give, True if none is copied.
@@ -5539,12 +5550,13 @@ class Host:
         self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
-        self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
+        self.saved = [tables.tensors.index(n) for n in tables.saved]
+        self.returned = _picker([*(n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]), *self.saved])
 
     # --- a call ---
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
-        """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
+        """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
@@ -5593,7 +5605,8 @@ class Host:
         """What a call returns, of its tensors."""
         if wanted:
             return self.returned(memory)
-        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints])
+        return (*memory[self.outputs], *(None for _ in self.tables.initial), *memory[self.checkpoints],
+                *(memory[n] for n in self.saved))
 
     # --- what a build makes of sizes ---
     def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -5645,7 +5658,8 @@ class Check:
 
     The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
     tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
-    parts too: some have a warm-up, and some need summaries of all parts before them.
+    parts too: some have a warm-up, and some need summaries of all parts before them. Rows are as large as they may be without
+    results that grow beyond what every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -5661,6 +5675,10 @@ class Check:
     RATES = (2.0, 0.0, 0.02, 0.3)
     #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
     ALIKE = 1 - 2 ** -8
+    #: Factors of the rows that tokens have, in the order in which they are tried, until no result is above LARGEST. A page may
+    #: multiply the state by more than 1 for some rows; a repeated token does that once for each token of a chunk.
+    FACTORS = (1.0, 0.5, 0.25, 0.125)
+    LARGEST = 256.0
     #: The least input between 0 and 1, and the least mean log decay of a head for forms.
     LEAST = 1e-6
     #: Guard elements before and after each tensor of the kernels.
@@ -5746,8 +5764,19 @@ class Check:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def drawn(self, lengths: Any, heads: Any) -> Any:
-        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU."""
+    def problem(self, lengths: Any, heads: Any, given: bool) -> Any:
+        """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
+        for factor in self.FACTORS:
+            x = self.drawn(lengths, heads, factor)
+            outs, finals, after = found = self.expected(x, lengths, heads, given)
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *(s for by in after for s in by.values()))):
+                break
+        return x, found
+
+    def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
+        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU.
+
+        factor: of rows that are not log decays."""
         tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
@@ -5764,8 +5793,8 @@ class Check:
                     page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
-            elif all(row[1] == "HV" for row in tables.inputs):
-                page = page / 4  # so that a rank-1 term b a^T of a repeated token does not make states grow
+            else:
+                page = page * factor
             x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
@@ -5931,8 +5960,8 @@ class Check:
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
         copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, lengths = self.drawn(once, heads), once * copies
-        outs, finals, after = self.expected(x, once, heads, given)
+        x, (outs, finals, after) = self.problem(once, heads, given)
+        lengths = once * copies
         arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
         served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]

@@ -35,6 +35,7 @@ CASES = {
     "to_middle": [((CK,), {"size": 4}), ((CK, CK), {"size": 4})],
     "from_middle": [((CK,), {"size": 4}), ((CK, CK), {"size": 4})],
     "decayed_product": [((CK,) * n, {}) for n in (3, 4)],
+    "decayed_matmul": [((CC, *(CK,) * n), {"transposed": t} if t else {}) for n in (2, 3) for t in (False, True)],
     "segment": [((C,), {"start": 4, "size": 4})], "join": [(((4,), (4,)), {"dim": "C"})],
     "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "from_quarters": [(((4, 4),) * 4, {"dims": CC})],
     "row_sum": [((CK,), {}), ((C,), {})], "column_sum": [((CK,), {})],

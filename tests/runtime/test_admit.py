@@ -51,6 +51,10 @@ BROKEN = {
     "a gate's sign": ("triton", {}, r"tl\.exp\(last_G - G\)", "tl.exp(G - last_G)"),
     "a head index": ("triton", {}, r"h = hv // \(HV // H\)", "h = hv % H"),
     "the inverse of keys that are alike": ("triton", {}, r"Tinv_below_16 = tl\.dot\(", "Tinv_below_16 = 0 * tl.dot("),
+    "a channel's erase gate": ("triton", {"algorithm": "gated_delta_rule_2", "chunk": 64, "head_dim_v": 32},
+                               r"erase = k_f32 \* (b_\.to\(tl\.float32\))", r"erase = k_f32 * tl.sum(\1, 1)[:, None] / K"),
+    "the inverse of rows that are made smaller": ("triton", {"algorithm": "rwkv7", "chunk": 64, "head_dim_v": 32},
+                                                  r"Tinv_below_64 = tl\.dot\(", "Tinv_below_64 = 0 * tl.dot("),
     "a summary": ("tilelang", {"schedule": "walk", "partition": "decay"},
                   r"(def S_factor_kernel(?:.|\n)*?)= chunk_decay \* S", r"\1= S"),
 }
@@ -83,6 +87,20 @@ def test_what_is_right_passes_with_room_to_spare(target, options):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("page", ["gated_delta_rule_2", "rwkv7"])
+def test_pages_whose_rows_can_make_a_state_grow_are_right(page, dtype):
+    """Of 16 channels b k.k of a repeated token may be far below 0, and a state then grows with each token of a chunk."""
+    if "triton" not in HERE:
+        pytest.skip("needs Triton")
+    m, factors = module(text("triton", algorithm=page, chunk=64, head_dim_v=32, dtype=dtype)), []
+    drawn = m.check.drawn
+    m.check.drawn = lambda lengths, heads, factor: factors.append(factor) or drawn(lengths, heads, factor)
+    found = m.check("cpu")
+    assert factors[:2] == [1, 0.5] and all(0 < found[n][0] < found[n][1] / 2 for n in ("o", "final_state"))
+
+
+@pytest.mark.slow
 def test_parts_are_tried_and_left_as_they_were(monkeypatch):
     if "tilelang" not in HERE:
         pytest.skip("needs TileLang")
@@ -106,6 +124,22 @@ def test_the_problem_has_what_faults_hide_in():
     assert alike.sum() == 63 and alike[63] and bool((x["g"] <= 0).all())
     mean = x["g"].mean(0)
     assert mean[1] == 0 and mean[0] < -1 and -0.1 < mean[2] < 0
+
+
+def test_rows_get_smaller_until_results_are_finite_in_every_dtype():
+    """Of a page that adds k k^T S to its state for each token."""
+    grows = ("def page(inputs, states, numbers):\n    (k,), (S,) = inputs, states\n    o = []\n    for t in range(k.shape[1]):\n"
+             "        row = k[:, t:t + 1]\n        S = S + row.mT @ (row @ S)\n        o.append(row @ S)\n"
+             "    return torch.cat(o, 1), S")
+    space = {"torch": torch}
+    exec(grows, space)
+    tables = Tables("grows", "f", 64, "bthd", "float16", initial=(("S", (16, 16)),), inputs=(("k", "H", (16,), "float16"),),
+                    outputs=(("o", (16,), "float16"),), kernels=(), ints={})
+    c = check.Check(tables, space["page"], None, None)
+    x, (outs, finals, after) = c.problem(c.lengths(True), (2, 2), True)
+    assert 0 < outs[0].abs().max() < c.LARGEST and all(s.abs().max() < c.LARGEST for s in (*finals, *after[0].values()))
+    assert (x["k"].norm(dim=-1) > 0.1).all()
+    assert not c.expected(c.drawn(c.lengths(True), (2, 2)), c.lengths(True), (2, 2), True)[0][0].abs().max() < 65504
 
 
 # --- the page in torch -----------------------------------------------------------------------------------------------

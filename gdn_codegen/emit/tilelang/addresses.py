@@ -51,7 +51,7 @@ class Addresses:
 
     def extents(self, t: Tensor) -> list[str]:
         """The sizes of the dims of a tile in global memory."""
-        return [self.tiled(d) if t.role == "workspace" else str(d) for d in t.dims]
+        return [self.tiled(d) if t.in_tiles else str(d) for d in t.dims]
 
     def dtype(self, name: str) -> str:
         """The dtype in TileLang."""

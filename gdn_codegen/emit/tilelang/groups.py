@@ -6,7 +6,7 @@ from itertools import groupby
 from ...ir.core import NO_LINE, Agent, Buffer
 from ...ir.types import BYTES, GROUP, Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
-from .kernel import KernelWriter
+from .kernel import BACKWARDS, KernelWriter
 from .rules import rule as base
 from .tiles import Value
 
@@ -46,7 +46,7 @@ class GroupsWriter(KernelWriter):
     @property
     def iteration(self) -> str:
         """The number of iterations before this one, for slots of rings. It counts those of earlier items, too."""
-        return "iteration" if self.k.grid == "parts" or self.items else "chunk"
+        return "iteration" if self.k.grid == "parts" or self.items else "chunk" if self.k.step > 0 else "passed"
 
     @property
     def tails(self) -> str:
@@ -122,7 +122,7 @@ class GroupsWriter(KernelWriter):
         if not any(s.agent == self.agent.name for s in lp.ops) or (once and lp.index == "before"):
             return
         if self.k.grid != "parts":
-            self.iterations("for chunk in T.serial(T.ceildiv(length, C)):", lp.body)
+            self.iterations(f"for {'chunk' if lp.step > 0 else 'passed'} in T.serial(T.ceildiv(length, C)):", lp.body)
             return
         begin = self.use("begin")
         first, stop = f"first - {begin}", f"stop - {begin}"
@@ -140,8 +140,10 @@ class GroupsWriter(KernelWriter):
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.w(head)
         self.w.indent += 1
-        count = ["iteration = iterations_before + chunk", "T.assume(iteration >= 0)"] if self.items else []
-        for text in (*count, *(["chunk = begin + iteration"] if self.k.grid == "parts" else []), *self.chunk()):
+        passed = "chunk" if self.k.step > 0 else "passed"
+        count = [f"iteration = iterations_before + {passed}", "T.assume(iteration >= 0)"] if self.items else []
+        back = [BACKWARDS] if self.k.step < 0 else []
+        for text in (*back, *count, *(["chunk = begin + iteration"] if self.k.grid == "parts" else []), *self.chunk()):
             self.line(text)
         self.w.indent -= 1
         self.w.lines += after

@@ -17,6 +17,10 @@ rule = Rules("tilelang", {"segment": "vectorise", "join": "vectorise", "block": 
                           "next_item": "persistent"})
 
 
+#: The line that computes the chunk of a walk from the last chunk to the first. passed: the chunks before it in the walk.
+BACKWARDS = "chunk = T.ceildiv(length, C) - 1 - passed"
+
+
 class KernelWriter(Head):
     """Writes one kernel."""
 
@@ -121,8 +125,10 @@ class KernelWriter(Head):
         elif self.k.grid == "parts":
             self.w(f"for chunk in T.serial({self.use('begin')}, stop):")
         else:
-            self.w("for chunk in T.serial(T.ceildiv(length, C)):")
+            self.w(f"for {'chunk' if lp.step > 0 else 'passed'} in T.serial(T.ceildiv(length, C)):")
         self.w.indent += 1
+        if lp.step < 0:
+            self.w(BACKWARDS)
         for text in self.chunk() if lp.index != "part" else []:
             self.line(text)
         self.w.indent -= 1

@@ -13,7 +13,8 @@ from .addresses import Addresses
 
 WIDTH = 120
 #: Names that the text of kernels uses, so that no value may have them.
-OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
+OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "passed", "row",
+       "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
        "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "walk", "group",
        "row_end", "clear_begin", "clear_end", "rest", "first_instance", "iteration", "iterations_before", "items_before",

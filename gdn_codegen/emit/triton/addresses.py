@@ -58,7 +58,7 @@ class Addresses:
         """The size of a dim of `t` in global memory."""
         if isinstance(d, int):
             return str(d)
-        return self.use(self.tiled(d) if t.role == "workspace" else d)
+        return self.use(self.tiled(d) if t.in_tiles else d)
 
     def index(self, d: Dim, axis: int, rank: int) -> str:
         """The indices along a dim in the whole tensor, broadcast as axis `axis` of a tile of rank `rank`."""

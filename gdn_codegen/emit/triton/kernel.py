@@ -118,6 +118,8 @@ class KernelWriter(Head):
         """Print a loop from `begin` to `stop`, with the variables of each chunk. step: take every `step`-th chunk."""
         size = self.use("C") + (f" * {step}" if step > 1 else "")
         over = f"{begin}, {stop}" if index == "earlier" else f"{begin}, {stop}, {size}"
+        if lp.step < 0:  # from the last chunk to the first
+            over = f"tl.cdiv({stop}, C) * C - C, -1, -{size}"
         self.w(f"for {index} in range({over}):")
         self.w.indent += 1
         first = len(self.w.lines)
@@ -126,7 +128,7 @@ class KernelWriter(Head):
             if self.env[c.next].code != self.env[c.name].code:
                 self.line(f"{self.env[c.name]} = {self.env[c.next]}")
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
-        self.w(*([*self.chunk(), *self.following("t + C")] if index == "t" else []))
+        self.w(*([*self.chunk(), *self.following("t + C" if lp.step > 0 else "tl.maximum(t - C, 0)")] if index == "t" else []))
         self.w.lines += after
         self.w.indent -= 1
 
@@ -158,6 +160,8 @@ class KernelWriter(Head):
     def first_iteration(self, ops: tuple[Stmt, ...]) -> None:
         """Print the ops that work one iteration ahead, before the loop: they work on the first chunk."""
         begin = self.use("begin") if self.k.grid == "parts" else ""
+        if self.k.step < 0:
+            begin = f"tl.maximum(tl.cdiv({self.use('length')}, {self.use('C')}) * C - C, 0)"
         first = len(self.w.lines)
         self.before_loops = True
         self.body(ops)

@@ -1,4 +1,4 @@
-"""decayed_products: computes `decayed_product` by ordinary products. All targets run it.
+"""decayed_products: computes `decayed_product`, and its derivative `decayed_matmul`, by ordinary products. All targets run it.
 
 P[i, j] = sum over c of a[i, c] b[j, c] exp(G[i, c] - G[j, c]), for j <= i. The product of a * exp(G) and b * exp(-G) would
 overflow: G falls by up to 50 for each token. So the entries below the diagonal are divided into levels. Level h = C/2, ..., 2, 1
@@ -32,6 +32,7 @@ from ...ir.builder import Body
 from ...ir.core import Op, Program, uses
 from ..common import walk_body, with_walk_body
 from ..stage import takes
+from .decayed_matmuls import decayed_matmul
 from .ranges import ANY, steps
 
 #: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
@@ -41,10 +42,10 @@ LIMITS = {"float16": 0.0, "bfloat16": 40.0, "float32": 40.0}
 
 @takes("traced")
 def decayed_products(p: Program, dtype: str) -> Program:
-    """`p` without `decayed_product`. Products that decay by the same sums are computed together, level by level, so that the
-    scaled operands and the products of one level are live at a time. dtype: of the operands of products."""
+    """`p` without `decayed_product` and `decayed_matmul`. Products that decay by the same sums are computed together, level by
+    level, so that the scaled operands and the products of one level are live at a time. dtype: of the operands of products."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
-    if not any(o.kind == "decayed_product" for o in ops):
+    if not any(o.kind in ("decayed_product", "decayed_matmul") for o in ops):
         return p
     strict = _strict(ops, uses(p.walk.body))
     b, done = walk_body(p), set[str]()
@@ -54,6 +55,8 @@ def decayed_products(p: Program, dtype: str) -> Program:
             group = [x for x in ops if x.kind == o.kind and x.args[2] == o.args[2] and x.out not in done and set(x.args) <= ready]
             _levels(group, b, p.sizes["C"], _block(group, ops, p.sizes["C"], LIMITS[dtype]), strict)
             done |= {x.out for x in group}
+        elif o.kind == "decayed_matmul":
+            decayed_matmul(o, b, p.sizes["C"], _block([o], ops, p.sizes["C"], LIMITS[dtype]))
         elif o.out not in done or not o.out:
             b.copy(o)
     return with_walk_body(p, b.finish())

@@ -8,6 +8,7 @@
 - Elementwise ops compute in float32.
 - Operands of products have the caller's dtype. Products sum in float32.
 - A workspace has the operands' dtype if only products read it. Otherwise it is float32.
+- Tensors of callers with a tile for each chunk have the contract's dtype, float32 by default.
 """
 from __future__ import annotations
 
@@ -44,6 +45,8 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
             return dtype if len(t.dims) > 1 and not t.wide else c.dtype(t.name)
         if t.index == "head":
             return t.dtype
+        if t.index == "slot" and t.role != "workspace":
+            return c.dtype(t.name)
         return dtype if only_products.get(t.name) else "float32"
 
     tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)

@@ -28,9 +28,9 @@ class KernelGroups:
         self.p, self.s, loop = p, s, self.loop
         self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
         self.states = {c.name: c for c in loop.carried}
-        #: Stores of checkpoints. They are part of the kernel that computes the state.
+        #: Stores of states after or before chunks. They are part of the kernel that computes the state.
         self.kept = [o for o in loop.body if isinstance(o, Op) and o.kind == "store"
-                     and p.tensor(o.attr("tensor")).index == "checkpoint"]
+                     and p.tensor(o.attr("tensor")).index in ("checkpoint", "slot")]
         self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store" and o not in self.kept}
         names = [n for group in s.kernels for n in group]
         known = [n for n, o in self.defs.items() if not OPS[o.kind].number]

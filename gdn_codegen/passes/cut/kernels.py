@@ -130,7 +130,7 @@ def _kernel(g: KernelGroups, i: int, part: Slice, read_later: set[str]) -> tuple
             body.append(o)
             if o.out in kept and o.out in group:
                 body.append(Op("store", "", (o.out,), (("tensor", f"{o.out}_ws"),)))
-        elif o.kind == "store" and (o.args[0] in {g.states[n].next for n in group if n in g.states}
+        elif o.kind == "store" and (o.args[0] in {x for n in group if n in g.states for x in (n, g.states[n].next)}
                                     if o in g.kept else o.args[0] in group):
             body.append(o)
     name = "_".join(group if len(group) <= NAMED else (*group[:NAMED - 1], "and", str(len(group) - NAMED + 1), "more"))
@@ -142,4 +142,4 @@ def _kernel(g: KernelGroups, i: int, part: Slice, read_later: set[str]) -> tuple
     before = [o for o in g.whole.body if isinstance(o, Op) and o.out in {c.init for c in walked}]
     after = [o for o in g.whole.body if isinstance(o, Op) and o.kind == "store"
              and o.args[0] in {c.result for c in walked if c.name in group}]
-    return Kernel(name, "sequences", (*before, Loop(g.loop.index, walked, tuple(body)), *after)), made
+    return Kernel(name, "sequences", (*before, replace(g.loop, carried=walked, body=tuple(body)), *after)), made

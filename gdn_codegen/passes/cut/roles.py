@@ -52,7 +52,7 @@ class _Roles:
         self.defs, self.type, self.count = {o.out: o for o in self.ops if o.out}, types(loop.body), uses(loop.body)
         self.states = tuple(c.name for c in loop.carried)
         self.outputs = tuple(o.args[0] for o in self.ops if o.kind == "store"
-                             and p.tensor(o.attr("tensor")).index != "checkpoint")
+                             and p.tensor(o.attr("tensor")).index not in ("checkpoint", "slot"))
         self.type |= {c.name: c.type for c in loop.carried}
         self.given = {*self.outputs, *(c.next for c in loop.carried)}  # results of the call
         self.waits = set(self.states)  # values that depend on a state

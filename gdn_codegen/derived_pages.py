@@ -1,0 +1,78 @@
+"""Pages that are derived from another page: with its states before each chunk, or the page of its gradients.
+
+`find` takes the name of a page, or such a name that ends in .saving, .states or .gradient.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, cached_property
+
+from . import algorithms
+from .ir.builder import Algorithm
+from .ir.core import Program
+from .ir.differentiate import differentiate, saving
+from .ir.types import Dim
+
+#: The kinds of pages that are derived from another one.
+KINDS: dict[str, Callable[[Program], Program]] = {
+    "saving": saving, "states": lambda p: saving(p, outputs=False), "gradient": differentiate}
+
+
+class Derived(Algorithm):
+    """A page that is derived from another one.
+
+    of: that page. kind: a key of KINDS. forms: the input forms of a contract, as pairs (name, form), which become a part of the
+    page before it is derived. So gradients are those of what callers pass.
+    """
+
+    def __init__(self, of: Algorithm, kind: str, forms: tuple[tuple[str, str], ...] = ()) -> None:
+        """Derives nothing yet."""
+        self.of, self.kind, self.forms = of, kind, forms
+        self.fn, self.name, self.scalars = of.fn, f"{of.name}_{kind}", of.scalars
+        first = of.doc.splitlines()[0] if of.doc else of.name
+        self.doc = {"saving": f"{first} It also returns the states before each chunk.",
+                    "states": f"The states before each chunk, and the final ones. {first}",
+                    "gradient": f"The gradient of a loss by the inputs. {first}"}[kind]
+        self._where = f"{of._where}, {kind}"
+
+    @cached_property
+    def _traced(self) -> Program:
+        """The program that `trace` gives."""
+        from .passes.abi.caller_inputs import caller_inputs
+        from .schedule.contract import Contract
+        p = self.of.trace()
+        return KINDS[self.kind](caller_inputs(p, Contract(inputs=self.forms)) if self.forms else p)
+
+    @cached_property
+    def inputs(self) -> dict[str, tuple[str, tuple[Dim, ...]]]:  # type: ignore[override]
+        """The heads and dims of each input."""
+        return {t.name: (t.heads, t.dims) for t in self.trace().role("input") if t.index in ("token", "head")}
+
+    @cached_property
+    def states(self) -> dict[str, tuple[Dim, ...]]:  # type: ignore[override]
+        """The dims of each state."""
+        return {c.name: c.type.dims for c in self.trace().walk.carried}
+
+    @cached_property
+    def defaults(self) -> dict[str, float]:  # type: ignore[override]
+        """The defaults of numbers of value heads."""
+        return {t.name: float(t.fill) for t in self.trace().role("input") if t.index == "head" and t.fill}
+
+    @cached_property
+    def forgets(self) -> str:  # type: ignore[override]
+        """The value that bounds what tokens forget."""
+        return self.trace().forgets
+
+
+@cache
+def derived(page: Algorithm, kind: str, forms: tuple[tuple[str, str], ...]) -> Derived:
+    """The page of a kind that is derived from `page`. Arguments as for Derived."""
+    return Derived(page, kind, forms)
+
+
+def find(spec: str | Algorithm, forms: tuple[tuple[str, str], ...] = ()) -> Algorithm:
+    """The page called `spec`, or that page itself, as `algorithms.find`. forms: of a contract, for a derived page."""
+    if isinstance(spec, Derived):
+        return derived(spec.of, spec.kind, forms)
+    base, _, kind = spec.rpartition(".") if isinstance(spec, str) else ("", "", "")
+    return derived(algorithms.find(base), kind, forms) if base and kind in KINDS else algorithms.find(spec)

@@ -1,0 +1,190 @@
+"""Differentiates a page: the program of its gradients, and the program of the states that this one reads.
+
+A traced program walks the chunks of a sequence and carries its states. The derivative of a loss by the state after a chunk is
+known once all later chunks are done. So the program of the gradients walks the chunks from the last to the first (a loop of step
+-1), and carries these derivatives (`d_S`). In a chunk it computes what it needs of the page's values again, from the inputs and
+from the state before the chunk. Then it goes through the page's ops in reverse order, and `OpDef.vjp` gives each operand its part
+of the cotangent. No rule knows a page.
+
+The state before each chunk comes from memory, one tile for each chunk slot. `saving` gives a program that stores them: the page
+itself, or without its outputs, where a call computes the states again instead of keeping them.
+
+A sum over the value heads of a key head is left to the caller: gradients of inputs of key heads have a row for each value head.
+So is the sum over tokens of the gradient of a number or vector of a value head: the program gives the part of each token.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .builder import Body
+from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
+from .ops import OPS, TypeRuleError
+from .padding import sums_over_padding
+from .reverse import Reverse
+from .types import Tensor
+
+
+def chunk_states(name: str) -> str:
+    """The tensor with the state `name` before each chunk."""
+    return f"{name}_chunks"
+
+
+def derivative(name: str) -> str:
+    """The name of the derivative of the loss by a value or tensor."""
+    return f"d_{name}"
+
+
+def saving(p: Program, outputs: bool = True) -> Program:
+    """The traced program `p`, which also stores its states before each chunk.
+
+    outputs: whether it stores the page's outputs, too.
+    """
+    loop = p.walk
+    kept = tuple(Tensor(chunk_states(c.name), "output", "slot", "HV", c.type.dims) for c in loop.carried)
+    stores = [Op("store", "", (c.name,), (("tensor", t.name),)) for c, t in zip(loop.carried, kept, strict=True)]
+    dropped = {t.name for t in p.role("output") if t.index == "token" and not outputs}
+    body = [o for o in loop.body if not (isinstance(o, Op) and o.kind == "store" and o.attr("tensor") in dropped)]
+    done = replace(p, name=f"{p.name}_saving" if outputs else f"{p.name}_states",
+                   tensors=(*(t for t in p.tensors if t.name not in dropped), *kept))
+    return _pruned(done.with_walk(replace(loop, body=(*stores, *body))))
+
+
+def differentiate(p: Program) -> Program:
+    """The program of the gradients of the traced program `p`.
+
+    Its inputs are those of `p`, the states before each chunk, and the derivatives of the loss by the outputs (`d_o`) and by the
+    final states (`d_final_state`, zero where absent). Its outputs are the derivatives by the inputs (`d_q`) and by the initial
+    states (`d_initial_state`). TypeRuleError for an op without a derivative, with the line of the page.
+    """
+    return _Gradient(p).run()
+
+
+class _Gradient:
+    """Builds the program of the gradients of one page."""
+
+    def __init__(self, p: Program) -> None:
+        """Nothing is built yet."""
+        self.p, self.loop = p, p.walk
+        self.inputs = [t for t in p.role("input") if t.index in ("token", "head")]
+        (kernel,) = p.kernels
+        self.initial = {o.out: o.attr("tensor") for o in kernel.body if isinstance(o, Op) and o.kind == "load"}
+        self.final = {o.args[0]: o.attr("tensor") for o in kernel.body if isinstance(o, Op) and o.kind == "store"}
+        self.stores = [o for o in self.loop.body if isinstance(o, Op) and o.kind == "store"]
+
+    def run(self) -> Program:
+        """The program of the gradients."""
+        tensors = self.tensors()
+        b = Body({t.name: t for t in tensors})
+        for c in self.loop.carried:
+            b.op("load", name=c.name, tensor=chunk_states(c.name))
+            b.types[derivative(c.name)] = c.type
+        b.taken |= {o.out for o in walk(self.loop.body)}
+        b.taken |= {f"{derivative(c.name)}_{end}" for c in self.loop.carried for end in "0T"} | set(b.types)
+        for o in self.loop.body:
+            assert isinstance(o, Op)
+            if o.kind != "store":
+                b.copy(o)
+        r = Reverse(self.p, b)
+        self.seed(r)
+        for o in reversed(list(r.ops.values())):
+            ct, r.line = r.cotangents.get(o.out), o.line
+            if ct is not None and o.kind not in ("load", "scalar"):
+                vjp = OPS[o.kind].vjp
+                if vjp is None:
+                    raise TypeRuleError(f"{self.p.name}, {o.line}: got {o.kind}, which has no derivative; accepted: ops whose "
+                                        "OpDef has a vjp")
+                vjp(r, o, ct)
+        return self.program(r, tensors)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of the program: the page's inputs, states before chunks, and derivatives."""
+        derived = [replace(t, name=derivative(t.name), role={"output": "input", "input": "output"}[t.role],
+                           heads="HV", index="token" if t.index == "head" else t.index,
+                           dims=("C", *t.dims) if t.index == "head" else t.dims, fill="",
+                           wide=t.wide or t.index == "head" or t.heads == "H", optional=t.index == "sequence")
+                   for t in self.p.tensors if t.index in ("token", "head", "sequence")]
+        given = [t for t in self.p.role("input") if t.index != "sequence"]
+        states = [Tensor(chunk_states(c.name), "input", "slot", "HV", c.type.dims) for c in self.loop.carried]
+        return (*given, *states, *derived)
+
+    def seed(self, r: Reverse) -> None:
+        """The cotangents of the page's outputs and next states."""
+        for o in self.stores:
+            r.give(o.args[0], r.b.op("load", name=derivative(o.attr("tensor")), tensor=derivative(o.attr("tensor"))))
+        for c in self.loop.carried:
+            r.give(c.next, derivative(c.name))
+
+    def program(self, r: Reverse, tensors: tuple[Tensor, ...]) -> Program:
+        """The program around the body."""
+        ct, reads = r.cotangents, {o.attr("tensor"): o.out for o in r.ops.values() if o.attr("tensor")}
+        r.line = NO_LINE
+        dims = {t.name: ("C", *t.dims) if t.index == "head" else t.dims for t in self.inputs}
+        found = [*((ct.get(reads.get(n, "")), d) for n, d in dims.items()),
+                 *((ct.get(c.name), c.type.dims) for c in self.loop.carried)]
+        results = self.distinct(r, [x or r.op("full", dims=d, value=0.0) for x, d in found])
+        names = self.renaming(r)
+        body: list[Stmt] = [s.renamed(names).changed(out=names.get(s.out, s.out)) for s in r.b.stmts if isinstance(s, Op)]
+        results = [names.get(x, x) for x in results]
+        body += [Op("store", "", (x,), (("tensor", derivative(n)),)) for n, x in zip(dims, results, strict=False)]
+        carried, before, after = [], [], []
+        for c, following in zip(self.loop.carried, results[len(dims):], strict=True):
+            d = derivative(c.name)
+            carried.append(Carry(d, f"{d}_T", following, f"{d}_0", c.type))
+            before.append(Op("load", f"{d}_T", (), (("tensor", derivative(self.final[c.result])),), c.type))
+            after.append(Op("store", "", (f"{d}_0",), (("tensor", derivative(self.initial[c.init])),)))
+        loop = Loop("chunk", tuple(carried), tuple(body), step=-1)
+        (kernel,) = self.p.kernels
+        done = replace(self.p, name=f"{self.p.name}_gradient", tensors=tensors, forgets="", scales=(),
+                       kernels=(replace(kernel, body=(*before, loop, *after)),))
+        return _without_padding(_pruned(done))
+
+    def distinct(self, r: Reverse, results: list[str]) -> list[str]:
+        """The results, each a value of its own that the chunk computes, because passes assume that. Another one becomes a product
+        with 1."""
+        out: list[str] = []
+        for x in results:
+            o = r.defs.get(x)
+            given = o is None or o.kind == "load" or x in r.ops
+            out.append(r.b.op("mul", x, r.b.op("const", value=1.0), name=r.b.fresh(f"same_{x}")) if given or x in out else x)
+        return out
+
+    def renaming(self, r: Reverse) -> dict[str, str]:
+        """Cotangent -> its name after the value whose cotangent it is, where the name is free."""
+        names: dict[str, str] = {}
+        for value, ct in r.cotangents.items():
+            if ct in r.defs and r.defs[ct].kind != "load" and ct not in r.ops and ct not in names:
+                names[ct] = r.b.fresh(derivative(value))
+        return names
+
+
+def _without_padding(p: Program) -> Program:
+    """`p`, whose sums over tokens leave out rows past the sequence's end where the graph does not show that these are zero.
+
+    They are: no output depends on such a row, or the page itself would be wrong for a ragged tail.
+    """
+    wrong = {o.out for _, o, d in sums_over_padding(p) if d == "C"}
+    body: list[Stmt] = []
+    for s in p.walk.body:
+        if isinstance(s, Op) and s.out in wrong:
+            (a,) = s.args
+            kept = f"{a}_valid"
+            if not any(isinstance(o, Op) and o.out == kept for o in body):
+                type_of = next(o.type for o in body if isinstance(o, Op) and o.out == a)
+                body.append(Op("valid", kept, (a,), (), type_of, s.line))
+            s = s.changed(args=(kept,))
+        body.append(s)
+    return p.with_walk(replace(p.walk, body=tuple(body)))
+
+
+def _pruned(p: Program) -> Program:
+    """`p` without ops of its walk whose values nobody reads, and without inputs that it does not load."""
+    loop, alive = p.walk, {c.next for c in p.walk.carried} | {p.forgets}
+    body: list[Stmt] = []
+    for s in reversed(loop.body):
+        assert isinstance(s, Op)
+        if s.kind == "store" or s.out in alive:
+            alive |= set(s.args)
+            body.append(s)
+    read = {s.attr("tensor") for s in body if isinstance(s, Op)}
+    p = replace(p, tensors=tuple(t for t in p.tensors if t.index not in ("token", "head") or t.name in read))
+    return p.with_walk(replace(loop, body=tuple(reversed(body))))

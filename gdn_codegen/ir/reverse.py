@@ -1,0 +1,133 @@
+"""The body of a gradient: cotangents of a page's values, which the rules of `ir/vjps.py` add up."""
+from __future__ import annotations
+
+from typing import Any
+
+from .builder import Body
+from .core import NO_LINE, Op, Program
+from .ops import OPS, TypeRuleError
+from .types import Dim, Tile
+
+
+class Reverse:
+    """The body of the gradient: the page's values, and the cotangents of those that depend on an input or a state.
+
+    A number or vector of the value head is the same for all tokens. Its cotangent has an entry or row for each token, the part
+    of that token.
+    """
+
+    def __init__(self, p: Program, body: Body) -> None:
+        """p: the page. body: has the page's values."""
+        self.p, self.b, self.line = p, body, NO_LINE
+        self.ops = {o.out: o for o in p.walk.body if isinstance(o, Op) and o.out}
+        self.tensors = {t.name: t for t in p.tensors}
+        self._defs: dict[str, Op] = {}
+        self.heads: set[str] = set()
+        self.actives = {c.name for c in p.walk.carried}
+        self.cotangents: dict[str, str] = {}
+        for o in self.ops.values():
+            read = self.tensors.get(o.attr("tensor", ""))
+            if read is not None or self.actives & set(o.args):
+                self.actives.add(o.out)
+            of_heads = [a for a in o.args if a in self.heads]
+            only = bool(of_heads) and all(a in self.heads or OPS[self.ops[a].kind].number for a in o.args)
+            if (read is not None and read.index == "head") or (only and "C" not in self.type(o.out).dims):
+                self.heads.add(o.out)
+
+    # --- what rules use ---
+    def op(self, kind: str, *args: str | float, **attrs: Any) -> str:
+        """Append an op. Numbers become constants."""
+        names = [self.b.op("const", value=a, line=self.line) if isinstance(a, float) else a for a in args]
+        return self.b.op(kind, *names, line=self.line, **attrs)
+
+    @property
+    def defs(self) -> dict[str, Op]:
+        """The ops of the body, by the name of their value."""
+        for s in self.b.stmts[len(self._defs):]:
+            assert isinstance(s, Op)
+            self._defs[s.out] = s
+        return self._defs
+
+    def type(self, value: str) -> Tile:
+        """The type of a value."""
+        return self.b.types[value]
+
+    def made(self, value: str) -> Op | None:
+        """The page's op that computes a value, None for a state."""
+        return self.ops.get(value)
+
+    def active(self, value: str) -> bool:
+        """Whether a value depends on an input or a state."""
+        return value in self.actives
+
+    def of_head(self, value: str) -> bool:
+        """Whether a value is computed of numbers and vectors of the value head only."""
+        return value in self.heads
+
+    def times(self, ct: str, x: str) -> str:
+        """ct * x. Of a cotangent that was broadcast, the narrow tile, if x has the other's dims."""
+        o = self.defs.get(ct)
+        if o is not None and o.kind == "expand" and self.type(x).dims == self.type(ct).dims:
+            ct = o.args[0]
+        return self.op("mul", ct, x)
+
+    def rows(self, row: str, dims: tuple[Dim, ...]) -> str:
+        """A number or row for every token, as a tile."""
+        return self.op("expand", self.op("row", row) if dims[1:] else row, dims=dims)
+
+    def vector(self, ct: str, kind: str) -> str:
+        """The vector of a column or row."""
+        o = self.defs.get(ct)
+        return o.args[0] if o is not None and o.kind == kind else self.op("row_sum" if kind == "col" else "column_sum", ct)
+
+    def give(self, value: str, ct: str) -> None:
+        """Add `ct` to the cotangent of a value, summed over what was broadcast. No effect for a value that is not active."""
+        if not self.active(value):
+            return
+        ct = self.summed(ct, value)
+        before = self.cotangents.get(value)
+        self.cotangents[value] = ct if before is None else self.total(before, ct)
+
+    def total(self, a: str, b: str) -> str:
+        """a + b. Of two columns or rows, that of the sum of their vectors."""
+        x, y = self.defs.get(a), self.defs.get(b)
+        if x is not None and y is not None and x.kind == y.kind and x.kind in ("col", "row", "expand") \
+                and self.type(x.args[0]) == self.type(y.args[0]):
+            return self.op(x.kind, self.op("add", x.args[0], y.args[0]), **dict(x.attrs))
+        return self.op("add", a, b)
+
+    # --- sums over what was broadcast ---
+    def wanted(self, value: str) -> tuple[Dim, ...]:
+        """The dims of the cotangent of a value."""
+        dims = self.type(value).dims
+        return dims if not self.of_head(value) else ("C", *dims[dims[:1] == (1,):])
+
+    def summed(self, ct: str, value: str) -> str:
+        """`ct`, summed to the dims of the cotangent of `value`."""
+        have, want = self.type(ct).dims, self.wanted(value)
+        if have == want:
+            return ct
+        if self.of_head(value) and have[:1] != ("C",):  # of the chunk, not of a token: the last token has it
+            plain = self.type(value).dims
+            whole = self.reduced(ct, plain[1:] if plain[:1] == (1,) else plain)
+            at_last = self.op("last", self.op("eye", dims=("C", "C")))
+            return self.op("mul", self.op("col", at_last), self.op("row", whole)) if want[1:] else self.op("mul", at_last, whole)
+        return self.reduced(ct, want)
+
+    def reduced(self, ct: str, want: tuple[Dim, ...]) -> str:
+        """`ct`, summed to these dims: those of a column, a row, a vector or a number, or broadcast to them."""
+        have = self.type(ct).dims
+        if have == want:
+            return ct
+        if not want:
+            return self.reduced(self.op("row_sum", ct), want)
+        if len(have) == 2 and want == (have[0], 1):
+            return self.op("col", self.op("row_sum", ct))
+        if len(have) == 2 and want == (1, have[1]):
+            return self.op("row", self.op("column_sum", ct))
+        if len(have) == 2 and want == have[:1]:
+            return self.op("row_sum", ct)
+        if all(x in (1, y) for x, y in zip(have, want, strict=False)):
+            return self.op("expand", ct, dims=want)
+        raise TypeRuleError(f"{self.p.name}, {self.line}: got a cotangent {self.type(ct)}; accepted here: dims "
+                            f"{' '.join(map(str, want))}")

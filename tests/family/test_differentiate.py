@@ -1,0 +1,105 @@
+"""The program of the gradients of a page, run by the interpreter in float64, against torch.autograd through the recurrence."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gradients
+import pytest
+import torch
+from members import MEMBERS, Case, drawn
+from torch import Tensor
+
+from gdn_codegen.algorithms import names
+from gdn_codegen.derived_pages import derived, find
+from gdn_codegen.ir.builder import algorithm, apply, carried, exp, last, maximum, row_norm, row_sum, sigmoid, sqrt
+from gdn_codegen.ir.differentiate import differentiate, saving
+from gdn_codegen.ir.interpret import Interpreter, Problem
+from gdn_codegen.ir.ops import OPS, TypeRuleError
+from gdn_codegen.ir.parser import parse_program
+from gdn_codegen.ir.printer import program_text
+from gdn_codegen.ir.verify import verify
+
+SIZES = {"C": 8, "K": 4, "V": 6}
+
+
+@pytest.mark.parametrize("case", [Case((13, 0, 21, 1), 1, 2, repeat=True), Case((8, 5), 2, 2, gates="slow", strength=2.0)],
+                         ids=["mixed", "slow"])
+@pytest.mark.parametrize("name", names())
+def test_gradients_of_pages(name: str, case: Case) -> None:
+    """The gradient by every input and by the initial state, with those of outputs and final states given."""
+    p = find(name).trace()
+    forward, backward = (verify(replace(x, dims=tuple(SIZES.items()))) for x in (saving(p, outputs=False), differentiate(p)))
+    assert parse_program(program_text(backward)) == backward
+    x, numbers = drawn(name, case, p, SIZES), find(name).scalar_defaults(SIZES)
+    gen = torch.Generator().manual_seed(1)
+    d_o = torch.randn(sum(case.lengths), case.value_heads, SIZES["V"], generator=gen).double()
+    d_final = torch.randn(x["S"].shape, generator=gen).double()
+    problem = Problem(list(case.lengths), case.heads, case.value_heads)
+    given = {n: y.double() for n, y in x.items() if n != "S"}
+    states = Interpreter(forward, problem, numbers).run({**given, "initial_state": x["S"].double()})["S_chunks"]
+    got = Interpreter(backward, problem, numbers).run({**given, "S_chunks": states, "d_o": d_o, "d_final_state": d_final})
+    for n, want in gradients.expected(name, case, x, d_o, d_final).items():
+        assert gradients.relative(gradients.of_input(n, got, want), want) < 1e-12, n
+
+
+def test_every_member_has_a_recurrence() -> None:
+    """A page without one would not be tested above."""
+    assert set(names()) == set(MEMBERS)
+
+
+@algorithm(x="C K", y="C K", a="HV", b="HV K", S=carried("K"))
+def odd(x, y, a, b, S):  # type: ignore[no-untyped-def]
+    """A page of ops and forms that the pages of the package do not have."""
+    z = maximum(x, y) * exp(a) + b[None, :] / (2 + sigmoid(y))
+    n = row_norm(z, eps=0.1) - abs(x) / (1 + sqrt(row_sum(y * y) + 1))[:, None]
+    t = apply("softplus", z) * apply("minimum", S[None, :], n)
+    o = t + last(z * n)[None, :] * n
+    S = S * exp(-abs(last(t))) + last(n) + a
+    return o, S
+
+
+def test_a_page_of_ones_own() -> None:
+    """torch.autograd through the page itself in torch, for ops that no page of the package has."""
+    p = odd.trace()
+    backward = verify(replace(differentiate(p), dims=tuple(SIZES.items())))
+    forward = verify(replace(saving(p), dims=tuple(SIZES.items())))
+    gen = torch.Generator().manual_seed(2)
+    T, heads, K = 16, 2, SIZES["K"]
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=gen, dtype=torch.float64)
+    x = {"x": normal(T, heads, K), "y": normal(T, heads, K), "a": normal(heads) / 4, "b": normal(heads, K),
+         "initial_state": normal(1, heads, K)}
+    d = {"d_o": normal(T, heads, K), "d_final_state": normal(1, heads, K)}
+    problem = Problem([T], heads, heads)
+    kept = Interpreter(forward, problem, {}).run(dict(x))
+    got = Interpreter(backward, problem, {}).run({**x, **d, "S_chunks": kept["S_chunks"]})
+    for name, y in x.items():
+        found = got[f"d_{name}"].sum(0) if name in ("a", "b") else got[f"d_{name}"]
+        for _ in range(8):  # a central difference along a direction
+            along, step = normal(*y.shape), 1e-5
+            ends = [Interpreter(forward, problem, {}).run({**x, name: y + s * step * along}) for s in (1, -1)]
+            loss = [(e["o"] * d["d_o"]).sum() + (e["final_state"] * d["d_final_state"]).sum() for e in ends]
+            want = (loss[0] - loss[1]) / (2 * step)
+            assert abs((found * along).sum() - want) < 1e-6 * max(1.0, abs(want)), name
+
+
+def test_an_op_without_a_derivative_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPS, "sigmoid", replace(OPS["sigmoid"], vjp=None))
+    with pytest.raises(TypeRuleError, match=r"odd, line \d+: got sigmoid, which has no derivative"):
+        differentiate(odd.trace())
+
+
+def test_a_wrong_derivative_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above fails for a vjp with a wrong sign."""
+    vjp = OPS["exp"].vjp
+    assert vjp is not None
+    monkeypatch.setitem(OPS, "exp", replace(OPS["exp"], vjp=lambda r, o, ct: vjp(r, o, r.op("neg", ct))))
+    with pytest.raises(AssertionError, match=r"\bg\b|\bq\b|\bk\b"):
+        test_gradients_of_pages("gla", Case((13,), 1, 2))
+
+
+def test_derived_pages_are_found_by_name() -> None:
+    assert find("gated_delta_rule.gradient") is derived(find("gated_delta_rule"), "gradient", ())
+    assert find("mamba2.saving").name == "mamba2_saving"
+    with pytest.raises(ValueError, match="algorithm: got"):
+        find("gated_delta_rule.other")

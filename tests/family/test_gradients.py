@@ -1,0 +1,49 @@
+"""Kernels of gradients on each target against torch.autograd through the recurrence in float64."""
+from __future__ import annotations
+
+from typing import Any
+
+import gradients
+import pytest
+import torch
+from members import Case, drawn
+from torch import Tensor
+
+from gdn_codegen.algorithms import names
+from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.load import function
+
+ACCEPTED = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
+
+
+def errors(target: str, name: str, case: Case, **options: Any) -> dict[str, float]:
+    """RMSE over RMS of the gradient by each input and by the initial state S. The states before chunks are those that the module
+    for them gives. A pack has rows of NaN past its end, of which gradients must be zero."""
+    states, back = (Build(target, algorithm=f"{name}.{kind}", **options) for kind in ("states", "gradient"))
+    x, T = drawn(name, case, lowered(back), back.sizes), sum(case.lengths)
+    gen = torch.Generator().manual_seed(1)
+    d_o = torch.randn(T, case.value_heads, back.head_dim_v, generator=gen).to(getattr(torch, back.dtype))
+    d_final = torch.randn(x["S"].shape, generator=gen)
+    ends = torch.tensor([0, *case.lengths]).cumsum(0).to(torch.int32)
+
+    def packed(y: Tensor) -> Tensor:
+        return torch.cat([y, y.new_full((3, *y.shape[1:]), float("nan"))])[None]
+    given = {n: packed(y) if y.ndim > 1 else y for n, y in x.items() if n != "S"}
+    read = {n: y for n, y in given.items() if n in states.page.inputs}
+    _, chunks = function(states)(**read, initial_state=x["S"], cu_seqlens=ends)
+    found = function(back)(**given, S_chunks=chunks, d_o=packed(d_o), d_final_state=d_final, cu_seqlens=ends,
+                           output_final_state=True)
+    outputs = [t.name for t in back.page.trace().role("output") if t.index == "token"]
+    assert all((y[0, T:] == 0).all() for y in found[:len(outputs)]), "rows of no sequence are not zero"
+    got = dict(zip([*outputs, "d_initial_state"], [y[0, :T] for y in found[:len(outputs)]] + [found[-1]], strict=True))
+    expected = gradients.expected(name, case, x, d_o, d_final)
+    return {n: gradients.relative(gradients.of_input(n, got, want).double(), want) for n, want in expected.items()}
+
+
+@pytest.mark.parametrize("target", ["triton", pytest.param("tilelang", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", names())
+def test_gradients(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged tails, a sequence without tokens, two value heads of a key head, equal keys, gates from 0 to -50."""
+    monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
+    found = errors(target, name, Case((13, 0, 37, 1), 1, 2, repeat=True), chunk=16, head_dim_k=16, head_dim_v=32, dtype="float32")
+    assert all(e < ACCEPTED["float32"] for e in found.values()), found
