@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from ..devices.part_cost import PartCost
 
-
 # --- copied from here on ---
 #: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
 TAIL = 0.4

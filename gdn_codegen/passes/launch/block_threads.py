@@ -43,10 +43,11 @@ MOST_LIVE = 128
 MOST_SHARED = 88 * 1024
 #: Registers of a thread over single tokens: those for the state, so many for each entry of a vector, and others. At least twice
 #: those for the state, and LEAST, since groups of tokens need many. On an H100 256 sequences of 4 tokens took 289 us with 128
-#: registers, and 324 with nvcc's 161 (16 columns, before tokens had groups). One sequence of one token took 2.53 us with 96
-#: registers, and 2.67 with nvcc's 118 (8 columns, states in bfloat16).
-OF_A_VECTOR, OF_OTHERS, LEAST = 3, 16, 96
-#: A thread has at least so many columns of a row. Then the most threads that share a row, and the bytes that a thread moves at once.
+#: registers, and 324 with nvcc's 161 (16 columns, before tokens had groups). One sequence of one token took 2.53 us with 20
+#: blocks a multiprocessor, which leave 96, and 2.67 with 16 (8 columns, states in bfloat16). 21 blocks leave 80, and spill: each
+#: quarter of a multiprocessor has its own registers.
+OF_A_VECTOR, OF_OTHERS, LEAST = 3, 16, 100
+#: A thread has at least so many columns of a row. Then the most threads that share a row, and the bytes that each moves at once.
 COLUMNS, MOST_LANES, AT_ONCE = 8, 8, 16
 
 
