@@ -189,7 +189,7 @@ SCHEDULES = {s.name: s for s in (
 VARIANTS: dict[tuple[str, str], Schedule] = {
     ("walk", "sm_90a"): replace(SCHEDULES["walk"], form="unit",
                                 kernels=(("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))),
-    ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit"),
+    ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit", agents="operand_walk"),
     ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit")}
 
 
