@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, loops, map_ops, types
+from ...ir.differentiate import TURNED
 from ...ir.ops import OPS
 from ...ir.types import Tensor
 from ..common import rebuild
@@ -79,7 +80,7 @@ _OF_PLACES = ("col", "row", "expand", "lower", "strictly_lower", "pairs", "diago
 def renamed(p: Program, over: set[str]) -> Program:
     """`p`, in which callers' tensors among `over` have names that end in _vk. A module that stores states of chunks in one
     orientation then does not fit one that reads the other."""
-    names = {t.name: f"{t.name}_vk" for t in p.tensors if t.name in over and t.role != "workspace"}
+    names = {t.name: f"{t.name}{TURNED}" for t in p.tensors if t.name in over and t.role != "workspace"}
 
     def each(o: Op) -> list[Op]:
         return [o.with_attrs(tensor=names[o.attr("tensor")]) if o.attr("tensor") in names else o]
