@@ -73,7 +73,8 @@ def test_opcheck() -> None:
     assert len(seen) == 8
     for func, args in seen:
         leaf = [y.detach().requires_grad_(y.is_floating_point()) if isinstance(y, Tensor) else
-                [z.detach().requires_grad_() for z in y] if isinstance(y, list) and y and isinstance(y[0], Tensor) else y for y in args]
+                [z.detach().requires_grad_() for z in y] if isinstance(y, list) and y and isinstance(y[0], Tensor) else y
+                for y in args]
         only = [x for x in ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
                 if x != "test_aot_dispatch_dynamic" or "gradient" not in str(func)]  # which has no derivative
         torch.library.opcheck(func, tuple(leaf), test_utils=only)
@@ -150,9 +151,9 @@ def test_what_has_no_gradient_is_refused(name: str, said: dict[str, Any]) -> Non
 
 
 def test_a_step_of_mamba_that_overwrites_its_state() -> None:
-    x, B = torch.zeros(1, 2, 32), torch.zeros(1, 1, 16)
+    x, B, S = torch.zeros(1, 2, 32), torch.zeros(1, 1, 16), torch.zeros(1, 2, 32, 16)
     with pytest.raises(ValueError, match=r"^state: got a tensor that the call overwrites"):
-        selective_state_update(torch.zeros(1, 2, 32, 16), x.requires_grad_(), torch.zeros(1, 2), -torch.ones(2), B, B, target=TARGET)
+        selective_state_update(S, x.requires_grad_(), torch.zeros(1, 2), -torch.ones(2), B, B, target=TARGET)
 
 
 def test_the_gate_and_dt_of_mamba() -> None:
@@ -167,7 +168,8 @@ def test_the_gate_and_dt_of_mamba() -> None:
     y = [t.double().detach().requires_grad_() for t in leaves]
     rows, step, state = [], torch.nn.functional.softplus(y[2] + y[5]), torch.zeros(2, 16, 32).double()
     for t in range(9):
-        state = (step[0, t] * y[6]).exp()[:, None, None] * state + (step[0, t, :, None] * y[0][0, t])[:, None] * y[3][0, t, 0, :, None]
+        added = (step[0, t, :, None] * y[0][0, t])[:, None] * y[3][0, t, 0, :, None]
+        state = (step[0, t] * y[6]).exp()[:, None, None] * state + added
         rows.append((y[4][0, t, 0, :, None] * state).sum(1) * torch.nn.functional.silu(y[1][0, t]))
     want = torch.autograd.grad(torch.stack(rows).square().sum(), y)
     assert all((a - b).norm() < 1e-5 * b.norm() for a, b in zip(got, want, strict=True))

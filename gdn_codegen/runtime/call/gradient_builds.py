@@ -9,9 +9,8 @@ from typing import Any
 
 from ... import algorithms
 from ...host.tensors import _fail
-from ...ir.decays import by_channel
-from ...ir.differentiate import chunk_states, derivative
-from ...schedule import Schedule, varied
+from ...schedule import varied
+from ...targets import names
 from ..admit import Refused, admit
 from ..build import Build, lowered
 from ..load import module
@@ -36,10 +35,11 @@ class Plan:
 #: One kernel, and states in float32. For devices on which launches cost little, and pages that fit no other plan.
 ONE = Plan(("fused", {}), (("fused", {}),))
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again. On an H100 the gradient of
-#: 1 x 8192 tokens with 64 heads of Gated DeltaNet took 3.2 ms in TileLang with a walk in halves of V, and 3.4 whole. In Triton it
-#: took 4.7 ms with 8 warps, 6.8 with 4, and 6.9 as one kernel (bfloat16, K = V = 128). Of gates per channel, walks for states
+#: 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves of V, 0.3 ms more whole. In
+#: Triton it took 4.7 ms with 8 warps, 6.8 with 4, and 6.9 as one kernel (bfloat16, K = V = 128). Of gates per channel, walks for states
 #: read operands that another kernel computed.
-WALKS: tuple[tuple[str, dict[str, Any]], ...] = (("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
+WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = ("fused_walk", {"partition": "decay"})
 THREE = Plan(("gradient", {"v_block": 64}), WALKS, narrow=True)
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
@@ -88,7 +88,18 @@ def _apart(x: Builds) -> str:
     return "" if stored == read else f"schedule {x.states.plan.name} stores {', '.join(stored)}, not {', '.join(read)}"
 
 
+#: Targets that have gradients.
+TARGETS = tuple(dict.fromkeys(n for n, _ in PLANS))
+
+
+def check_target(asked: str) -> None:
+    """ValueError for a target without gradients."""
+    if asked in names() and asked not in TARGETS:
+        _fail("target", repr(asked), f"auto, {', '.join(TARGETS)}, which have gradients")
+
+
 def targets_for(device: str, asked: str) -> list[str]:
+<<<<<<< HEAD
     """The targets whose builds may serve the gradient of a call, the preferred one first: the caller's, or all that run here.
     ValueError for a target without gradients."""
     known = sorted({n for n, _ in PLANS})
@@ -96,6 +107,12 @@ def targets_for(device: str, asked: str) -> list[str]:
     if not found or found[0] not in known:
         _fail("target", repr(asked), f"{' or '.join(known)}, which have gradients")
     return found
+=======
+    """The targets whose builds may serve the gradient of a call, the preferred one first: the caller's, or all that run here."""
+    check_target(asked)
+    found = [n for n in serving(device) if n in TARGETS and runs(n, device)]
+    return found if asked == "auto" and found else [choose(device, asked)]
+>>>>>>> main
 
 
 def builds_for(call: Call) -> Builds:
