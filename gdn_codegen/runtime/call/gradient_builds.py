@@ -9,7 +9,9 @@ from typing import Any
 
 from ... import algorithms
 from ...host.tensors import _fail
-from ...schedule import varied
+from ...ir.decays import by_channel
+from ...ir.differentiate import chunk_states, derivative
+from ...schedule import Schedule, varied
 from ...targets import names
 from ..admit import Refused, admit
 from ..build import Build, lowered
@@ -36,8 +38,8 @@ class Plan:
 ONE = Plan(("fused", {}), (("fused", {}),))
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again. On an H100 the gradient of
 #: 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves of V, 0.3 ms more whole. In
-#: Triton it took 4.7 ms with 8 warps, 6.8 with 4, and 6.9 as one kernel (bfloat16, K = V = 128). Of gates per channel, walks for states
-#: read operands that another kernel computed.
+#: Triton it took 4.7 ms with 8 warps, 6.8 with 4, and 6.9 as one kernel (bfloat16, K = V = 128). Of gates per channel, walks
+#: for states read operands that another kernel computed.
 WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = ("fused_walk", {"partition": "decay"})
@@ -99,20 +101,10 @@ def check_target(asked: str) -> None:
 
 
 def targets_for(device: str, asked: str) -> list[str]:
-<<<<<<< HEAD
-    """The targets whose builds may serve the gradient of a call, the preferred one first: the caller's, or all that run here.
-    ValueError for a target without gradients."""
-    known = sorted({n for n, _ in PLANS})
-    found = [choose(device, asked)] if asked != "auto" else [n for n in serving(device) if n in known and runs(n, device)]
-    if not found or found[0] not in known:
-        _fail("target", repr(asked), f"{' or '.join(known)}, which have gradients")
-    return found
-=======
     """The targets whose builds may serve the gradient of a call, the preferred one first: the caller's, or all that run here."""
     check_target(asked)
     found = [n for n in serving(device) if n in TARGETS and runs(n, device)]
     return found if asked == "auto" and found else [choose(device, asked)]
->>>>>>> main
 
 
 def builds_for(call: Call) -> Builds:
