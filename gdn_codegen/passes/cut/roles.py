@@ -3,7 +3,7 @@
 A role is a property of the graph, so a schedule of roles serves any page. An output or a state of the page has only the role
 `output` or `state`. Other roles are given to values on which an output or a state depends:
 - gate: an input of one number per token, as the page reads it.
-- gate_sum: a running sum.
+- gate_sum: a running sum that depends on no state.
 - system: the x of an inverse (I + x)^-1.
 - inverse: an inverse as products read it. The schedule's form may have scaled it or removed its diagonal.
 - weight, offset: products of an inverse that do not depend on a state, but whose readers do. A weight multiplies a state.
@@ -74,7 +74,7 @@ class _Roles:
                                           if x.kind == "matmul")}
         gates = {t.name for t in self.p.role("input") if t.index == "token" and len(t.dims) == 1}
         found = {
-            "gate": gates, "gate_sum": {o.out for o in self.ops if o.kind == "cumsum"},
+            "gate": gates, "gate_sum": {o.out for o in self.ops if o.kind == "cumsum"} - self.waits,
             "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
             "inverse": operands, "weight": weights, "offset": set(free) - weights,
             "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits},
