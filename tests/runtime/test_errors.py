@@ -68,7 +68,11 @@ TRIALS = {
     ("g", "not a tensor"): dict(g=None),
     ("g", "dtype"): dict(g=zeros(1, T, HV, dtype=torch.float64)),
     ("g", "heads unlike v's"): dict(g=zeros(1, T, H)),
-    ("g", "requires grad"): dict(g=zeros(1, T, HV, requires_grad=True)),
+    ("out", "beside a tensor that requires grad"): dict(g=zeros(1, T, HV, requires_grad=True), out=half(1, T, HV, V)),
+    ("checkpoint_chunks", "beside a tensor that requires grad"): dict(g=zeros(1, T, HV, requires_grad=True), checkpoint_chunks=1),
+    ("initial_state", "overwritten, and a tensor requires grad"): dict(
+        g=zeros(1, T, HV, requires_grad=True), initial_state=zeros(1, HV, K, V), inplace_final_state=True),
+    ("save", "another word"): dict(save="all"),
     ("beta", "dtype"): dict(beta=zeros(1, T, HV, dtype=torch.int32)),
     ("beta", "rank"): dict(beta=zeros(1, T, HV, V)),
     ("beta", "tokens unlike q's"): dict(beta=zeros(1, 1, HV)),
