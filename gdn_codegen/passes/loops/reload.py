@@ -1,8 +1,8 @@
-"""reload: loads and computes tiles again for each reader. `arrange` calls it for devices with cores, for kernels that have no room
-otherwise. It needs stage "fed", and keeps it.
+"""reload: loads and computes tiles again for each reader. `arrange` calls it for devices with cores, for kernels that have no
+room otherwise. It needs stage "fed", and keeps it.
 
-A tile that is in memory need not stay on the chip between two readers that are far apart. So each reader gets its own load, and its
-own copy of the few elementwise ops in between. `depth_first` then puts these directly before the reader.
+A tile that is in memory need not stay on the chip between two readers that are far apart. So each reader gets its own load, and
+its own copy of the few elementwise ops in between. `depth_first` then puts these directly before the reader.
 """
 from __future__ import annotations
 

@@ -90,8 +90,11 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
             found = _most(partial(variant, what), sizes, lacks)
             if found is not None:
                 return found, made
-    orders = (depth_first(p, k, device), depth_first(p, reload(k, device), device))
-    return next((x for x in orders if not lacking(p, x, s, device)), k), []  # for `k`, `pack` raises the error that names the values
+    for x in (k, reload(k, device)):
+        x = depth_first(p, x, device)
+        if not lacking(p, x, s, device):
+            return x, []
+    return k, []  # `pack` raises the error that names the values
 
 
 def _most(variant: Callable[[int], tuple[Kernel, float]], sizes: list[int], lacks: float) -> Kernel | None:
