@@ -123,7 +123,10 @@ def verify(a: argparse.Namespace) -> int:
     if a.report is not None:
         from .tools.report import check_report
         check_report(Path(a.report))
+    if a.backward:
+        options.refuse(a, ["report"], "with --backward", "without --backward, as a report is about outputs")
     asked = [b for b in options.builds(a) if serves(b.target, a.device)]
+    asked = [b for b in asked if not a.backward or b.page.trace().walk.step < 0]
     left = {b.target: why for b in asked if (why := lacks(b.target, a.device))}
     builds = [b for b in asked if b.target not in left]
     if a.device == "cuda":
@@ -142,7 +145,7 @@ def verify(a: argparse.Namespace) -> int:
         if builds:
             print(HEAD, flush=True)
         recurrence = None if a.reference is None else algorithms.load("reference", a.reference, Callable, "function")
-        for line, ok in lines(builds, CASES[:2] if a.quick else CASES, a.device, recurrence):
+        for line, ok in lines(builds, CASES[:2] if a.quick else CASES, a.device, recurrence, a.backward):
             print(line, flush=True)
             good &= ok
     return _verdict(good, bool(builds), left, a.strict)
