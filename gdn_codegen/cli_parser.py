@@ -69,8 +69,8 @@ def _module_options(p: argparse.ArgumentParser) -> None:
     """The options of `build`."""
     _build_options(p, several=True, compiles=True)
     _heads_option(p)
-    p.add_argument("--backward", action="store_true", help="instead the modules of a training step: the page with the states "
-                   "before each chunk (NAME.saving), and its gradients (NAME.gradient)")
+    p.add_argument("--backward", action="store_true", help="instead the two modules of a backward: the states before each "
+                   "chunk (NAME.states), and the gradients (NAME.gradient)")
     p.add_argument("--out", metavar="DIR", help="folder of DIR/TARGET/NAME.py (default: generated)")
     p.add_argument("--check", action="store_true", help="compile as far as this machine allows")
     p.add_argument("--strict", action="store_true", help="with --check: what cannot be checked here is an error")
@@ -105,7 +105,7 @@ def _verify_options(p: argparse.ArgumentParser) -> None:
     _build_options(p, several=True)
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
     p.add_argument("--quick", action="store_true", help="a few short cases only")
-    p.add_argument("--backward", action="store_true", help="instead gradients, compared with torch.autograd through the recurrence")
+    p.add_argument("--backward", action="store_true", help="instead gradients, compared with torch.autograd")
     p.add_argument("--strict", action="store_true", help="a target that does not run here is an error")
     p.add_argument("--reference", metavar="FILE.py:FUNCTION", help="a recurrence of your own to compare with: called in float64 "
                    "once per sequence and value head, with the page's parameters by name, [T, dims] each (default: the page in "

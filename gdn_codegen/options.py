@@ -20,8 +20,8 @@ from .targets import DEFAULT_SCHEDULE, find, names
 if TYPE_CHECKING:
     from .runtime.call.choose import Choice
 
-#: The derived pages of the modules that a training step calls: forward, and backward.
-BACKWARD = ("saving", "gradient")
+#: The derived pages of the two modules that a backward calls.
+BACKWARD = ("states", "gradient")
 #: The reason of a choice that the command line made.
 ASKED = "asked for"
 #: Tokens of a chunk if the command line names a schedule and no chunk.
@@ -196,6 +196,16 @@ def check_bench(a: argparse.Namespace) -> str:
         if getattr(a, name) is None:
             setattr(a, name, value)
     return way
+
+
+def check_verify(a: argparse.Namespace) -> None:
+    """ValueError for options of `verify` that do not go together."""
+    if a.report is not None and a.reference is not None:
+        raise ValueError("reference: got --reference with --report; accepted: one, as a report compares with the page")
+    if a.report is not None and a.backward:
+        raise ValueError("report: got --report with --backward; accepted: one, as a report is about outputs")
+    if (base := derived_pages.without_kind(a.algorithm)) != a.algorithm:
+        raise ValueError(f"algorithm: got {a.algorithm!r}; accepted: --algorithm {base}, with --backward for its gradients")
 
 
 def check_tune(a: argparse.Namespace) -> None:
