@@ -8,7 +8,7 @@ from .part_cost import PartCost
 
 SM_90A = Groups(
     "sm_90a", "tilelang", {**HOPPER.spaces, "shared": 226 * 1024}, operand="shared", product="fragment", loaded="shared",
-    vector="shared", tile="fragment", number="local", in_place=True, extents=HOPPER.extents,
+    vector="shared", tile="fragment", number="local", summed=HOPPER.summed, in_place=True, extents=HOPPER.extents,
     solves=HOPPER.solves, solves_whole=HOPPER.solves_whole, async_loads=HOPPER.async_loads, staged=HOPPER.staged,
     # chunk_us, launch_us, split_us and both lengths of warm-ups are fitted to times of 200 random packs on an H100
     # (benchmarks/packs.py). summary_us is what makes the longest warm-up 8 parts: with 2 to 4 parts most shapes were slower.

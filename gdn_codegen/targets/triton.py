@@ -45,7 +45,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
     n = x.chunk or next(iter(WALKS))
     if x.few is None or max(x.head_dims) > WIDEST or n not in WALKS:
         return
-    if x.few:
+    if x.few and not x.channels:  # the cost of parts was fitted to gates that are numbers
         plan = varied("walk", partition="decay", longest_first=True, **WALKS[n], **_described(x.arch, n, True))
         yield Candidate(plan, "walks fill at most half of the GPU", n)
     yield Candidate(varied("walk", **WALKS[n], **_described(x.arch, n, False)), "made for GPUs", n)

@@ -334,6 +334,7 @@ template <bool transposed> static __device__ __forceinline__ void store_tile(voi
 copy_cuda = T.copy
 start_copy_cuda = T.async_copy
 parallel_cuda = T.Parallel
+blocks_at_least_cuda = T.annotate_min_blocks_per_sm
 start_next_kernel_cuda = T.pdl_trigger
 wait_for_earlier_kernels_cuda = T.pdl_sync
 shared_cuda = T.alloc_shared
@@ -447,12 +448,13 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        as_sums=as_sums_cuda, bfloat16=bfloat16_cuda, column_cumsum=column_cumsum_cuda, copy=copy_cuda,
-        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
-        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda,
-        staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
-        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda),
+        as_sums=as_sums_cuda, bfloat16=bfloat16_cuda, blocks_at_least=blocks_at_least_cuda,
+        column_cumsum=column_cumsum_cuda, copy=copy_cuda, expect_swizzled=expect_swizzled_cuda,
+        find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda,
+        load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda, staged=staged_cuda,
+        start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda,
+        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
+        whole_inverses=whole_inverses_cuda),
 }
 
 
@@ -530,6 +532,7 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
             last_G = t.shared((K,), T.float32)
             k_decay_to_end_bf16 = t.fragment((C, K), t.bfloat16)
             k_decay_to_end_bf16_out = t.staged((C, K), t.bfloat16)
+            t.blocks_at_least(2)
             t.start_next_kernel()
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -864,7 +867,7 @@ def o_S_kernel(t):
                             o_out[b, row + i, hv, block * BV + j] = 0
             tx = T.get_thread_binding()
             if tx < 128:
-                T.set_max_nreg(192, 0)
+                T.set_max_nreg(240, 0)
                 if has_initial_state != 0:
                     for i, j in t.parallel(BV, K):
                         S[i, j] = initial_state_in[n, hv, j, block * BV + i]
