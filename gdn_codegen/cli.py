@@ -16,7 +16,6 @@ from .runtime.build import Build, lowered, render
 from .runtime.progress import under_way
 from .schedule import SCHEDULES
 from .schedule.contract import Contract
-from .targets import names
 
 if TYPE_CHECKING:
     from .tools.shapes import Shape
@@ -110,19 +109,6 @@ def _verdict(good: bool, ran: bool, left: dict[str, str], strict: bool) -> int:
     return int(not (good and ran) or strict and bool(left))
 
 
-def _of_gradients(a: argparse.Namespace) -> tuple[list[Build], dict[str, str]]:
-    """The builds of gradients for `verify`. Of --target all those that there are, and by target why there is none."""
-    found, left = [], {}
-    for target in names() if a.target == "all" else (a.target,):
-        try:
-            found += options.builds(argparse.Namespace(**{**vars(a), "target": target}))
-        except ValueError as e:
-            if a.target != "all":
-                raise
-            left[target] = str(e)
-    return [b for b in found if b.page.trace().walk.step < 0], left
-
-
 def verify(a: argparse.Namespace) -> int:
     """`gdn_codegen verify`: run each target and compare it with the float64 recurrence, or write a report on many lengths.
 
@@ -136,7 +122,7 @@ def verify(a: argparse.Namespace) -> int:
         from .tools.report import check_report
         check_report(Path(a.report))
     options.check_verify(a)
-    asked, left = _of_gradients(a) if a.backward else (options.builds(a), {})
+    asked, left = options.of_gradients(a) if a.backward else (options.builds(a), {})
     asked = [b for b in asked if serves(b.target, a.device)]
     left |= {b.target: why for b in asked if (why := lacks(b.target, a.device))}
     builds = [b for b in asked if b.target not in left]

@@ -96,6 +96,19 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     return out
 
 
+def of_gradients(a: argparse.Namespace) -> tuple[list[Build], dict[str, str]]:
+    """The builds of gradients for `verify`. Of --target all those that there are, and by target why there is none."""
+    found, left = [], {}
+    for target in names() if a.target == "all" else (a.target,):
+        try:
+            found += builds(argparse.Namespace(**{**vars(a), "target": target}))
+        except ValueError as e:
+            if a.target != "all":
+                raise
+            left[target] = str(e)
+    return [b for b in found if b.page.trace().walk.step < 0], left
+
+
 def schedule(spec: str, arch: str) -> Schedule:
     """The schedule that --schedule names: a name of the package, or FILE.py:NAME. ValueError for anything else."""
     if ":" in spec:

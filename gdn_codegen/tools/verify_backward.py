@@ -82,7 +82,7 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], weights: dict[str, tor
     given |= {f"d_{n}": to_layout(tensors[f"d_{n}"], y, b, case).to(device) if tensors[f"d_{n}"].index == "token"
               else turned(y).to(device) for n, y in weights.items()}
     results = function(b)(**given, **dict(zip(kept, saved, strict=True)), **more, output_final_state=True)
-    got = {}
+    got: dict[str, torch.Tensor] = {}
     for t, y in zip(sorted(p.role("output"), key=lambda t: t.index != "token"), results, strict=True):
         name, y = t.name.removeprefix("d_"), y.cpu().to(F64)
         if t.index == "sequence":
