@@ -111,7 +111,7 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
     return {"device_functions": functions.module_texts({x for k in kernels for x in k.extra["calls"]}),
             "blocks": quoted({k.name: k.extra["block"] for k in kernels if k.extra["block"]}),
             "warps": quoted({k.name: k.extra["warps"] for k in kernels}), "stages": b.plan.stages,
-            "unspecialised": quoted(tuple(sorted({n for k in kernels for n in k.extra["sizes"]}))),
+            "unspecialised": quoted(tuple(sorted({n for k in kernels for n in k.extra["loose"]}))),
             "in_shares": quoted(those("in_pairs")), "descriptors": bool(those("described"))}
 
 

@@ -67,32 +67,32 @@ def blocks_at_least_cpu(n):
     """Nothing: there are no multiprocessors."""
 
 
-def lane_of_column(j, columns, lanes):
-    """The lane that holds column j of a row, and the place of the column in it: each lane has pieces of 8 columns, which are 16
-    bytes in 16 bit."""
-    each = min(8, columns // lanes)
+def lane_of_column(j, columns, lanes, piece):
+    """The lane that holds column j of a row, and the place of the column in it: each lane has pieces of so many columns, which
+    are 16 bytes in memory."""
+    each = min(piece, columns // lanes)
     return j // each % lanes, j // (each * lanes) * each + j % each
 
 
-def state_rows_cuda(shape, dtype, threads, lanes):
+def state_rows_cuda(shape, dtype, threads, lanes, piece):
     """A fragment [rows, columns] whose rows `lanes` neighbouring threads share, so that sums of rows cross few threads."""
     x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(shape, lambda i, j: (
-        i % teams * lanes + lane_of_column(j, shape[1], lanes)[0],
-        i // teams * (shape[1] // lanes) + lane_of_column(j, shape[1], lanes)[1]))})
+        i % teams * lanes + lane_of_column(j, shape[1], lanes, piece)[0],
+        i // teams * (shape[1] // lanes) + lane_of_column(j, shape[1], lanes, piece)[1]))})
     return x
 
 
-def along_columns_cuda(shape, dtype, threads, lanes):
+def along_columns_cuda(shape, dtype, threads, lanes, piece):
     """A vector with an entry for each column of such a fragment. Each team of `lanes` threads has it."""
     x = T.alloc_fragment(shape, dtype)
     T.annotate_layout({x: tilelang.layout.Fragment(
-        shape, forward_thread_fn=lambda j, team: team * lanes + lane_of_column(j, shape[0], lanes)[0],
-        replicate=threads // lanes, forward_index_fn=lambda j: lane_of_column(j, shape[0], lanes)[1])})
+        shape, forward_thread_fn=lambda j, team: team * lanes + lane_of_column(j, shape[0], lanes, piece)[0],
+        replicate=threads // lanes, forward_index_fn=lambda j: lane_of_column(j, shape[0], lanes, piece)[1])})
     return x
 
 
-def along_rows_cuda(shape, dtype, threads, lanes):
+def along_rows_cuda(shape, dtype, threads, lanes, piece):
     """A vector with an entry for each row of such a fragment. All threads of the row's team have it."""
     x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(
@@ -100,32 +100,32 @@ def along_rows_cuda(shape, dtype, threads, lanes):
     return x
 
 
-def token_rows_cuda(shape, dtype, threads, lanes):
+def token_rows_cuda(shape, dtype, threads, lanes, piece):
     """A tile of tokens in shared memory, 4 bytes an entry. A lane reads its pieces of 8 columns in halves, and the halves of
-    neighbouring lanes lie side by side, in different banks."""
+    neighbouring lanes lie side by side, in different banks. So do pieces of 4 columns, which are in order."""
     x, columns = T.alloc_shared(shape, dtype), 8 * lanes
-    if shape[1] % columns == 0:
+    if piece == 8 and shape[1] % columns == 0:
         T.annotate_layout({x: tilelang.layout.Layout(shape, lambda i, j: (
             i, j // columns * columns + j % 8 // 4 * (4 * lanes) + j // 8 % lanes * 4 + j % 4))})
     return x
 
 
-def token_rows_cpu(shape, dtype, threads, lanes):
+def token_rows_cpu(shape, dtype, threads, lanes, piece):
     """A tile of tokens."""
     return T.alloc_local(shape, dtype)
 
 
-def state_rows_cpu(shape, dtype, threads, lanes):
+def state_rows_cpu(shape, dtype, threads, lanes, piece):
     """A tile whose rows are summed."""
     return T.alloc_local(shape, dtype)
 
 
-def along_columns_cpu(shape, dtype, threads, lanes):
+def along_columns_cpu(shape, dtype, threads, lanes, piece):
     """A vector with an entry for each column of such a tile."""
     return T.alloc_local(shape, dtype)
 
 
-def along_rows_cpu(shape, dtype, threads, lanes):
+def along_rows_cpu(shape, dtype, threads, lanes, piece):
     """A vector with an entry for each row of such a tile."""
     return T.alloc_local(shape, dtype)
 
@@ -194,75 +194,75 @@ def o_S_kernel(t):
             b = n * batched
             start = T.if_then_else(batched != 0, n * L, cu_seqlens[n])
             length = T.if_then_else(batched != 0, L, cu_seqlens[n + 1] - start)
-            S_0_bf16 = t.state_rows((BV, K), t.bfloat16, 32, 8)
-            q_in_tokens = t.state_rows((4, K), t.bfloat16, 32, 8)
-            k_in_tokens = t.state_rows((4, K), t.bfloat16, 32, 8)
+            S_0_bf16 = t.state_rows((BV, K), t.bfloat16, 32, 8, 8)
+            q_in_tokens = t.state_rows((4, K), t.bfloat16, 32, 8, 8)
+            k_in_tokens = t.state_rows((4, K), t.bfloat16, 32, 8, 8)
             v_group = t.shared((4, BV), t.bfloat16)
-            g_in_tokens = t.along_rows((4,), t.bfloat16, 32, 8)
-            beta_in_tokens = t.along_rows((4,), t.bfloat16, 32, 8)
-            q_f32_tokens = t.state_rows((4, K), T.float32, 32, 8)
-            q_q_tokens = t.state_rows((4, K), T.float32, 32, 8)
-            row_sums_q_q_tokens = t.along_rows((4,), T.float32, 32, 8)
-            row_sums_q_scaled_tokens = t.along_rows((4,), T.float32, 32, 8)
-            row_sums_q_minimum_tokens = t.along_rows((4,), T.float32, 32, 8)
-            row_sums_q_q_sum_tokens = t.along_rows((4,), T.float32, 32, 8)
-            row_sums_q_q_rsqrt_tokens = t.along_rows((4,), T.float32, 32, 8)
-            rq_tokens = t.along_rows((4,), T.float32, 32, 8)
-            k_f32_tokens = t.state_rows((4, K), T.float32, 32, 8)
-            k_k_tokens = t.state_rows((4, K), T.float32, 32, 8)
-            k_kT_2_tokens = t.along_rows((4,), T.float32, 32, 8)
-            row_sums_k_scaled_tokens = t.along_rows((4,), T.float32, 32, 8)
-            row_sums_k_minimum_tokens = t.along_rows((4,), T.float32, 32, 8)
-            row_sums_k_k_2_sum_tokens = t.along_rows((4,), T.float32, 32, 8)
-            row_sums_k_k_rsqrt_tokens = t.along_rows((4,), T.float32, 32, 8)
-            rk_tokens = t.along_rows((4,), T.float32, 32, 8)
+            g_in_tokens = t.along_rows((4,), t.bfloat16, 32, 8, 8)
+            beta_in_tokens = t.along_rows((4,), t.bfloat16, 32, 8, 8)
+            q_f32_tokens = t.state_rows((4, K), T.float32, 32, 8, 8)
+            q_q_tokens = t.state_rows((4, K), T.float32, 32, 8, 8)
+            row_sums_q_q_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            row_sums_q_scaled_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            row_sums_q_minimum_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            row_sums_q_q_sum_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            row_sums_q_q_rsqrt_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            rq_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            k_f32_tokens = t.state_rows((4, K), T.float32, 32, 8, 8)
+            k_k_tokens = t.state_rows((4, K), T.float32, 32, 8, 8)
+            k_kT_2_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            row_sums_k_scaled_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            row_sums_k_minimum_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            row_sums_k_k_2_sum_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            row_sums_k_k_rsqrt_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            rk_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
             exp_A_log_tokens = T.alloc_var(T.float32)
             minus_exp_A_log_tokens = T.alloc_var(T.float32)
-            g_f32_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_bias_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_bias_neg_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_minimum_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_exp_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_exp_sum_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_ratio_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_scaled_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_scaled_2_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_sum_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_scaled_3_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_sum_2_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_scaled_4_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_sum_3_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_scaled_5_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_maximum_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_sum_4_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_scaled_6_tokens = t.along_rows((4,), T.float32, 32, 8)
-            g_plus_dt_softplus_tokens = t.along_rows((4,), T.float32, 32, 8)
-            minus_exp_A_scaled_tokens = t.along_rows((4,), T.float32, 32, 8)
-            beta_f32_tokens = t.along_rows((4,), T.float32, 32, 8)
-            sigmoid_beta_tokens = t.along_rows((4,), T.float32, 32, 8)
-            G_tokens = t.along_rows((4,), T.float32, 32, 8)
-            exp_G_tokens = t.along_rows((4,), T.float32, 32, 8)
-            rk_exp_G_tokens = t.along_rows((4,), T.float32, 32, 8)
-            beta_rk_tokens = t.along_rows((4,), T.float32, 32, 8)
-            rq_exp_G_tokens = t.along_rows((4,), T.float32, 32, 8)
-            q_k_tokens = t.state_rows((4, K), T.float32, 32, 8)
-            q_kT_2_tokens = t.along_rows((4,), T.float32, 32, 8)
-            q_kT_tokens = t.along_rows((4,), T.float32, 32, 8)
-            q_f32_group = t.token_rows((4, K), T.float32, 32, 8)
-            k_f32_group = t.token_rows((4, K), T.float32, 32, 8)
+            g_f32_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_bias_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_bias_neg_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_minimum_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_exp_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_exp_sum_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_ratio_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_scaled_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_scaled_2_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_sum_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_scaled_3_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_sum_2_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_scaled_4_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_sum_3_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_scaled_5_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_maximum_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_sum_4_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_scaled_6_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            g_plus_dt_softplus_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            minus_exp_A_scaled_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            beta_f32_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            sigmoid_beta_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            G_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            exp_G_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            rk_exp_G_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            beta_rk_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            rq_exp_G_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            q_k_tokens = t.state_rows((4, K), T.float32, 32, 8, 8)
+            q_kT_2_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            q_kT_tokens = t.along_rows((4,), T.float32, 32, 8, 8)
+            q_f32_group = t.token_rows((4, K), T.float32, 32, 8, 8)
+            k_f32_group = t.token_rows((4, K), T.float32, 32, 8, 8)
             exp_G_group = t.shared((4,), T.float32)
             rk_exp_G_group = t.shared((4,), T.float32)
             beta_rk_group = t.shared((4,), T.float32)
             rq_exp_G_group = t.shared((4,), T.float32)
             q_kT_group = t.shared((4,), T.float32)
-            S = t.state_rows((BV, K), T.float32, 32, 8)
-            q_f32 = t.along_columns((K,), T.float32, 32, 8)
-            k_f32 = t.along_columns((K,), T.float32, 32, 8)
-            k_S = t.state_rows((BV, K), T.float32, 32, 8)
-            k_S_2 = t.along_rows((BV,), T.float32, 32, 8)
-            beta_rk_scaled = t.along_rows((BV,), T.float32, 32, 8)
-            q_S = t.state_rows((BV, K), T.float32, 32, 8)
-            q_S_2 = t.along_rows((BV,), T.float32, 32, 8)
+            S = t.state_rows((BV, K), T.float32, 32, 8, 8)
+            q_f32 = t.along_columns((K,), T.float32, 32, 8, 8)
+            k_f32 = t.along_columns((K,), T.float32, 32, 8, 8)
+            k_S = t.state_rows((BV, K), T.float32, 32, 8, 8)
+            k_S_2 = t.along_rows((BV,), T.float32, 32, 8, 8)
+            beta_rk_scaled = t.along_rows((BV,), T.float32, 32, 8, 8)
+            q_S = t.state_rows((BV, K), T.float32, 32, 8, 8)
+            q_S_2 = t.along_rows((BV,), T.float32, 32, 8, 8)
             t.blocks_at_least(16)
             if clear_o != 0:
                 row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
@@ -617,7 +617,7 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    launch_us: microseconds of one kernel for summaries, besides its chunks; idle_us: of one that finds that none is needed.
     split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
       longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
@@ -625,6 +625,8 @@ class PartCost:
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
+    crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
+      time. Warm-ups of the heads that forget slowly then delay other parts.
     """
 
     chunk_us: float
@@ -636,6 +638,8 @@ class PartCost:
     longest_warm_up_chunks: float
     least_part_chunks: float
     resident: int
+    idle_us: float
+    crowded: float
 
 
 @dataclass(frozen=True)
@@ -1146,6 +1150,10 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
     return [x is None or _is_plain(x, dtype) for x in buffers]
 
 
+#: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
+TAIL = 0.4
+
+
 @dataclass(frozen=True)
 class _Lengths:
     """What a host knows of the sequences of a call, in chunks.
@@ -1164,14 +1172,17 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     """What is known of `sequences` sequences with so many tokens in all.
 
     packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
-    one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length.
+    one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length. So do
+    all if the longest, which may be rounded up, is at most an eighth longer than the mean.
     """
     possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
     if not packed:
         return _Lengths(possible, sequences - 1, possible, possible)
     if not longest or sequences == 1:
         return _Lengths(possible, 0, 0, possible)
-    longest = min(tokens, max(longest, -(-tokens // sequences)))
+    if 8 * longest * sequences <= 9 * tokens:
+        return _Lengths(-(-tokens // (chunk * sequences)), sequences - 1, -(-tokens // (chunk * sequences)), possible)
+    longest = min(tokens, longest)
     return _Lengths(-(-longest // chunk), sequences - 1, (tokens - longest) / (chunk * (sequences - 1)), possible)
 
 
@@ -1193,13 +1204,13 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
     """
     sequences, chunks, even = 1 + x.others, x.longest + x.others * x.rest, x.others == 0 or x.rest == x.longest
 
-    def makespan(walk: float, walks: int, total: float) -> float:
+    def makespan(walk: float, walks: int, total: float, crowded: float = 1.0) -> float:
         """Chunks until all walks have ended. The longest one has `walk` chunks, all have `total` times `instances`.
 
-        Equal walks run in waves. Of others, the last one to start ends half a walk after the rest, on average.
+        Equal walks run in waves. Of others, the last one to start ends a part of a walk after the rest.
         """
         waves, share = -(-walks * instances // units), total * instances / units
-        return waves * walk if even else max(walk, share if waves == 1 else share + walk / 2)
+        return waves * walk if even else max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 
     best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
     for n in range(2, x.longest + 1):
@@ -1211,10 +1222,10 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
         if warms_up:
             before = (of_longest - 1) * span
             warm_up = min(cost.warm_up_chunks, before)
-            done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up)
+            done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up, cost.crowded)
             us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
             if _needs_summaries(x.possible, span, most):
-                us += summaries * cost.launch_us
+                us += summaries * (cost.launch_us if _needs_summaries(x.longest, span, most) else cost.idle_us)
                 if span < cost.least_part_chunks:
                     us += 3 * span * cost.summary_us
         else:
