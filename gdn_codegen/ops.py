@@ -9,15 +9,16 @@ from torch import Tensor
 from .host.arguments import _check_number
 from .host.tensors import _fail
 from .runtime.call import launch
-from .runtime.call.arguments import POSITIONS, Options, Tensors
-from .runtime.call.differentiable import asked_of
+from .runtime.call.arguments import POSITIONS, RAW_INPUTS, Options, Tensors
+from .runtime.call.differentiable import asked_of, differentiates
 from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.known_keywords import spelled
 from .runtime.call.launch import check_values, eager
 from .runtime.call.normalise import is_step, shape_of
 from .runtime.call.request import DECODE_CHUNK
 from .runtime.call.run import run_checked
-from .runtime.torch_library import compiled
+from .runtime.gradient_library import differentiated
+from .runtime.torch_library import compiled, inputs_by_name
 from .schedule import Schedule
 
 State = Tensor | None
@@ -48,6 +49,8 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     tensors, options = Tensors(*t), Options(*x)
     asked = asked_of(tensors, options, decode)
     check_values(tensors, asked, few)
+    if plain and launch.are_plain(t) and differentiates(t[:RAW_INPUTS + 1]) and not asked.saves:
+        return differentiated(lambda: _call(t, x, scale, {}, decode, few), inputs_by_name(tensors, asked), tensors, asked, scale)
 
     def call(t: Tensors, x: Options) -> tuple[Any, ...]:
         here = asked if t is tensors else asked_of(t, x, decode)  # dtypes differ
