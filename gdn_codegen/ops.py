@@ -156,7 +156,7 @@ def recurrent_gated_delta_rule(
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, num_accepted_tokens, retrieve_parent_token,
          intermediate_state_indices, cu_seqlens, final_state, out, intermediate_states_buffer, None, None, None, None)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
-         state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant, False, 0)
+         state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant, False, 0, "nothing")
     return _call(t, x, scale, kwargs, decode=True, few=True)
 
 
@@ -185,7 +185,7 @@ def fused_recurrent_gated_delta_rule(
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, None, None, None, None, cu_seqlens, None, None, None, None, None, None,
          None)
     x = (output_final_state, use_qk_l2norm_in_kernel, False, None, "log", "given", allow_neg_eigval, state_v_first, None, None,
-         "auto", None, None, 0, False, None, False, 0)
+         "auto", None, None, 0, False, None, False, 0, "nothing")
     if gk is not None or gv is not None:
         kwargs.update(gk=gk, gv=gv)
     if use_gate_in_kernel is not False or "gate" not in kwargs:  # our own keyword wins over a flag that was not set
