@@ -13,6 +13,7 @@ import torch
 from ..derived_pages import beside
 from ..ir.interpret import TORCH
 from ..runtime.build import Build, lowered
+from ..runtime.call.given import in_page_order
 from ..runtime.load import function
 from ..targets import DEFAULT_SCHEDULE
 from .cases import F64, Case, inputs
@@ -77,11 +78,12 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], weights: dict[str, tor
     tensors = {t.name: t for t in p.role("input")}
     given = {n: to_layout(tensors[n], y, b, case).to(device) for n, y in x.items() if n in tensors}
     initial = {t.name: turned(x[t.name]).to(device) for t in states.page.trace().role("input") if t.optional and case.initial}
-    kept = [t.name for t in p.role("input") if t.index == "slot"]
+    kept = [t for t in lowered(b).role("input") if t.index == "slot"]
     saved = function(states)(**{n: y for n, y in given.items() if n in states.page.inputs}, **initial, **more)[-len(kept):]
+    chunks = {t.name: in_page_order(t.name, y).to(TORCH[t.dtype]).contiguous() for t, y in zip(kept, saved, strict=True)}
     given |= {f"d_{n}": to_layout(tensors[f"d_{n}"], y, b, case).to(device) if tensors[f"d_{n}"].index == "token"
               else turned(y).to(device) for n, y in weights.items()}
-    results = function(b)(**given, **dict(zip(kept, saved, strict=True)), **more, output_final_state=True)
+    results = function(b)(**given, **chunks, **more, output_final_state=True)
     got: dict[str, torch.Tensor] = {}
     for t, y in zip(sorted(p.role("output"), key=lambda t: t.index != "token"), results, strict=True):
         name, y = t.name.removeprefix("d_"), y.cpu().to(F64)

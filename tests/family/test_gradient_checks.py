@@ -57,6 +57,15 @@ def test_gradients_of_callers_forms_pass(name: str, accept: str) -> None:
     passes("triton", algorithm=f"{name}.gradient", contract=Contract.parse(accept), layout="bhtd", dtype="float32")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["states", "gradient"])
+def test_states_with_their_dims_in_the_other_order_pass(kind: str) -> None:
+    """K and V differ, so that nothing fits by chance."""
+    text = render(Build("triton", algorithm=f"gated_delta_rule.{kind}", schedule="gradient", **SMALL))
+    assert "S_chunks_vk" in text
+    assert all(e <= accepted for e, accepted in found(text).values())
+
+
 #: Of each: the kind of page, what is found in the text of a module and what is put there.
 BROKEN = {
     "the order of chunks": ("gradient", r"for t in range\(tl.*, -1, -C\):", "for t in range(0, length, C):"),
