@@ -40,20 +40,22 @@ class Sizes:
             raise ValueError(f"head_dim: got {self.head_dim}; accepted: an even number, as rotary positions turn pairs")
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
-    """The recurrence, token by token, in plain torch and float32: an `Op`. S = exp(g) S; S = S + beta k (v - k S); o = q S."""
-    groups, dtype = v.shape[2] // q.shape[2], v.dtype
-    q, k = (x.float().repeat_interleave(groups, 2) for x in (q, k))
+def reference(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
+              dtype: torch.dtype = torch.float32) -> Tensor:
+    """The recurrence, token by token, in plain torch: an `Op`. S = exp(g) S; S = S + beta k (v - k S); o = q S. dtype: of S."""
+    groups, given = v.shape[2] // q.shape[2], v.dtype
+    q, k, v, a, b, A_log, dt_bias = (x.to(dtype) for x in (q, k, v, a, b, A_log, dt_bias))
+    q, k = (x.repeat_interleave(groups, 2) for x in (q, k))
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    decay = torch.exp(-A_log.float().exp() * F.softplus(a.float() + dt_bias.float()))
-    beta, v, q = b.float().sigmoid(), v.float(), q * q.shape[-1] ** -0.5
+    decay = torch.exp(-A_log.exp() * F.softplus(a + dt_bias))
+    beta, q = b.sigmoid(), q * q.shape[-1] ** -0.5
     S, o = v.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1]), []
     for t in range(v.shape[1]):
         S = decay[:, t, :, None, None] * S
         u = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], S))
         S = S + k[:, t, :, :, None] * u[:, :, None]
         o.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
-    return torch.stack(o, 1).to(dtype)
+    return torch.stack(o, 1).to(given)
 
 
 def generated(target: str) -> Op:

@@ -9,12 +9,15 @@ import os
 import tempfile
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from hybrid_model import Model, Sizes, generated, reference
 
+#: Recurrences in plain torch, by the names of the command line.
+REFERENCES = {"reference": reference, "reference64": partial(reference, dtype=torch.float64)}
 WARM = 20  # steps in which the rate grows
 HELD_OUT = 0.05  # of the text
 
@@ -76,7 +79,7 @@ class Training:
         torch.manual_seed(options.seed)
         self.text, self.held_out = tokens[:-apart], tokens[-apart:]
         self.options, self.op, self.device = options, op, device
-        self.model = Model(options.sizes, reference if op == "reference" else generated(target)).to(device)
+        self.model = Model(options.sizes, generated(target) if op == "gdn_codegen" else REFERENCES[op]).to(device)
         self.draws, self.losses = torch.Generator().manual_seed(options.seed), []
         matrices = [p for p in self.model.parameters() if p.ndim > 1]  # the rest, gates among it, does not decay
         self.optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1},

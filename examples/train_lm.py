@@ -2,12 +2,14 @@
 
     pip install 'gdn_codegen[triton,tilelang,bench]'
     python examples/train_lm.py --out run --op reference
+    python examples/train_lm.py --out run --op reference64
     python examples/train_lm.py --out run --op gdn_codegen --target tilelang
 
-The first command trains with a recurrence in plain torch, the second with this package's op. The text is the language reference
-that `help()` shows, 0.5 MB; --text takes another file. The folder has the losses (run/OP/losses.csv) and a plot of both ops'
-(run/losses.png). The same command again goes on from the checkpoint (run/OP/checkpoint.pt): it also resumes what was stopped, and
-the losses are those of a run that was not. Ctrl-C ends after the step under way and keeps a checkpoint.
+The first command trains with a recurrence in plain torch and float32, the second with the same in float64, the third with this
+package's op. The text is the language reference that `help()` shows, 0.5 MB; --text takes another file. The folder has the losses
+(run/OP/losses.csv) and a plot of them (run/losses.png). The same command again goes on from the checkpoint (run/OP/checkpoint.pt):
+it also resumes what was stopped, and the losses are those of a run that was not. Ctrl-C ends after the step under way and keeps a
+checkpoint.
 Exits with 0; 1 if a loss is not finite; 2 for bad arguments; 130 if stopped.
 """
 from __future__ import annotations
@@ -32,9 +34,10 @@ from lm_training import Options, Training, check_same, written
 from gdn_codegen import targets
 from gdn_codegen.tools.plots import pyplot
 
-#: How the losses of each op are drawn: the reference over ours.
-OPS = {"gdn_codegen": {"label": "gdn_codegen", "linewidth": 3, "color": "#9ec5f4"},
-       "reference": {"label": "recurrence in plain torch", "linewidth": 1, "color": "black"}}
+#: How the losses of each op are drawn: the references over ours.
+OPS = {"gdn_codegen": {"label": "gdn_codegen", "linewidth": 4, "color": "#9ec5f4"},
+       "reference": {"label": "recurrence in plain torch, float32", "linewidth": 1.2, "color": "#d1495b"},
+       "reference64": {"label": "recurrence in plain torch, float64", "linewidth": 1, "color": "black", "linestyle": ":"}}
 PATIENCE = 2.0  # seconds between lines of progress
 
 
@@ -91,7 +94,7 @@ def train(t: Training, steps: int, every: int, folder: Path) -> bool:
 
 
 def draw(folder: Path, options: Options) -> None:
-    """Draws the losses of the folder's ops, and their difference where it has both."""
+    """Draws the losses of the folder's ops, and how far they are from those of the last one, the most exact."""
     plt, found = pyplot(), {}
     for op in OPS:
         if (path := folder / op / "losses.csv").exists():
@@ -102,12 +105,13 @@ def draw(folder: Path, options: Options) -> None:
     ax.set(ylabel="loss, nats a byte", title=f"{options.layers} layers, dim {options.dim}, batch {options.batch} x "
            f"{options.length} bytes, {options.dtype}, seed {options.seed}")
     ax.legend()
-    if len(found) == len(OPS):
-        apart = [abs(x - y) for x, y in zip(*found.values(), strict=False)]  # of the steps that both have
-        below.plot(range(1, len(apart) + 1), apart, color="black", linewidth=1)
-        below.set_yscale("log" if any(apart) else "linear")
-        print(f"the ops' losses differ by {max(apart):.1e} at most, in {len(apart)} steps")
-    below.set(xlabel="step", ylabel="difference")
+    best = list(found)[-1]
+    for op in list(found)[:-1]:
+        apart = [abs(x - y) for x, y in zip(found[op], found[best], strict=False)]  # of the steps that both have
+        below.plot(range(1, len(apart) + 1), apart, **OPS[op] | {"linewidth": 1})
+        print(f"losses of {op} and {best} differ by {max(apart):.1e} at most, in {len(apart)} steps")
+    below.set_yscale("symlog", linthresh=1e-6)  # the first steps may have no difference
+    below.set(xlabel="step", ylabel=f"difference from\n{best}", ylim=(0, None))
     figure.tight_layout()
     data = io.BytesIO()
     figure.savefig(data, dpi=110, metadata={"Software": None})
@@ -131,16 +135,16 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument("--out", required=True, help="folder for checkpoints, losses and the plot")
-    p.add_argument("--op", choices=OPS, default="gdn_codegen", help="the package's op, or a recurrence in plain torch")
+    p.add_argument("--op", choices=OPS, default="gdn_codegen", help="the package's op, or a recurrence in torch")
     p.add_argument("--target", choices=["auto", *targets.names()], default="auto", help="target of the package's op")
     p.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--steps", type=number(int, 1), default=300, help="steps in all, those before a checkpoint among them")
     p.add_argument("--save-every", type=number(int, 1), default=50, help="steps from one checkpoint to the next")
     p.add_argument("--text", help="a file to learn instead of Python's language reference")
     p.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16: torch's autocast")
-    p.add_argument("--rate", type=number(float, 0), default=3e-3, help="learning rate")
+    p.add_argument("--rate", type=number(float, 0), default=1e-3, help="learning rate")
     p.add_argument("--seed", type=number(int, 0), default=0, help="of parameters and batches")
-    for name, value, said in (("batch", 4, "rows of a step"), ("length", 128, "bytes of a row"), ("layers", Sizes.layers, ""),
+    for name, value, said in (("batch", 8, "rows of a step"), ("length", 128, "bytes of a row"), ("layers", Sizes.layers, ""),
                               ("dim", Sizes.dim, "of the residual"), ("heads", Sizes.heads, "of keys; values have two to each"),
                               ("head-dim", Sizes.head_dim, "K and V")):
         p.add_argument(f"--{name}", type=number(int, 1), default=value, help=said)
