@@ -10,10 +10,11 @@ from .host.arguments import _check_number
 from .host.tensors import _fail
 from .runtime.call import launch
 from .runtime.call.arguments import POSITIONS, Options, Tensors
+from .runtime.call.differentiable import asked_of
 from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.known_keywords import spelled
 from .runtime.call.launch import check_values, eager
-from .runtime.call.normalise import is_step, settled, shape_of
+from .runtime.call.normalise import is_step, shape_of
 from .runtime.call.request import DECODE_CHUNK
 from .runtime.call.run import run_checked
 from .runtime.torch_library import compiled
@@ -45,11 +46,11 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
         if results is not None:
             return results
     tensors, options = Tensors(*t), Options(*x)
-    asked = settled(tensors, options, decode)
+    asked = asked_of(tensors, options, decode)
     check_values(tensors, asked, few)
 
     def call(t: Tensors, x: Options) -> tuple[Any, ...]:
-        here = asked if t is tensors else settled(t, x, decode)  # dtypes differ
+        here = asked if t is tensors else asked_of(t, x, decode)  # dtypes differ
         results = run_checked(t, here, scale) if plain and at and launch.are_plain(t) else compiled(t, here, scale)
         return results if here.checkpoint_chunks else results[:2]
 
@@ -67,8 +68,8 @@ def chunk_gated_delta_rule(
         checkpoint_positions: Tensor | None = None, checkpoint_slots: Tensor | None = None, aligned_positions: bool = False,
         chunk_indices: Tensor | None = None, chunk_offsets: Tensor | None = None, unit_keys: bool = False,
         target: str = "auto", chunk_size: int | None = None, schedule: str | Schedule | None = None,
-        batch_invariant: bool | None = None, **kwargs: Any) -> tuple[Any, ...]:
-    """Gated DeltaNet prefill (arXiv:2412.06464). Returns (o, final state or None). Forward only.
+        batch_invariant: bool | None = None, save: str = "nothing", **kwargs: Any) -> tuple[Any, ...]:
+    """Gated DeltaNet prefill (arXiv:2412.06464). Returns (o, final state or None). Differentiable (docs/training.md).
 
     Inputs.
       q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H; g, beta: [B, T, HV].
@@ -104,8 +105,9 @@ def chunk_gated_delta_rule(
       batch_invariant: the bits of a sequence's result do not depend on the rest of the batch, nor on where a prompt is cut, if
         it is cut at multiples of the chunk (64 tokens, or chunk_size). States are float32. None asks
         GDN_CODEGEN_BATCH_INVARIANT=1. docs/contract.md says what it costs.
-      chunk_indices, chunk_offsets: FLA's tables of chunks. Kernels do not use them; their values are checked where they may be
-      read: for CPU tensors, or with GDN_CODEGEN_CHECK=1. Other keywords are those of other libraries (docs/contract.md).
+      save: "nothing", or "states": a call that is differentiated keeps the state before each chunk for its gradient.
+      chunk_indices, chunk_offsets: FLA's tables of chunks. Kernels do not use them; values are checked for CPU tensors, and with
+        GDN_CODEGEN_CHECK=1. Other keywords are those of other libraries (docs/contract.md).
 
     Raises ValueError that names the bad argument (docs/errors.md).
     """
@@ -113,7 +115,7 @@ def chunk_gated_delta_rule(
          chunk_indices, chunk_offsets, checkpoint_positions, checkpoint_slots)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
          state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks, unit_keys, batch_invariant,
-         aligned_positions, 0)
+         aligned_positions, 0, save)
     return _call(t, x, scale, kwargs)
 
 

@@ -25,6 +25,7 @@ import pytest
 import torch
 from triton_interpreter import keep_types
 
+from gdn_codegen import algorithms
 from gdn_codegen.ir.core import Batch, Loop, Op, Program, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import OPS
@@ -32,6 +33,7 @@ from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.cut.partition import BOUND
+from gdn_codegen.tools.peer_ops import peers_of
 
 torch.set_num_threads(1)
 # TVM, Triton and torch bring a million objects that stay. A tenth of the time went into looking at them again and again.
@@ -179,3 +181,11 @@ def _every_pass_is_checked():
     pipelines.observers.append(check_pass)
     yield
     pipelines.observers.remove(check_pass)
+
+
+@pytest.fixture
+def no_peers(monkeypatch):
+    """No library that `bench` compares with can be imported, whether it is installed or not."""
+    for page in algorithms.names():
+        for peer in peers_of(algorithms.find(page)).values():
+            monkeypatch.setitem(sys.modules, peer.module.partition(".")[0], None)

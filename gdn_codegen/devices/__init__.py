@@ -59,7 +59,7 @@ class Device:
 TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
                 splits_warm_up=True,
                 part_cost=PartCost(chunk_us=3.9, fold_us=10.0, launch_us=3.0, split_us=0.0, summary_us=15.0, warm_up_chunks=7,
-                                   longest_warm_up_chunks=16, least_part_chunks=4, resident=2))
+                                   longest_warm_up_chunks=16, least_part_chunks=4, resident=2, idle_us=3.0, crowded=1.0))
 
 #: One agent: the whole thread block. TileLang's compiler chooses the layout of fragments, and merges shared buffers by
 #: lifetime. A block has 227 KiB of shared memory (CUDA C++ Programming Guide, compute capability 9.0). Warps divide a product
@@ -70,7 +70,7 @@ HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragm
                 extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"),
                 heads={"threads": 16, "key_head": 1}, register_file=64 * 1024,
                 part_cost=PartCost(chunk_us=10.0, fold_us=4.0, launch_us=8.0, split_us=0.0, summary_us=10.0, warm_up_chunks=6,
-                                   longest_warm_up_chunks=16, least_part_chunks=14, resident=1))
+                                   longest_warm_up_chunks=16, least_part_chunks=14, resident=1, idle_us=8.0, crowded=1.0))
 
 
 @dataclass(frozen=True)

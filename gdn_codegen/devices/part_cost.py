@@ -20,7 +20,7 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    launch_us: microseconds of one kernel for summaries, besides its chunks; idle_us: of one that finds that none is needed.
     split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
       longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
@@ -28,6 +28,8 @@ class PartCost:
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
+    crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
+      time. Warm-ups of the heads that forget slowly then delay other parts.
     """
 
     chunk_us: float
@@ -39,3 +41,5 @@ class PartCost:
     longest_warm_up_chunks: float
     least_part_chunks: float
     resident: int
+    idle_us: float
+    crowded: float

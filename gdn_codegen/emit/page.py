@@ -1,8 +1,8 @@
 """Prints a traced page, and formulas of input forms, as torch code. Generated modules check their kernels against it.
 
 The text has the ops of the traced page, before any pass. It works in the dtype of its inputs, with any leading dims (such as
-heads) and any number of tokens in a chunk. There is no padding in it. Inputs are those of tokens, and then
-those of heads.
+heads) and any number of tokens in a chunk. There is no padding in it. Inputs are those of tokens, then those of heads, and then
+those of chunks, such as the state before the chunk.
 """
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from .base import EmitError
 
 
 def page_text(p: Program) -> str:
-    """The text of a function `_page(_inputs, _states, _numbers)` for one chunk. It returns the outputs, and then the next
-    states."""
+    """The text of a function `_page(_inputs, _states, _numbers)` for one chunk. It returns the outputs of tokens, those of the
+    chunk, and then the next states. p: traced; its `dims` have the sizes of all dims that its text may need."""
     (kernel,) = p.kernels
     (loop,) = (x for x in kernel.body if isinstance(x, Loop))
-    ops = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
+    sizes = {d: n for d, n in p.dims if d != "C"}
+    ops = {o.out: _sized(o, sizes) for o in loop.body if isinstance(o, Op) and o.out}
     stores = {o.attr("tensor"): o.args[0] for o in loop.body if isinstance(o, Op) and o.kind == "store"}
-    outputs = [stores[t.name] for t in p.role("output") if t.index == "token"]
+    outputs = [stores[t.name] for index in ("token", "slot") for t in p.role("output") if t.index == index]
     results = [*outputs, *(c.next for c in loop.carried)]
     ranks, wanted = {n: t.rank for n, t in types(kernel.body).items()}, _wanted(ops, results)
     reads = {o.attr("tensor"): o.out for o in ops.values() if o.attr("tensor")}
-    inputs = [reads[t.name] for index in ("token", "head") for t in p.role("input") if t.index == index]
+    inputs = [reads[t.name] for index in ("token", "head", "slot") for t in p.role("input") if t.index == index]
     groups = (("_inputs", inputs), ("_states", [c.name for c in loop.carried]), ("_numbers", list(p.scalars)))
     lines = [f"    {', '.join(names)}{',' if len(names) == 1 else ''} = {of}" for of, names in groups if names]
-    if any(o.kind == "expand" for n, o in ops.items() if n in wanted):
+    if any("C" in o.attr("dims", ()) for n, o in ops.items() if n in wanted):
         lines.append(f"    _tokens = {inputs[0]}.shape[{-ranks[inputs[0]]}]")
     source = dict(p.source)
     line = 0
@@ -51,6 +52,11 @@ def _wanted(ops: dict[str, Op], results: list[str]) -> set[str]:
             seen.add(n)
             todo += ops[n].args
     return seen
+
+
+def _sized(o: Op, sizes: dict[str, int]) -> Op:
+    """`o` with numbers for the dims that its attribute names, other than the tokens of a chunk."""
+    return o.with_attrs(dims=tuple(sizes.get(str(d), d) for d in o.attr("dims"))) if o.attr("dims") else o
 
 
 def _expression(o: Op, ranks: dict[str, int]) -> str:

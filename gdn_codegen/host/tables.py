@@ -29,6 +29,7 @@ class Tables:
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
+    backward: chunks are walked from the last to the first.
     end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
     part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
@@ -70,6 +71,7 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     saved: tuple[str, ...] = ()
+    backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()

@@ -10,7 +10,7 @@ import linecache
 import math
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -270,14 +270,8 @@ def decayed_product(a: Value, b: Value, G: Value, before: Value | None = None) -
 
 def _check_sums(G: Value, before: Value | None) -> None:
     """TypeRuleError where arguments of decayed_product are not the sums that they have to be."""
-    ops = {o.out: o for o in G._trace.body.stmts if isinstance(o, Op)}
-    todo, seen = [G._name], set[str]()
-    while todo:
-        o = ops.get(todo.pop())
-        if o is not None and o.out not in seen:
-            seen.add(o.out)
-            todo += o.args
-    if not any(ops[n].kind == "cumsum" for n in seen):
+    ops = _behind([G])
+    if not any(o.kind == "cumsum" for o in ops.values()):
         raise TypeRuleError(f"decayed_product(a, b, G): G has the running sums of log decays, cumsum(g); got {G._name}, which is "
                             "no sum over tokens")
     if ops[G._name].attr("exclusive"):
@@ -286,6 +280,20 @@ def _check_sums(G: Value, before: Value | None) -> None:
     if before is not None and before._name == G._name:
         raise TypeRuleError("decayed_product(a, b, G, before): before has the sums without the token itself, cumsum(g, "
                             "exclusive=True); got G itself; accepted without before: strictly_lower(decayed_product(a, b, G))")
+
+
+def _behind(values: Iterable[Value]) -> dict[str, Op]:
+    """The ops on which values of one page depend, with their own, by the names of their values."""
+    ops, todo, found = dict[str, Op](), [], dict[str, Op]()
+    for v in values:
+        ops = ops or {o.out: o for o in v._trace.body.stmts if isinstance(o, Op)}
+        todo.append(v._name)
+    while todo:
+        o = ops.get(todo.pop())
+        if o is not None and o.out not in found:
+            found[o.out] = o
+            todo += o.args
+    return found
 
 
 def lower(x: Value, fill: float = 0.0) -> Value:
@@ -418,6 +426,7 @@ class Algorithm:
         results, local, line = self._called(tr, values)
         outputs, following, same = self._distinct(tr, results)
         self._check_results(outputs, following, line)
+        self._check_read((*results, local.get(self.forgets)))
         rename = self._renaming(tr, local, following, same)
         forgets = self.forgets and self._bound(local, rename)
         body: list[Stmt] = []
@@ -476,6 +485,15 @@ class Algorithm:
         for s, r in zip(self.states, following, strict=True):
             if r.type != Tile(self.states[s]):
                 raise TypeRuleError(f"{self._at(line)}: the next {s} is {r.type}, but {s} is {Tile(self.states[s])}; {order}")
+
+    def _check_read(self, results: tuple[Any, ...]) -> None:
+        """TypeRuleError for an input, or a number of the caller, on which none of the results depends. results: what the page
+        returns, and its bound of what tokens forget, if any."""
+        read = _behind(r for r in results if isinstance(r, Value))
+        for n in (*self.inputs, *self.scalars):
+            if n not in read:
+                raise TypeRuleError(f"@algorithm of {self._where}: got {n}, on which no output and no next state depends; "
+                                    f"accepted: parameters that the page reads: read {n}, or leave it out")
 
     def _called(self, tr: _Trace, values: dict[str, Value]) -> tuple[tuple[Value, ...], dict[str, Any], int]:
         """What the page's function returns, its local variables, and the line of its return. TypeRuleError, with the line, if it

@@ -124,8 +124,8 @@ class Kernel:
     share the iterations of a loop "before" a part: of n, instance i processes chunks i, i + n, i + 2 n and so on.
 
     threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks that share a multiprocessor.
-    lanes: neighbours that share a row of a tile, for single tokens. 0: not set. one_loop: agents that run a loop over a warm-up
-    and one over the part as one loop, because they have the same ops in both. comments: line -> what passes made of it."""
+    lanes: neighbours that share a row of a tile, for single tokens; piece: columns of it that each moves at once. 0: not set.
+    one_loop: agents that run loops over a warm-up and over the part, which have the same ops, as one. comments: by line."""
 
     name: str
     grid: str
@@ -140,6 +140,7 @@ class Kernel:
     registers: int = 0
     blocks_per_sm: int = 0
     lanes: int = 0
+    piece: int = 0
     one_loop: tuple[str, ...] = ()
     comments: tuple[tuple[Line, str], ...] = ()
 

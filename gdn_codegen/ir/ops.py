@@ -482,7 +482,7 @@ op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",), text=t
 op("scalar", "a number from the caller: the parameter `param`, or the entry of `tensor`, of dtype `dtype`, for the value "
    "head", _scalar,
    attrs=("param", "tensor", "dtype", "head"), view=ALL_AGENTS, number=True)
-op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "value", "dtype"), zero=zeros.full,
+op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "value", "dtype"), zero=zeros.full, text=texts.full,
    view=("threads",))
 for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
     op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True,
@@ -556,7 +556,8 @@ op("pairs", "keeps the lower left size x size block of each 2 size x 2 size bloc
 op("diagonal_blocks", "keeps the size x size blocks on the diagonal; other entries become `fill`", _square("diagonal_blocks"),
    _masked("diagonal_blocks"), elementwise=True, attrs=("size", "fill"), zero=zeros.masked, vjp=vjps.masked)
 op("eye", "the identity matrix. `within`: a dim; rows past the dim's size in memory are zero",
-   lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity, view=("threads",))
+   lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity, text=texts.eye,
+   view=("threads",))
 op("unit_lower_inverse", "(I + x)^-1 for a strictly lower x", _square("unit_lower_inverse"), _inverse,
    text=texts.call("_unit_lower_inverse"), vjp=vjps.unit_lower_inverse)
 op("diag_inverse", "the inverse (I + x)^-1 of each size x size block on the diagonal, x being the block's strictly lower "

@@ -5,7 +5,7 @@ from typing import Any
 
 from .builder import Body
 from .core import NO_LINE, Op, Program
-from .ops import OPS, TypeRuleError
+from .ops import TypeRuleError
 from .types import Dim, Tile
 
 
@@ -25,12 +25,14 @@ class Reverse:
         self.heads: set[str] = set()
         self.actives = {c.name for c in p.walk.carried}
         self.cotangents: dict[str, str] = {}
+        numbers: set[str] = set()
         for o in self.ops.values():
             read = self.tensors.get(o.attr("tensor", ""))
             if read is not None or self.actives & set(o.args):
                 self.actives.add(o.out)
-            of_heads = [a for a in o.args if a in self.heads]
-            only = bool(of_heads) and all(a in self.heads or OPS[self.ops[a].kind].number for a in o.args)
+            elif self.type(o.out).rank == 0:
+                numbers.add(o.out)
+            only = bool(self.heads & set(o.args)) and self.heads | numbers >= set(o.args)
             if (read is not None and read.index == "head") or (only and "C" not in self.type(o.out).dims):
                 self.heads.add(o.out)
 
@@ -107,11 +109,13 @@ class Reverse:
         have, want = self.type(ct).dims, self.wanted(value)
         if have == want:
             return ct
-        if self.of_head(value) and have[:1] != ("C",):  # of the chunk, not of a token: the last token has it
+        if self.of_head(value) and have[:1] != ("C",):  # of the chunk, not of a token: the first token has it
             plain = self.type(value).dims
             whole = self.reduced(ct, plain[1:] if plain[:1] == (1,) else plain)
-            at_last = self.op("last", self.op("eye", dims=("C", "C")))
-            return self.op("mul", self.op("col", at_last), self.op("row", whole)) if want[1:] else self.op("mul", at_last, whole)
+            before = self.op("cumsum", self.op("full", dims=("C",), value=1.0), exclusive=True)
+            at_first = self.op("sub", 1.0, self.op("minimum", before, 1.0))
+            where, entry = (self.op("col", at_first), self.op("row", whole)) if want[1:] else (at_first, whole)
+            return self.op("mul", where, entry)
         return self.reduced(ct, want)
 
     def reduced(self, ct: str, want: tuple[Dim, ...]) -> str:

@@ -29,8 +29,23 @@ def after(suffix: str) -> TextRule:
 
 
 def expand(o: Op, x: list[str]) -> str:
-    """A number as a vector with an entry for each token."""
-    return f"{x[0]}.expand(*{x[0]}.shape[:-1], _tokens)"
+    """A tile broadcast to other dims."""
+    return f"{x[0]}.expand(*{x[0]}.shape[:-{len(o.attr('dims'))}], {_dims(o)})"
+
+
+def full(o: Op, x: list[str]) -> str:
+    """A tile in which every entry is a number."""
+    return f"torch.full(({_dims(o)},), {o.attr('value')!r}, dtype=torch.float64)"
+
+
+def eye(o: Op, x: list[str]) -> str:
+    """The identity matrix."""
+    return f"torch.eye({_dims(o)}, dtype=torch.float64)"
+
+
+def _dims(o: Op) -> str:
+    """The attribute `dims` of an op. The tokens of a chunk are `_tokens`, which a page's text sets."""
+    return ", ".join("_tokens" if d == "C" else str(d) for d in o.attr("dims"))
 
 
 def const(o: Op, x: list[str]) -> str:
@@ -55,7 +70,7 @@ def matmul(o: Op, x: list[str]) -> str:
 
 
 def decayed_matmul(o: Op, x: list[str]) -> str:
-    """A product of a tile whose entries decay with another tile. `host.check` has the function."""
+    """A product of a tile whose entries decay with another tile."""
     return f"_decayed_matmul({', '.join(x)}{', transposed=True' if o.attr('transposed') else ''})"
 
 

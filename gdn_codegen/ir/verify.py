@@ -102,8 +102,8 @@ class _Kernel:
         if k.threads % 32 or (k.threads and k.threads < mine):
             raise self.fail(None, f"has {k.threads} threads; accepted: a multiple of 32 that is at least {mine}, the sum "
                                   "over its agents")
-        if (k.registers or k.blocks_per_sm or k.lanes) and not k.threads or k.threads % (k.lanes or 1):
-            raise self.fail(None, "has `registers`, `blocks_per_sm` or `lanes`, but no `threads` that are a multiple of lanes")
+        if (k.registers or k.blocks_per_sm or k.lanes or k.piece) and not k.threads or k.threads % (k.lanes or 1):
+            raise self.fail(None, "has `registers`, `blocks_per_sm`, `lanes` or `piece`, but no `threads`, a multiple of lanes")
 
     def layouts(self) -> None:
         """Check that dims of buffers match their shapes, that layouts are known and used for tiles, and that padding has a

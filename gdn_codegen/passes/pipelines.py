@@ -33,6 +33,7 @@ from .algebra.fold_into_inverse import fold_into_inverse
 from .algebra.masks import masks
 from .algebra.norms_from_products import norms_from_products
 from .algebra.precision import precision
+from .algebra.reuse_products import reuse_products
 from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
 from .algebra.single_token import single_token
@@ -103,6 +104,7 @@ Passes = tuple[tuple[str, Pass], ...]
 FRONT: Passes = (
     ("canonical", lambda p, c: canonical(p, c.schedule)),
     ("check_exponents", lambda p, c: check_exponents(p)),
+    ("reuse_products", lambda p, c: reuse_products(p)),
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("clamp_decay", lambda p, c: clamp_decay(p)),

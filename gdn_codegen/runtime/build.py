@@ -212,7 +212,9 @@ def _spelled_out(x: Any) -> str:
 def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     """The texts for the slots of a template."""
     from ..emit.page import page_text
-    t, forms = tables(b, p, kernels), forms_text(b.passed, b.page.trace())
+    t, read = tables(b, p, kernels), b.page.of if isinstance(b.page, derived_pages.Derived) else b.page
+    forms = forms_text(b.contract, read.trace(), read is not b.page)
+    page = page_text(replace(b.page.trace(), dims=tuple(b.sizes.items())))
     # the module has it in triple-quoted strings
     doc = b.page.doc
     summary = re.sub(r"(['\"])\1+", r"\1", doc.splitlines()[0].replace("\\", "/")) if doc else b.page.name
@@ -220,7 +222,7 @@ def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
             "dtype": b.dtype, "arch": b.arch, "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}},
             "summary": summary, "documentation": documentation(b, p, t), "signature": signature(t, b.page.inputs),
             "arguments": arguments(t), "tables": literal(t),
-            "reference_text": "\n\n\n".join(filter(None, (page_text(b.page.trace()), forms))),
+            "reference_text": "\n\n\n".join(filter(None, (page, forms))),
             "check_arguments": [b.function, *(("_reads", "_draws") if forms else ())], "kernels": kernels,
             **b.of.facts(b, kernels)}
 

@@ -17,33 +17,37 @@ from ..host.tensors import _fail
 from ..ir.builder import Algorithm
 from ..ir.decays import log_decays
 from .call.arguments import INPUTS, Tensors
+from .call.gradient import RAW
 from .call.members import by_names, check_forms, eager, prepared
 from .call.request import DEFAULT_CHUNK, OPTIONS, Request
-from .torch_library import READ, TYPES, _no_gradient
+from .gradient_library import DECLARED, by_name, found, keep
+from .torch_library import READ
 
 #: Tensors beside inputs that both ops read, and those that the second one writes.
 MORE, WRITTEN = READ[INPUTS:], ("final_state", "out", "intermediate_states_buffer")
 _AT = "checkpoint_positions", "checkpoint_slots"
 
 
+
+
 def _schema(more: list[str], results: str) -> str:
     """The schema of an op: inputs, their names, what callers call them, numbers, tensors, options, and `more`."""
     tensors = [f"Tensor? {n}" for n in MORE]
-    options = [f"{TYPES.get(t, t)} {n}" for n, t in Request.__annotations__.items()]
-    return f"({', '.join(['Tensor?[] inputs, str[] names, str[] called, float? scale', *tensors, *options, *more])}) -> {results}"
+    first = "Tensor[] inputs, str[] names, str[] absent, str[] called, float? scale"
+    return f"({', '.join([first, *tensors, *DECLARED, *more])}) -> {results}"
 
 
 def _unpacked(given: tuple[Any, ...]) -> tuple[Algorithm, dict[str, Any], dict[str, Any], Tensors, Request, dict[str, str]]:
     """The page, its inputs and numbers, the other tensors of a call, the Request, and what callers call inputs."""
-    inputs, names, called, scale, *rest = given
+    inputs, names, absent, called, scale, *rest = given
     tensors, options = rest[:len(MORE)], rest[len(MORE):len(MORE) + len(OPTIONS)]
     more = dict(zip((*MORE, *WRITTEN, *_AT), (*tensors, *rest[len(MORE) + len(OPTIONS):]), strict=False))
     x = Request(*options)
-    page = algorithms.find(x.algorithm)
+    page = algorithms.find(x.page)
     if x.in_place:
         more["initial_state"] = more["final_state"]
     t = Tensors(*(more.get(n) for n in Tensors._fields))  # type: ignore[arg-type]
-    return (page, dict(zip(names, inputs, strict=True)), {"scale": scale} if "scale" in page.scalars else {}, t,
+    return (page, by_name(inputs, names, absent), {"scale": scale} if "scale" in page.scalars else {}, t,
             x, dict(zip(called[::2], called[1::2], strict=True)))
 
 
@@ -63,14 +67,17 @@ def _empty(given: tuple[Any, ...]) -> list[Tensor | None]:
         check_forms(page, x.gate, x.beta_form, x.l2norm, x.unit_keys)
         sizes, like = _sizes(page, inputs, x)
     tokens, tile = sizes["B"] * sizes["T"], [sizes["K"], sizes["V"]][::-1 if x.state_v_first else 1]
+    sequences = sizes["B"] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
 
     def states(count: Any) -> Tensor:
         return like.new_empty((count, sizes["HV"], *tile), dtype=getattr(torch, x.state_dtype))
     rows = [sizes["T"], sizes["HV"]][::1 if x.layout == "bthd" else -1]
     final = x.output_final_state and not x.in_place and t.final_state is None
     return [like.new_empty((sizes["B"], *rows, sizes["V"])) if t.out is None else None,
-            states(sizes["B"] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1) if final else None,
-            states(tokens // (x.checkpoint_chunks * (x.chunk_size or DEFAULT_CHUNK))) if x.checkpoint_chunks else None]
+            states(sequences) if final else None,
+            states(tokens // (x.checkpoint_chunks * (x.chunk_size or DEFAULT_CHUNK))) if x.checkpoint_chunks else
+            like.new_empty((tokens // (x.chunk_size or DEFAULT_CHUNK) + sequences, sizes["HV"], sizes["K"], sizes["V"]),
+                           dtype=torch.float32) if x.saves else None]
 
 
 def _sizes(page: Algorithm, inputs: dict[str, Any], x: Request) -> tuple[dict[str, Any], Tensor]:
@@ -92,7 +99,7 @@ def _sizes(page: Algorithm, inputs: dict[str, Any], x: Request) -> tuple[dict[st
 
 @torch.library.custom_op("gdn_codegen::member", mutates_args=(), schema=_schema([], "Tensor[]"))
 def member(*given: Any) -> list[Tensor]:
-    """Returns o, then the final state and the checkpoints if the options ask for them."""
+    """Returns o, then the final state, the checkpoints and the states before chunks if the options ask for them."""
     return [y for y in _made(given) if y is not None]
 
 
@@ -112,7 +119,26 @@ def _filled(given: tuple[Any, ...], made: list[Tensor | None]) -> tuple[Tensor, 
 
 member.register_fake(lambda *given: [y for y in _empty(given) if y is not None])
 member_into.register_fake(lambda *given: _filled(given, _empty(given)))
-member.register_autograd(_no_gradient)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    _, own, _, t, x, _ = _unpacked(inputs)
+    raw = {n: getattr(t, n) for n in RAW} if x.gate == "raw" else {}
+    keep(ctx, own | raw, t, x, inputs[4], output)
+    ctx.names = [n for n in own if n not in inputs[2]]
+    ctx.words = [None if y else [] for y in inputs[1:4]]  # torch takes a list without items for one of tensors
+
+
+def _backward(ctx: Any, made: list[Tensor | None]) -> tuple[Any, ...]:
+    needs, first = ctx.needs_input_grad, 5
+    own = [n for n, y in zip(ctx.names, needs[0], strict=True) if y]
+    more = [n for n, y in zip(MORE, needs[first:], strict=False) if y]
+    by = found(ctx, made, own + more)
+    return ([by.get(n) for n in ctx.names], *ctx.words, None, *(by.get(n) if n in more else None for n in MORE),
+            *[None] * len(OPTIONS))
+
+
+member.register_autograd(_backward, setup_context=_keep)
 
 
 def compiled(inputs: dict[str, Any], numbers: dict[str, Any], t: Tensors, x: Request, called: dict[str, str]) -> tuple[Any, ...]:
@@ -122,11 +148,13 @@ def compiled(inputs: dict[str, Any], numbers: dict[str, Any], t: Tensors, x: Req
     final = t.initial_state if x.in_place else t.final_state
     read = t._replace(initial_state=None if x.in_place else t.initial_state)
     names = [y for pair in called.items() for y in pair]
-    given = (list(inputs.values()), list(inputs), names, numbers.get("scale"), *(getattr(read, n) for n in MORE),
-             *(getattr(x, n) for n in OPTIONS))
+    absent = [n for n, y in inputs.items() if y is None]
+    given = ([y for y in inputs.values() if y is not None], list(inputs), absent, names, numbers.get("scale"),
+             *(getattr(read, n) for n in MORE), *(getattr(x, n) for n in OPTIONS))
     written = final, t.out, t.intermediate_states_buffer
     if final is None and t.out is None and t.intermediate_states_buffer is None:
         o, *states = member(*given)
+        states = states[:-1] if x.saves else states
         return (o, *states) if x.output_final_state else (o, None, *states)
     o, made, checkpoints = member_into(*given, *written, t.checkpoint_positions, t.checkpoint_slots)
     final = made if final is None and x.output_final_state else final

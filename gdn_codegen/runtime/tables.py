@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
+from ..derived_pages import Derived
 from ..devices.part_cost import of_chunks
 from ..emit.base import KernelText, quoted, stride_unit
 from ..host.tables import Tables
@@ -37,6 +38,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
     def typed(t: Tensor) -> tuple[Any, ...]:
         return *whole(t), t.dtype
     c, traced = b.contract, b.page.trace()
+    read = b.page.of.trace() if isinstance(b.page, Derived) else traced  # the log decays of a derived page are those of its page
     outputs = [t for t in p.role("output") if t.index == "token"]
     lengths = [o for k in p.kernels for o in k.ops if o.kind == "warm_up_length"]
     most = max((o.attr("most", 0) for o in lengths), default=0)
@@ -49,6 +51,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
         head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, tuple(p.shape(t)), t.dtype)),
         chunk_inputs=rows("input", "slot", typed), saved=rows("output", "slot", lambda t: t.name),
+        backward=traced.walk.step < 0,
         initial=rows("input", "sequence", whole), final=rows("output", "sequence", whole),
         checkpoints=rows("output", "checkpoint", whole),
         workspaces=tuple(typed(t) for t in p.tensors if t.role != "input" and t.index == "slot"),
@@ -63,7 +66,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
         state=c.state_layout, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
         cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),
-        decays=tuple(sorted(log_decays(traced))), tf32=b.of.tf32 and b.dtype == "float32",
+        decays=tuple(sorted(log_decays(read))), tf32=b.of.tf32 and b.dtype == "float32",
         check_chunks=max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1)
 
 
@@ -207,13 +210,13 @@ def between(t: Tensor, form: str, decays: Container[str]) -> bool:
     return len(t.dims) > 1 and t.name not in decays and not INPUT_FORMS[form].rows
 
 
-def forms_text(c: Contract, page: Program) -> str:
+def forms_text(c: Contract, page: Program, inside: bool = False) -> str:
     """The text of `_reads` and `_draws`, by the name of an input or number, for the inputs that callers pass in other forms. ""
-    if there are none."""
+    if there are none. inside: the module's page reads callers' forms itself, so that `_reads` is empty."""
     if not c.inputs:
         return ""
     lines = ["#: What the page reads of inputs in callers' forms, and samples of these."]
-    lines += ["_reads = {", *(f'    "{n}": {reads(INPUT_FORMS[form])},' for n, form in c.inputs), "}", "_draws = {"]
+    lines += ["_reads = {", *(f'    "{n}": {reads(INPUT_FORMS[form])},' for n, form in c.inputs if not inside), "}", "_draws = {"]
     decays = log_decays(page)
     for n, form in c.inputs:
         found = draws(INPUT_FORMS[form], between(page.tensor(n), form, decays))

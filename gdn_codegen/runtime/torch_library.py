@@ -16,18 +16,18 @@ from .call.launch import numbers_for
 from .call.positions import NAMES as POSITIONS
 from .call.request import DEFAULT_CHUNK, OPTIONS, Request, inputs_of
 from .call.run import run, run_checked
+from .gradient_library import DECLARED, found, keep
 
 #: Tensors that both ops read, in the order of Tensors.
 READ = Tensors._fields[:Tensors._fields.index("final_state")]
-#: Types of the options in a schema of torch, where they are not those of Python.
-TYPES = {"int": "SymInt", "int | None": "SymInt?", "Any": "str?"}
+#: Arguments by which the first op is differentiated.
+DIFFERENTIATED = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
 
 def _schema(more: str, results: str) -> str:
     """The schema of an op: the tensors that it reads, the scale, the options, and `more`."""
     tensors = [f"Tensor{'' if get_type_hints(Tensors)[n] is Tensor else '?'} {n}" for n in READ]
-    options = [f"{TYPES.get(t, t)} {n}" for n, t in Request.__annotations__.items()]
-    return f"({', '.join([*tensors, 'float? scale', *options, *filter(None, [more])])}) -> {results}"
+    return f"({', '.join([*tensors, 'float? scale', *DECLARED, *filter(None, [more])])}) -> {results}"
 
 
 def _unpacked(given: tuple[Any, ...]) -> tuple[Tensors, float | None, Request, tuple[Any, ...]]:
@@ -40,7 +40,7 @@ def _unpacked(given: tuple[Any, ...]) -> tuple[Tensors, float | None, Request, t
 
 @torch.library.custom_op("gdn_codegen::gated_delta_rule", mutates_args=(), schema=_schema("", "Tensor[]"))
 def gated_delta_rule(*given: Any) -> list[Tensor]:
-    """Returns o, then the final state and the checkpoints if the options ask for them."""
+    """Returns o, then the final state, the checkpoints and the states before chunks if the options ask for them."""
     t, scale, x, _ = _unpacked(given)
     return [y for y in run(inputs_of(t, x), t, x, lambda host: numbers_for(host, scale)) if y is not None]
 
@@ -67,13 +67,22 @@ def _empty_states(t: Tensors, x: Request, rows: Any) -> Tensor:
     return t.v.new_empty(shape, dtype=getattr(torch, x.state_dtype))
 
 
+def _sequences(t: Tensors) -> Any:
+    return t.q.shape[0] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
+
+
 def _empty_final(t: Tensors, x: Request) -> Tensor:
-    return _empty_states(t, x, t.q.shape[0] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1)
+    return _empty_states(t, x, _sequences(t))
 
 
 def _empty_checkpoints(t: Tensors, x: Request) -> Tensor:
     tokens = t.q.shape[0] * t.q.shape[x.axes[0]]
     return _empty_states(t, x, tokens // (x.checkpoint_chunks * (x.chunk_size or DEFAULT_CHUNK)))
+
+
+def _empty_chunks(t: Tensors, x: Request) -> Tensor:
+    slots = t.q.shape[0] * t.q.shape[x.axes[0]] // (x.chunk_size or DEFAULT_CHUNK) + _sequences(t)
+    return t.v.new_empty((slots, t.v.shape[x.axes[1]], t.q.shape[3], t.v.shape[3]), dtype=torch.float32)
 
 
 @gated_delta_rule.register_fake
@@ -84,6 +93,8 @@ def _(*given: Any) -> list[Tensor]:
         made.append(_empty_final(t, x))
     if x.checkpoint_chunks:
         made.append(_empty_checkpoints(t, x))
+    if x.saves:
+        made.append(_empty_chunks(t, x))
     return made
 
 
@@ -93,11 +104,19 @@ def _(*given: Any) -> Tensor:
     return t.v.new_empty(0) if final_state is not None or not x.output_final_state else _empty_final(t, x)
 
 
-def _no_gradient(context: Any, *gradients: Any) -> Any:
-    raise RuntimeError("gdn_codegen computes no gradients: inference only; call under torch.no_grad()")
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    t, scale, x, _ = _unpacked(inputs)
+    names = DIFFERENTIATED[:-1 if x.gate == "raw" else -3]
+    keep(ctx, {n: getattr(t, n) for n in names}, t, x, scale, output)
 
 
-gated_delta_rule.register_autograd(_no_gradient)
+def _backward(ctx: Any, made: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    wanted = [n for n in DIFFERENTIATED if ctx.needs_input_grad[READ.index(n)]]
+    by = found(ctx, made, wanted)
+    return *(by.get(n) for n in READ), *[None] * (1 + len(OPTIONS))
+
+
+gated_delta_rule.register_autograd(_backward, setup_context=_keep)
 
 
 def compiled(t: Tensors, x: Request, scale: float | None) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -92,6 +92,11 @@ WALK = Assignment("walk", (
     AgentPlan("aux", ("rest",), 4, 104, slots=2),
     AgentPlan("loader", ("load",), 1, 24),
     AgentPlan("store", ("store",), 1, 24)))
+#: For a walk whose operands an earlier kernel computed. What is left of the rest are numbers, which do not occupy a warp group.
+OPERAND_WALK = Assignment("operand_walk", (
+    AgentPlan("state", ("state", "output", "rest"), 0, 240),
+    AgentPlan("loader", ("load",), 1, 24),
+    AgentPlan("store", ("store",), 1, 24)))
 #: For a walk with inverses. Inverses run some iterations ahead of the state, so their operands have three slots.
 SOLVING_WALK = Assignment("solving_walk", (
     AgentPlan("state", ("state", "output", "solved"), 0, 192),
@@ -101,7 +106,7 @@ SOLVING_WALK = Assignment("solving_walk", (
     AgentPlan("solve", ("inverse",), 2, 48)))
 
 #: The assignments that `Schedule.agents` may name.
-ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, SOLVING_WALK)}
+ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, OPERAND_WALK, SOLVING_WALK)}
 #: A schedule that names no assignment takes the first of these that has an agent for each task of a kernel.
 DEFAULTS = (WALK, SOLVING_WALK)
 

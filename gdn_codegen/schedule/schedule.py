@@ -11,7 +11,7 @@ from .agents import ASSIGNMENTS
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution",
-         "operand")
+         "operand", "summand")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -29,7 +29,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "order": ORDERS, "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state_layout": STATE_LAYOUTS,
     "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
-    "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True)}
+    "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True),
+    "narrow_workspaces": (False, True)}
 
 
 class ScheduleError(ValueError):
@@ -83,6 +84,8 @@ class Schedule:
     descriptors: walks read whole rows, such as those of q, by tensor descriptors (Triton; TMA on Hopper).
     persistent: a block takes one walk after another, and loads for the next one while it ends the current one (Hopper under
       TileLang).
+    narrow_workspaces: tiles between kernels have the operands' dtype, also where elementwise ops read them. They are rounded once
+      more, and take half the memory (all targets).
 
     Raises ScheduleError, a ValueError.
     """
@@ -111,6 +114,7 @@ class Schedule:
     descriptors: bool = False
     token_groups: str = "early"
     persistent: bool = False
+    narrow_workspaces: bool = False
 
     def __post_init__(self) -> None:
         """Makes `kernels` a tuple of tuples. ScheduleError for a wrong value, and for fields that contradict each other."""
@@ -176,6 +180,8 @@ SCHEDULES = {s.name: s for s in (
              warm_up="state"),
     Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state_layout="vk", stages=3,
              warm_up="state"),
+    Schedule("gradient", (("@gate_sum", "@inverse", "@weight", "@offset", "@summand"), ("@state", "@solution"), ("@output",)),
+             state_layout="vk", narrow_workspaces=True),
 )}
 
 #: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a
@@ -183,7 +189,7 @@ SCHEDULES = {s.name: s for s in (
 VARIANTS: dict[tuple[str, str], Schedule] = {
     ("walk", "sm_90a"): replace(SCHEDULES["walk"], form="unit",
                                 kernels=(("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))),
-    ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit"),
+    ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit", agents="operand_walk"),
     ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit")}
 
 

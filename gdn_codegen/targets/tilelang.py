@@ -34,8 +34,12 @@ LARGE = 18
 MANY, SHORT, TIMED = 8, range(1, 9), ((128, 128), (64, 64))
 #: Fields of `operand_walk`, the best first, for so few walks (their class, as above) that halves of V occupy more
 #: multiprocessors, and for more. On an H100 16 walks of Kimi Delta Attention over 32768 tokens took 756 us in halves and 954
-#: whole, 64 over 8192 tokens 306 and 324.
+#: whole, 64 over 8192 tokens 306 and 324. With still fewer walks, halves of parts occupy more.
 FEW_WALKS = 6
+#: For pages with a gate for each channel, the most walks that are split so, and the fewest mean tokens (their classes). The bound
+#: of what channels forget takes a tenth of the kernel over chunks. On an H100 16 walks of Kimi Delta Attention over 32768 tokens
+#: took 1080 us in parts and 1438 whole, over 8192 tokens 378 and 383, over 2048 tokens 119 and 110.
+OF_CHANNELS = (4, 14)
 HALVES: tuple[dict[str, int], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
 WHOLE: tuple[dict[str, int], ...] = ({}, {"v_block": 64}, {"stages": 1})
 
@@ -45,13 +49,17 @@ def _model(x: Asked) -> Iterator[Candidate]:
     if x.arch != ARCH:
         return
     heads = several(x.shared)
-    if x.few:
+    if x.few and not x.channels:
         if sum(x.shape_class[1:]) >= LARGE:
             yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
                             arch=ARCH)
         yield Candidate(varied("walk", ARCH, partition="decay"), "parts take less time than whole walks", arch=ARCH)
     elif x.few is False and x.head_dims in TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
         yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
+    _, walks, tokens = x.shape_class
+    if x.few and (walks <= OF_CHANNELS[0] and tokens >= OF_CHANNELS[1] if x.channels else walks < FEW_WALKS):
+        yield Candidate(varied("operand_walk", ARCH, partition="decay", **HALVES[0]), "parts take less time than whole walks",
+                        arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
     for fields in HALVES if x.shape_class[1] <= FEW_WALKS else (*WHOLE, *HALVES[1:]):

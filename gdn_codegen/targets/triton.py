@@ -45,7 +45,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
     n = x.chunk or next(iter(WALKS))
     if x.few is None or max(x.head_dims) > WIDEST or n not in WALKS:
         return
-    if x.few:
+    if x.few and not x.channels:  # the cost of parts was fitted to gates that are numbers
         plan = varied("walk", partition="decay", longest_first=True, **WALKS[n], **_described(x.arch, n, True))
         yield Candidate(plan, "walks fill at most half of the GPU", n)
     yield Candidate(varied("walk", **WALKS[n], **_described(x.arch, n, False)), "made for GPUs", n)
@@ -111,7 +111,7 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
     return {"device_functions": functions.module_texts({x for k in kernels for x in k.extra["calls"]}),
             "blocks": quoted({k.name: k.extra["block"] for k in kernels if k.extra["block"]}),
             "warps": quoted({k.name: k.extra["warps"] for k in kernels}), "stages": b.plan.stages,
-            "unspecialised": quoted(tuple(sorted({n for k in kernels for n in k.extra["sizes"]}))),
+            "unspecialised": quoted(tuple(sorted({n for k in kernels for n in k.extra["loose"]}))),
             "in_shares": quoted(those("in_pairs")), "descriptors": bool(those("described"))}
 
 

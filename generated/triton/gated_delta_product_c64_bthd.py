@@ -290,7 +290,7 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel for summaries, besides its chunks.
+    launch_us: microseconds of one kernel for summaries, besides its chunks; idle_us: of one that finds that none is needed.
     split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
       longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
@@ -298,6 +298,8 @@ class PartCost:
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
+    crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
+      time. Warm-ups of the heads that forget slowly then delay other parts.
     """
 
     chunk_us: float
@@ -309,6 +311,8 @@ class PartCost:
     longest_warm_up_chunks: float
     least_part_chunks: float
     resident: int
+    idle_us: float
+    crowded: float
 
 
 @dataclass(frozen=True)
@@ -327,6 +331,7 @@ class Tables:
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
+    backward: chunks are walked from the last to the first.
     end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
     part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
@@ -368,6 +373,7 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     saved: tuple[str, ...] = ()
+    backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
@@ -817,6 +823,10 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
     return [x is None or _is_plain(x, dtype) for x in buffers]
 
 
+#: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
+TAIL = 0.4
+
+
 @dataclass(frozen=True)
 class _Lengths:
     """What a host knows of the sequences of a call, in chunks.
@@ -835,14 +845,17 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     """What is known of `sequences` sequences with so many tokens in all.
 
     packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
-    one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length.
+    one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length. So do
+    all if the longest, which may be rounded up, is at most an eighth longer than the mean.
     """
     possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
     if not packed:
         return _Lengths(possible, sequences - 1, possible, possible)
     if not longest or sequences == 1:
         return _Lengths(possible, 0, 0, possible)
-    longest = min(tokens, max(longest, -(-tokens // sequences)))
+    if 8 * longest * sequences <= 9 * tokens:
+        return _Lengths(-(-tokens // (chunk * sequences)), sequences - 1, -(-tokens // (chunk * sequences)), possible)
+    longest = min(tokens, longest)
     return _Lengths(-(-longest // chunk), sequences - 1, (tokens - longest) / (chunk * (sequences - 1)), possible)
 
 
@@ -864,13 +877,13 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
     """
     sequences, chunks, even = 1 + x.others, x.longest + x.others * x.rest, x.others == 0 or x.rest == x.longest
 
-    def makespan(walk: float, walks: int, total: float) -> float:
+    def makespan(walk: float, walks: int, total: float, crowded: float = 1.0) -> float:
         """Chunks until all walks have ended. The longest one has `walk` chunks, all have `total` times `instances`.
 
-        Equal walks run in waves. Of others, the last one to start ends half a walk after the rest, on average.
+        Equal walks run in waves. Of others, the last one to start ends a part of a walk after the rest.
         """
         waves, share = -(-walks * instances // units), total * instances / units
-        return waves * walk if even else max(walk, share if waves == 1 else share + walk / 2)
+        return waves * walk if even else max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 
     best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
     for n in range(2, x.longest + 1):
@@ -882,10 +895,10 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
         if warms_up:
             before = (of_longest - 1) * span
             warm_up = min(cost.warm_up_chunks, before)
-            done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up)
+            done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up, cost.crowded)
             us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
             if _needs_summaries(x.possible, span, most):
-                us += summaries * cost.launch_us
+                us += summaries * (cost.launch_us if _needs_summaries(x.longest, span, most) else cost.idle_us)
                 if span < cost.least_part_chunks:
                     us += 3 * span * cost.summary_us
         else:
@@ -1469,6 +1482,13 @@ def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
     return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
 
 
+def _decayed_matmul(p: Any, b: Any, x: Any, before: Any = None, transposed: bool = False) -> Any:
+    decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
+    each = p[..., None] * torch.where(kept[..., None], decay, 0.0)
+    return (each * b[..., :, None, :]).sum(-3) if transposed else (each * b[..., None, :, :]).sum(-2)
+
+
 class Check:
     """Compares a module's kernels with its page in float64 on a small problem.
 
@@ -1485,7 +1505,8 @@ class Check:
     ACCEPTED_TF32 = 3e-2
     #: The value of memory that no call may write.
     MARK = 7.0
-    #: Tokens of a chunk of the page here: a divisor of all chunks.
+    #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
+    #: module's chunk.
     STEP = 16
     #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
     RATES = (2.0, 0.0, 0.02, 0.3)
@@ -1584,13 +1605,15 @@ class Check:
         """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
         for factor in self.FACTORS:
             x = self.drawn(lengths, heads, factor)
-            outs, finals, after = found = self.expected(x, lengths, heads, given)
-            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *(s for by in after for s in by.values()))):
+            outs, finals, after, saved = found = self.expected(x, lengths, heads, given)
+            by_chunk = (s for by in (*after, *saved) for s in by.values())
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *by_chunk)):
                 break
         return x, found
 
     def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
-        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU.
+        """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
+        caller's forms, by name, on the CPU.
 
         factor: of rows that are not log decays."""
         tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
@@ -1619,9 +1642,11 @@ class Check:
             page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
             x = self.draws[name](None, normal, forgets) if name in self.draws else page
             out[name] = x.to(self.DTYPES[dtype])
-        for name, dims in tables.initial:
-            x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
-            out[name] = x.to(self.DTYPES[tables.state_dtype])
+        states = [*((name, dims, tables.state_dtype, ()) for name, dims in tables.initial),
+                  *((*row, (-(-max(lengths) // tables.chunk),)) for row in tables.chunk_inputs)]
+        for name, dims, dtype, chunks in states:
+            x = torch.randn(len(lengths), *chunks, heads[1], *dims, generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[dtype])
         return out
 
     def read(self, name: str, x: Any) -> Any:
@@ -1637,38 +1662,43 @@ class Check:
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
     def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], and one of dicts of
-        states after chunks [HV, ...], by (sequence, chunk)."""
+        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
+        states after chunks [HV, ...], by (sequence, chunk), and one of dicts of outputs of chunks [HV, ...]."""
         tables = self.tables
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
-        of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws]
+        of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws or not self.reads]
         numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
         initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
-        count, start = len(tables.outputs), 0
-        outs: Any = [[] for _ in range(count)]
+        count, start, by_page = len(tables.outputs), 0, bool(tables.chunk_inputs or tables.saved)
+        shapes = [(heads[1], sum(lengths), *dims) for _, dims, _ in tables.outputs]
+        outs: Any = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
         finals: Any = [[] for _ in initial]
         after: Any = [{} for _ in initial]
+        saved: Any = [{} for _ in tables.saved]
         for n, length in enumerate(lengths):
             states = [s[n] for s in initial]
-            step = min(self.STEP, tables.chunk)  # so that there is a state after each chunk
-            for t in range(0, length, step):
+            step = tables.chunk if by_page else min(self.STEP, tables.chunk)  # so that there is a state after each chunk
+            for t in range(0, length, step)[::-1 if tables.backward else 1]:
                 if "retrieve_parent_token" in tables.indices and t:
                     parent = self.parent(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
-                results = self.page([*(y[:, rows] for y in inputs), *of_heads], states, numbers)
-                states = results[count:]
-                for kept, y in zip(outs, results[:count], strict=True):
-                    kept.append(y.transpose(0, 1))
+                of_chunk = [x[name][n, t // step].double() for name, *_ in tables.chunk_inputs]
+                results = self.page([*(y[:, rows] for y in inputs), *of_heads, *of_chunk], states, numbers)
+                states = results[count + len(saved):]
+                for kept, y in zip(outs, results, strict=False):
+                    kept[:, rows] = y
+                for by_chunk, y in zip(saved, results[count:], strict=False):
+                    by_chunk[n, t // step] = y
                 whole = (t + step) // tables.chunk
                 if t + step <= length and (t + step) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
-            for kept, s in zip(finals, states, strict=True):
-                kept.append(s)
+            for kept, s, first in zip(finals, states, initial, strict=True):
+                kept.append(s.expand_as(first[n]))
             start += length
-        return [torch.cat(y) for y in outs], [torch.stack(s) for s in finals], after
+        return [y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved
 
     # --- the call -----------------------------------------------------------------------------------------------------
     def guarded(self, x: Any, shape: Any, fill: float) -> Any:
@@ -1741,6 +1771,12 @@ class Check:
             arguments[name] = self.placed(torch.cat([y] * copies + [spare_rows]), rows)
         for name, *_ in tables.head_inputs:
             arguments[name] = x[name].to(device)
+        for name, dims, _ in tables.chunk_inputs:
+            y = x[name].to(device)
+            tiles = y.new_full(((sum(lengths) + spare) // tables.chunk + len(lengths), heads[1], *dims), math.nan)
+            for slot, n, i in self.chunk_slots(lengths):
+                tiles[slot] = y[n % len(y), i]
+            arguments[name] = tiles
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
             arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
@@ -1766,6 +1802,11 @@ class Check:
                           self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
         return arguments, slots
 
+    def chunk_slots(self, lengths: Any) -> Any:
+        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
+        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+
     def is_skipped(self, n: int) -> bool:
         """True if the pool's slot of this sequence is -1."""
         return self.tables.pool and n % 5 == 2
@@ -1776,7 +1817,7 @@ class Check:
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
         copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, (outs, finals, after) = self.problem(once, heads, given)
+        x, (outs, finals, after, saved) = self.problem(once, heads, given)
         lengths = once * copies
         arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
         served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
@@ -1800,11 +1841,12 @@ class Check:
                                  if lengths[n]]), accepted
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
+        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
+        for name, (_, dims), got, want in zip(names, tables.initial, states, finals, strict=True):
             if got is not None and not tables.slots:
                 got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in served]
-                found[name.replace("initial", "final")] = worst(each), accepted
+                found[name] = worst(each), accepted
         by_token = self.stored_by_token(lengths, served)
         for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
             got = self.kv_order(arguments[name].cpu()[by_token], dims)
@@ -1816,18 +1858,30 @@ class Check:
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in served for i in range(lengths[n] // tables.chunk)]), accepted
+        for name, got, want in zip(tables.saved, results[len(results) - len(saved):], saved, strict=True):
+            each = [off(got[slot].cpu()[None], want[n % len(once), i][None]) for slot, n, i in self.chunk_slots(lengths)]
+            found[name] = worst(each), accepted
+        own = served if slots is None else slots[served].to(device)
+        return found | self.beside(arguments, writable, written, by_token, own, lengths)
+
+    def beside(self, arguments: Any, writable: Any, written: Any, by_token: Any, slots: Any, lengths: Any) -> Any:
+        """(inf, 0) by name of memory in which something changed that the call may not write, else (0, 0).
+
+        writable: for each, all memory of its storage now and before the call. written: tokens of sequences. by_token, slots: the
+        tiles of states that the call writes."""
+        tables, found = self.tables, {}
         for name, (now, before) in writable.items():
-            own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
+            own = torch.zeros(now.shape, dtype=torch.bool, device=now.device).as_strided(
                 arguments[name].shape, arguments[name].stride(), arguments[name].storage_offset())
             if name in tables.outs:
                 own = own if tables.layout == "bthd" else own.transpose(1, 2)
-                own[written.view(own.shape[:2]).to(device)] = True
+                own[written.view(own.shape[:2]).to(now.device)] = True
             elif name in dict(self.kept):
-                own[tuple(at.to(device) for at in by_token)] = True
+                own[tuple(at.to(now.device) for at in by_token)] = True
             elif name in dict(tables.checkpoints):
                 own[[row for row in self.rows(lengths).flatten().tolist() if row >= 0]] = True
             else:
-                own[served if slots is None else slots[served].to(device)] = True
+                own[slots] = True
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 

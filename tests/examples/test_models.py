@@ -13,10 +13,11 @@ from gdn_codegen.targets import OWN
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "examples"
-#: The package that has the model, and the version from which on it does. Older versions of transformers repeat key heads of
-#: Qwen3-Next themselves and pass no state on: the example runs there, controls have nothing to break.
+#: The module that has the model, and the version of its package from which on it does. Older versions of transformers repeat
+#: key heads of Qwen3-Next themselves and pass no state on: the example runs there, controls have nothing to break. FLA's models
+#: are in flash-linear-attention, not in fla-core.
 NEEDS = {"qwen3_next": ("transformers", "5.23"), "kimi_linear": ("transformers", "5.23"), "mamba2": ("transformers", "5.23"),
-         "rwkv7": ("fla", None)}
+         "rwkv7": ("fla.models.rwkv7", None)}
 CALLS, WITH_STATE = 12, 3  # three layers; a prompt at once, in two parts, and for generation
 STEPS = 3 * 15  # generated tokens after the first, a layer each
 
@@ -44,8 +45,8 @@ class Case:
 
 @pytest.fixture(scope="module", params=NEEDS)
 def case(request, comparison):
-    package, version = NEEDS[request.param]
-    pytest.importorskip(package, version, reason=f"needs {package}, {version or 'any version'}")
+    module, version = NEEDS[request.param]
+    pytest.importorskip(module, version, reason=f"needs {module}, {version or 'any version'}")
     return Case(comparison, request.param)
 
 

@@ -81,18 +81,24 @@ CALLS = {
 
 class Problem:
     """Sequences of a member. x: inputs as the page has them, packed, without a batch dim; S: initial states [N, HV, K, V]; gate:
-    the input of log decays, "" for none of tokens."""
+    the input of log decays, "" for none of tokens. device: where tensors lie; tests on a GPU set it, and SIZES."""
+
+    device = "cpu"
 
     def __init__(self, page: str, target: str, lengths: tuple[int, ...] = (9, 4), dtype: torch.dtype = torch.bfloat16,
                  few: bool = False) -> None:
         self.page, self.target, self.few, self.case = page, target, few, Case(lengths, gates="slow")
-        x = drawn(page, self.case, find(page).trace(), SIZES)
+        x = {n: y.to(self.device) for n, y in drawn(page, self.case, find(page).trace(), SIZES).items()}
         self.S = x.pop("S")
         self.gate = next((n for n in ("w" if page == "rwkv7" else "g",) if n in x and x[n].ndim > 1), "")
         self.x = {n: y.to(dtype) if y.ndim == 3 and n != self.gate else y for n, y in x.items()}
-        self.ends = torch.tensor([0, *lengths]).cumsum(0)
-        self.numbers = torch.repeat_interleave(torch.tensor(lengths))[None]
+        self.ends = self.integers([0, *lengths]).cumsum(0)
+        self.numbers = torch.repeat_interleave(self.integers(lengths))[None]
         self.v = self.x["v" if "v" in x else "v1"]
+
+    def integers(self, numbers: Any) -> torch.Tensor:
+        """A tensor of integers, as slots are."""
+        return torch.tensor(numbers, device=self.device)
 
     def first(self, tokens: int) -> Problem:
         """The first tokens of the first sequence, as a problem of its own."""
@@ -102,7 +108,8 @@ class Problem:
 
     def want(self) -> tuple[torch.Tensor, torch.Tensor]:
         """o [T, HV, V] and the final states, by the token recurrence."""
-        return expected(self.page, self.case, {**self.x, "S": self.S})
+        o, final = expected(self.page, self.case, {n: y.cpu() for n, y in {**self.x, "S": self.S}.items()})
+        return o.to(self.device), final.to(self.device)
 
     def call(self, inputs: dict[str, Any] | None = None, rows: bool = False, lie: Any = lambda y: y, **said: Any
              ) -> tuple[Any, ...]:
@@ -118,7 +125,7 @@ class Problem:
 
     def pool(self, slots: list[int]) -> torch.Tensor:
         """Slots of which some have the initial states, and the others sevens."""
-        held = torch.full((8, *self.S.shape[1:]), 7.0)
+        held = torch.full((8, *self.S.shape[1:]), 7.0, device=self.device)
         held[slots] = self.S
         return held
 

@@ -109,7 +109,7 @@ def libraries(monkeypatch):
     def module(path):
         for i in range(len(path.split("."))):
             full = ".".join(path.split(".")[:i + 1])
-            if full not in sys.modules:
+            if sys.modules.get(full) is None:
                 m = ModuleType(full)
                 m.__spec__, m.__path__ = ModuleSpec(full, None), []
                 monkeypatch.setitem(sys.modules, full, m)
@@ -151,7 +151,7 @@ def test_names_of_peers():
 
 # --- the command -----------------------------------------------------------------------------------------------------
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, no_peers):
     """The CPU in a GPU's place, with recorded times."""
     monkeypatch.setattr(bench_gpu, "problem", lambda *a, **o: problem(*a, **o, device="cpu"))
     monkeypatch.setattr(bench_errors, "problem", lambda *a: problem(*a[:6], "cpu", *a[7:]))

@@ -16,10 +16,14 @@ from gdn_codegen.runtime.load import function
 ACCEPTED = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 
 
-def errors(target: str, name: str, case: Case, **options: Any) -> dict[str, float]:
+#: Schedules of the states before chunks and of the gradient, which hold them in the same orientation.
+ONE_KERNEL, THREE_KERNELS = {"states": "fused", "gradient": "fused"}, {"states": "fused_walk", "gradient": "gradient"}
+
+
+def errors(target: str, name: str, case: Case, plans: dict[str, str] = ONE_KERNEL, **options: Any) -> dict[str, float]:
     """RMSE over RMS of the gradient by each input and by the initial state S. The states before chunks are those that the module
-    for them gives. A pack has rows of NaN past its end, of which gradients must be zero."""
-    states, back = (Build(target, algorithm=f"{name}.{kind}", **options) for kind in ("states", "gradient"))
+    for them gives. plans: the schedules of both. A pack has rows of NaN past its end, of which gradients must be zero."""
+    states, back = (Build(target, algorithm=f"{name}.{kind}", schedule=plan, **options) for kind, plan in plans.items())
     x, T = drawn(name, case, lowered(back), back.sizes), sum(case.lengths)
     gen = torch.Generator().manual_seed(1)
     d_o = torch.randn(T, case.value_heads, back.head_dim_v, generator=gen).to(getattr(torch, back.dtype))
@@ -31,7 +35,8 @@ def errors(target: str, name: str, case: Case, **options: Any) -> dict[str, floa
     given = {n: packed(y) if y.ndim > 1 else y for n, y in x.items() if n != "S"}
     read = {n: y for n, y in given.items() if n in states.page.inputs}
     _, chunks = function(states)(**read, initial_state=x["S"], cu_seqlens=ends)
-    found = function(back)(**given, S_chunks=chunks, d_o=packed(d_o), d_final_state=d_final, cu_seqlens=ends,
+    (name_of_chunks,) = (t.name for t in lowered(states).role("output") if t.index == "slot")
+    found = function(back)(**given, **{name_of_chunks: chunks}, d_o=packed(d_o), d_final_state=d_final, cu_seqlens=ends,
                            output_final_state=True)
     outputs = [t.name for t in back.page.trace().role("output") if t.index == "token"]
     assert all((y[0, T:] == 0).all() for y in found[:len(outputs)]), "rows of no sequence are not zero"
@@ -47,3 +52,19 @@ def test_gradients(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
     found = errors(target, name, Case((13, 0, 37, 1), 1, 2, repeat=True), chunk=16, head_dim_k=16, head_dim_v=32, dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in ("gated_delta_product", "rwkv7") else [])
+                                  for n in names()])
+def test_gradients_by_three_kernels(name: str) -> None:
+    """A walk for the derivative by the state alone, and kernels over chunks before and after it. The state is transposed."""
+    found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), THREE_KERNELS, chunk=16, head_dim_k=16, head_dim_v=32,
+                   dtype="float32")
+    assert all(e < ACCEPTED["float32"] for e in found.values()), found
+
+
+def test_states_of_the_other_orientation_do_not_fit() -> None:
+    """With K = V shapes do not tell. The name of the tensor does."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'S_chunks'"):
+        errors("triton", "gla", Case((5,), 1, 1), {"states": "fused", "gradient": "gradient"}, chunk=16, head_dim_k=16,
+               head_dim_v=16, dtype="float32")

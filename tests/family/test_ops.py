@@ -124,7 +124,7 @@ def test_forms():
     ("delta_rule", dict(beta=torch.zeros(1, 9, 2, 1)), "beta: got rank 4; accepted: rank 3, layout bthd"),
     ("delta_rule", dict(beta=torch.zeros(1, 9, 2).int()), "beta: got torch.int32; accepted: torch.float16"),
     ("delta_rule", dict(q=torch.zeros(1, 9, 1, 32).half()), "q: got torch.float16; accepted: torch.bfloat16, that of v"),
-    ("delta_rule", dict(v=torch.zeros(1, 9, 2, 64, requires_grad=True)), "v: got a tensor that requires grad"),
+    ("delta_rule", dict(v=torch.zeros(1, 9, 2, 64, requires_grad=True), checkpoint_chunks=1), "checkpoint_chunks: got 1; .*grad"),
     ("delta_rule", dict(scale="1"), "scale: got str; accepted: a number"),
     ("simple_gla", dict(g_gamma=torch.zeros(2)), "g_gamma: got a value beside g; accepted: one of g and g_gamma"),
     ("simple_gla", dict(g=None, g_gamma=torch.zeros(2), gate="linear"),

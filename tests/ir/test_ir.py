@@ -143,7 +143,7 @@ def test_the_interpreter_reads_no_annotation():
     read = {n.attr if n.attr != "slots" else ast.unparse(n) for n in ast.walk(ast.parse(inspect.getsource(interpreter)))
             if isinstance(n, ast.Attribute)}
     assert not read & {"line", "agent", "agents", "buffer", "buffers", "slices", "threads", "registers",
-                       "blocks_per_sm", "lanes", "stage", "source", "launch", "forgets", "scales", "c.slots"}
+                       "blocks_per_sm", "lanes", "piece", "stage", "source", "launch", "forgets", "scales", "c.slots"}
 
 
 def test_outputs_start_as_nan():

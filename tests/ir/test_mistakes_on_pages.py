@@ -78,6 +78,31 @@ def test_a_bound_of_other_dims_is_named():
         page(S=carried("K V", forgets="v")).trace()
 
 
+@pytest.mark.parametrize("name, change", [
+    ("q", dict(output="decayed_product(k, k, G) @ v")), ("g", dict(sums="cumsum(k)", state="S + k.T @ v"))])
+def test_an_input_that_no_result_reads_is_named(name, change):
+    """Whether the page does not mention it, or computes from it what nothing reads."""
+    with pytest.raises(TypeRuleError, match=rf"^@algorithm of mine \(mine\.py, line 1\): got {name}, on which no output"):
+        page(**change).trace()
+
+
+def test_a_number_that_no_result_reads_is_named():
+    @algorithm(v="C V", S=carried("V"))
+    def sums(v, S, *, scale=1.0):
+        scaled = scale * v  # noqa: F841, what nothing reads
+        return v, S + last(v)
+    with pytest.raises(TypeRuleError, match=r"^@algorithm of sums \(test_mistakes_on_pages\.py, line \d+\): got scale, on"):
+        sums.trace()
+
+
+def test_what_only_the_bound_reads_is_read():
+    @algorithm(v="C V", f="C", S=carried("V", forgets="F"))
+    def sums(v, f, S):
+        F = f * 1  # noqa: F841, a page's value
+        return v, S + last(v)
+    assert sums.trace().forgets == "F"
+
+
 # --- mistakes that only values show ------------------------------------------------------------------------------------
 def verify(mine, **case):
     pages.verify(mine, (Case((20,), **case),), target="triton", chunk=16, head_dim_k=16, head_dim_v=16, schedule="fused")

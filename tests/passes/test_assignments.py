@@ -122,7 +122,8 @@ def test_an_assignment_that_does_not_fit_is_refused_in_words(agents, sizes, mess
 
 
 def test_a_schedule_names_an_assignment_that_is_known():
-    with pytest.raises(ScheduleError, match="agents='none'; accepted are walk, solving_walk, two, three, six, or '' for one"):
+    accepted = "walk, operand_walk, solving_walk, two, three, six"
+    with pytest.raises(ScheduleError, match=f"agents='none'; accepted are {accepted}, or '' for one"):
         Schedule("own", (("o", "S"),), agents="none")
     assert register(WALK) is WALK
     with pytest.raises(ValueError, match="the name 'walk', which is registered already"):

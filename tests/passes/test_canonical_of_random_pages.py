@@ -54,7 +54,7 @@ def random_page(seed):
     @algorithm(q="C K", k="C K", v="C V", g="C", b="C", S=carried("K V"))
     def page(q, k, v, g, b, S, *, scale=0.5):
         x = Values(seed, q, k, v, g, b, S, scale)
-        o = x.tile(4) + x.tile(3)
+        o = x.tile(4) + x.tile(3) + scale * (g * b)[:, None] * (q @ S)  # which reads every input, as a page has to
         S = 0.5 * S + k.T @ (x.vector(1)[:, None] * v) + (x.vector(1)[:, None] * k).T @ (0.01 * v)
         return o, S
     return page

@@ -66,8 +66,8 @@ def test_every_stage_means_the_recurrence(target, schedule, more):
 def spoiled(name):
     """A page whose padding is not zero where it sums over it."""
     if name == "row_sum":
-        @algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
-        def of_rows(q, k, v, S):
+        @algorithm(k="C K", v="C V", S=carried("K V"))
+        def of_rows(k, v, S):
             o = row_sum(exp(k))[:, None] * v
             S = S + k.T @ v
             return o, S
@@ -95,8 +95,8 @@ def test_a_sum_of_an_op_from_outside_is_checked_like_others(page_of, refused):
     op("sum_of_columns", "sums of columns", lambda attrs, x: Tile(x.dims[1:], x.dtype), lambda attrs, x: x.sum(0),
        zero=lambda attrs, types, zero: frozenset(n - 1 for n in zero[0] if n), sums=lambda attrs: ((0, 0),))
     try:
-        @algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
-        def of_columns(q, k, v, S):
+        @algorithm(q="C K", v="C V", S=carried("K V"))
+        def of_columns(q, v, S):
             o = q @ S
             S = S + apply("sum_of_columns", page_of(v))[None, :]
             return o, S

@@ -180,8 +180,8 @@ def test_a_mask_that_fills_stays(target):
     means_the_page(filled, Schedule("own", ONE), target)
 
 
-@algorithm(q="C K", v="C V", S=carried("V V"))
-def square(q, v, S):
+@algorithm(v="C V", S=carried("V V"))
+def square(v, S):
     o = v @ S
     S = 0.5 * S + v.T @ v
     return o, S

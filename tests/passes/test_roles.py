@@ -138,7 +138,8 @@ def test_every_schedule_runs_pages_of_other_names_and_of_two_states(page, target
               "operand": ("exp_G", "Tinv_below", "q_kT_D_beta", "beta_decay_to_end")})])
 def test_roles_of_gated_delta_rule(form, own):
     p = rewrite(find("gated_delta_rule").trace(), Schedule("own", (("@output", "@state"),), form=form))
-    assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",), **own}
+    assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",),
+                        "summand": own["offset"], **own}
 
 
 def test_a_role_that_no_value_has_is_empty_and_one_may_have_several_values():

@@ -192,35 +192,39 @@ def test_there_is_a_checkpoint_after_each_token(target):
         at += length
 
 
+@pytest.mark.parametrize("states, piece", [("bfloat16", 8), ("float32", 4)])
 @pytest.mark.parametrize("layout, columns, lanes", [("vk", 16, 8), ("vk", 8, 8), ("kv", 32, 4), ("kv", 16, 2)])
-def test_threads_share_a_row_in_pieces_of_16_bytes(layout, columns, lanes):
-    (k,) = lowered(build("tilelang", K=128, V=128, accept=SERVED, state_layout=layout, v_block=columns)).kernels
-    assert (k.threads, k.lanes) == (32, lanes)
+def test_threads_share_a_row_in_pieces_of_16_bytes(layout, columns, lanes, states, piece):
+    accept = SERVED.replace("bfloat16", states)
+    (k,) = lowered(build("tilelang", K=128, V=128, accept=accept, state_layout=layout, v_block=columns)).kernels
+    assert (k.threads, k.lanes, k.piece) == (32, lanes, piece)
     state = 128 * columns // 32
     assert k.registers >= 2 * state if state <= 64 else not k.registers  # the state, and as much for everything else
     assert k.blocks_per_sm * k.registers * k.threads <= 65536
 
 
+@pytest.mark.parametrize("states", ["bfloat16", "float32"])
 @pytest.mark.parametrize("K", HOPPER.extents)
 @pytest.mark.parametrize("layout, columns", [("vk", 8), ("vk", 16), ("kv", 16), ("kv", 32)])
-def test_each_entry_of_a_state_has_a_register_of_its_own(layout, columns, K):
+def test_each_entry_of_a_state_has_a_register_of_its_own(layout, columns, K, states):
     """The text for a GPU places them; the one for a CPU does not."""
     lane_of_column = pytest.importorskip("gdn_codegen.emit.tilelang.device.memory").lane_of_column
-    (k,) = lowered(build("tilelang", K=K, V=64, accept=SERVED, state_layout=layout, v_block=columns)).kernels
+    accept = SERVED.replace("bfloat16", states)
+    (k,) = lowered(build("tilelang", K=K, V=64, accept=accept, state_layout=layout, v_block=columns)).kernels
     _, width = next(b.shape for b in k.buffers if b.layout == "state_rows")
-    places = [lane_of_column(j, width, k.lanes) for j in range(width)]
+    places = [lane_of_column(j, width, k.lanes, k.piece) for j in range(width)]
     assert len(set(places)) == width == k.lanes * (1 + max(place for _, place in places))
     assert k.threads % k.lanes == 0 and {lane for lane, _ in places} == set(range(k.lanes))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("layout", ["kv", "vk"])
-def test_registers_hold_the_state_where_their_number_is_limited(layout, tmp_path):
+@pytest.mark.parametrize("layout, columns, most", [("kv", 16, 128), ("vk", 16, 128), ("vk", 8, 96)])
+def test_registers_hold_the_state_where_their_number_is_limited(layout, columns, most, tmp_path):
     path = tmp_path / "m.py"
-    path.write_text(render(build("tilelang", K=128, V=128, accept=SERVED, state_layout=layout, v_block=16)))
+    path.write_text(render(build("tilelang", K=128, V=128, accept=SERVED, state_layout=layout, v_block=columns)))
     (found,) = compiled(path)
-    assert not found.error and not found.spills and found.registers <= 128
+    assert not found.error and not found.spills and found.registers <= most
 
 
 def test_blocks_of_one_sequence_start_side_by_side():

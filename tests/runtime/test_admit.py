@@ -136,7 +136,7 @@ def test_rows_get_smaller_until_results_are_finite_in_every_dtype():
     tables = Tables("grows", "f", 64, "bthd", "float16", initial=(("S", (16, 16)),), inputs=(("k", "H", (16,), "float16"),),
                     outputs=(("o", (16,), "float16"),), kernels=(), ints={})
     c = check.Check(tables, space["page"], None, None)
-    x, (outs, finals, after) = c.problem(c.lengths(True), (2, 2), True)
+    x, (outs, finals, after, _) = c.problem(c.lengths(True), (2, 2), True)
     assert 0 < outs[0].abs().max() < c.LARGEST and all(s.abs().max() < c.LARGEST for s in (*finals, *after[0].values()))
     assert (x["k"].norm(dim=-1) > 0.1).all()
     assert not c.expected(c.drawn(c.lengths(True), (2, 2)), c.lengths(True), (2, 2), True)[0][0].abs().max() < 65504

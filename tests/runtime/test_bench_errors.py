@@ -21,7 +21,7 @@ SMALL = ["--head-dim-k", "32", "--head-dim-v", "16", "--chunk", "16", "--tokens"
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, no_peers):
     """The CPU in a GPU's place."""
     monkeypatch.setattr(bench_errors, "problem", lambda *a: problem(*a[:6], "cpu", *a[7:]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -302,7 +302,7 @@ def test_tileops_serves_one_shape_a_process(peers):
         PEERS["tileops"].prepare(other)
 
 
-def test_absent_peers_say_so():
+def test_absent_peers_say_so(no_peers):
     for p in PEERS.values():
         with pytest.raises(Absent, match=f"{p.name} is absent: no module {p.module.partition('.')[0]} here"):
             p.prepare(small())
@@ -318,7 +318,7 @@ def test_names_of_peers():
 
 # --- the command -----------------------------------------------------------------------------------------------------
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, no_peers):
     """The CPU in a GPU's place, with recorded times."""
     real = bench_gpu.problem
     monkeypatch.setattr(bench_gpu, "problem", lambda *a, **o: real(*a, **o, device="cpu"))

@@ -1,11 +1,15 @@
 """docs/errors.md: each row has a trial here and each trial a row there. `python tests/runtime/test_errors.py` writes the rows."""
+import ast
 import re
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 import torch
+from trials_of_members import MEMBERS
 
+import gdn_codegen
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
@@ -68,7 +72,11 @@ TRIALS = {
     ("g", "not a tensor"): dict(g=None),
     ("g", "dtype"): dict(g=zeros(1, T, HV, dtype=torch.float64)),
     ("g", "heads unlike v's"): dict(g=zeros(1, T, H)),
-    ("g", "requires grad"): dict(g=zeros(1, T, HV, requires_grad=True)),
+    ("out", "beside a tensor that requires grad"): dict(g=zeros(1, T, HV, requires_grad=True), out=half(1, T, HV, V)),
+    ("checkpoint_chunks", "beside a tensor that requires grad"): dict(g=zeros(1, T, HV, requires_grad=True), checkpoint_chunks=1),
+    ("initial_state", "overwritten, and a tensor requires grad"): dict(
+        g=zeros(1, T, HV, requires_grad=True), initial_state=zeros(1, HV, K, V), inplace_final_state=True),
+    ("save", "another word"): dict(save="all"),
     ("beta", "dtype"): dict(beta=zeros(1, T, HV, dtype=torch.int32)),
     ("beta", "rank"): dict(beta=zeros(1, T, HV, V)),
     ("beta", "tokens unlike q's"): dict(beta=zeros(1, 1, HV)),
@@ -209,11 +217,38 @@ TRIALS = {
     ("g", "missing, in a form"): dict(op=fused_recurrent_gated_delta_rule, g=None, gate="linear"),
     ("beta", "missing, in a form"): dict(op=fused_recurrent_gated_delta_rule, beta=None, use_beta_sigmoid_in_kernel=True),
     ("cu_seqlens", "more than 16 tokens to decode (*)"): dict(op=recurrent_gated_delta_rule, cu_seqlens=cu(0, 20, T)),
+    ("cu_seqlens_cpu", "not a tensor"): dict(cu_seqlens=cu(0, T), cu_seqlens_cpu=[0, T]),
+    ("cu_seqlens_cpu", "without cu_seqlens"): dict(cu_seqlens_cpu=cu(0, T)),
+    ("chunk_offsets", "shape"): dict(cu_seqlens=cu(0, T), chunk_offsets=cu(0, 1, 3)),
+    ("final_state", "that of initial_state, which is not to be overwritten"): dict(
+        initial_state=STATE, final_state=STATE, inplace_final_state=False),
+    ("schedule", "empty"): dict(schedule=""),
+    ("schedule", "not a name"): dict(schedule=5),
+    ("checkpoint_slots", "past the pool (*)"): dict(AT, checkpoint_slots=cu(2, 3, 4, 6).view(2, 2)),
+    ("checkpoint_every_n_tokens", "of a decoding step"): dict(op=recurrent_gated_delta_rule, checkpoint_every_n_tokens=16),
+    ("checkpoint_every_n_tokens", "beside checkpoint_chunks"): dict(checkpoint_every_n_tokens=16, checkpoint_chunks=1),
+    ("initial_state", "a pool of other tiles"): dict(POOL, initial_state=zeros(6, HV, K, 16), state_indices=cu(0, 1)),
+    ("initial_state", "a pool that is not aligned"): dict(
+        POOL, initial_state=zeros(6 * HV * K * V + 1)[1:].view(6, HV, K, V), state_indices=cu(0, 1)),
+    ("intermediate_state_indices", "fewer than sequences"): dict(
+        STEP, intermediate_states_buffer=zeros(3, 3, HV, K, V), intermediate_state_indices=cu(0)),
+    ("state_indices", "slots for tokens, and nothing to write"): dict(STEP, state_indices=SLOTS, disable_state_update=True),
+    ("state_indices", "a slot for each token, past the pool (*)"): dict(
+        STEP, state_indices=SLOTS + 3, num_accepted_tokens=cu(1, 1), inplace_final_state=True),
+    ("state_indices", "a slot for a token from which another sequence starts (*)"): dict(
+        STEP, state_indices=cu(0, 1, 2, 3, 4, 1).view(2, 3), num_accepted_tokens=cu(2, 1), inplace_final_state=True),
+    ("retrieve_parent_token", "fewer rows than sequences"): dict(
+        STEP, state_indices=SLOTS, inplace_final_state=True, retrieve_parent_token=PARENTS[:1]),
+    ("retrieve_parent_token", "fewer parents than tokens (*)"): dict(
+        STEP, state_indices=SLOTS, inplace_final_state=True, retrieve_parent_token=PARENTS[:, :2]),
+    **MEMBERS,
 }
 
 
-def message(trial):
-    x = arguments(**TRIALS[trial])
+def refusal(trial):
+    """The error of a trial."""
+    x = TRIALS[trial]
+    x = {n: y for n, y in x.items() if n != "whole"} | dict(target=TARGET) if "whole" in x else arguments(**x)
     op = x.pop("op", chunk_gated_delta_rule)
     if op in (recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule):
         del x["chunk_size"]
@@ -222,7 +257,11 @@ def message(trial):
     with pytest.raises(ValueError) as error:
         op(**x)
     assert all(torch.equal(x[n], t) for n, t in kept.items()), "an argument was written to"
-    return str(error.value)
+    return error.value
+
+
+def message(trial):
+    return str(refusal(trial))
 
 
 def row(trial):
@@ -244,6 +283,44 @@ def test_bad_input_says_what_the_table_says(trial):
 def test_each_row_has_a_trial_and_each_trial_a_row():
     named = [tuple(re.match(r"\| `(\w+)` \| (.*?) \|", r).groups()) for r in rows()]
     assert named == list(TRIALS)
+
+
+#: What the calls here cannot meet -> why.
+OTHERS = {
+    "(this module was built for them)": "a module that is called directly, with other heads than it has",
+    "an instance of this module has": "a module that is called directly, with other heads than it serves",
+    "(this module was built for {self.arch})": "a module for a GPU that is called directly, on another device",
+    "'the memory of an initial state'": "a module that is called directly",
+    "'checkpoint_rows'": "a module with state=positions that is called directly",
+    "'a number: the page has no default'": "a module of a page of the caller's own",
+    "'a tensor that requires grad'": "a module that is called directly",
+    "which have gradients": "a target without schedules for gradients",
+    "a target that has a gradient of": "sizes for which no schedule of a gradient fits",
+    "under torch.compile": "torch.compile, which raises an error of its own around it",
+}
+
+
+def refusals(text):
+    """The calls in a source that refuse an argument."""
+    return [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "_fail"]
+
+
+def refused_at(error):
+    """The call that refused an argument, "" if the error comes from elsewhere. Modules have copies of the package's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames[-1].name != "_fail":
+        return ""
+    at = frames[-2]
+    return next(ast.unparse(c) for c in refusals(Path(at.filename).read_text()) if c.lineno <= at.lineno <= c.end_lineno)
+
+
+def test_the_table_has_every_refusal_that_a_call_can_meet():
+    package = Path(gdn_codegen.__file__).parent
+    there = {ast.unparse(c) for p in package.rglob("*.py") for c in refusals(p.read_text())}
+    met = {refused_at(refusal(trial)) for trial in TRIALS}
+    left = {c for c in there - met if not any(said in c for said in OTHERS)}
+    assert not left, f"docs/errors.md has no row for {left}: add a trial"
+    assert all(any(said in c for c in there - met) for said in OTHERS)
 
 
 def test_values_on_a_gpu_are_read_in_debug_mode_only(monkeypatch):

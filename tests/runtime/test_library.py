@@ -133,20 +133,6 @@ def test_whoever_traces_plain_tensors_sees_the_op():
     assert all(torch.equal(t, y) for t, y in zip(model(*a, x["S"], cu), want, strict=True))
 
 
-def test_gradients_are_refused():
-    x, a, cu = given()
-    a[2].requires_grad_()
-    with pytest.raises(ValueError, match=r"v: got a tensor that requires grad.*no_grad"):
-        chunk_gated_delta_rule(*a, **MODEL)
-    with torch.no_grad():
-        chunk_gated_delta_rule(*a, **MODEL)
-    with pytest.raises(RuntimeError, match="no gradients: inference only"):
-        gated_delta_rule(*a, None, None, x["S"], *[None] * 4, cu, *words())[0].sum().backward()
-    torch._dynamo.reset()
-    with pytest.raises(Exception, match="requires grad"):
-        torch.compile(model, fullgraph=True, backend="eager")(*a, x["S"], cu)
-
-
 def test_a_schedule_in_a_graph_has_a_name():
     torch._dynamo.reset()
     a = given()[1]

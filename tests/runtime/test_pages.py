@@ -32,7 +32,7 @@ def file(tmp_path, text, name="mine"):
     return f"{path}:{name}"
 
 
-def page(body="o = q @ S\n    return o, S", parameters="q, v, S", dims='q="C K", v="C V", S=carried("K V")', name="mine"):
+def page(body="o = q @ S + v\n    return o, S", parameters="q, v, S", dims='q="C K", v="C V", S=carried("K V")', name="mine"):
     return f'@algorithm({dims})\ndef {name}({parameters}):\n    """A page."""\n    {body}\n'
 
 
@@ -73,7 +73,7 @@ def test_sums_along_rows_may_end_with_a_sequence(what, target, tmp_path):
     body = f"""{SUMS[what]}
     E = exp(k)
     U = n[:, None] * exp(v)
-    o = lower(q @ E.T) @ U + q @ S
+    o = lower(q @ E.T) @ U + q @ S + b[:, None] * v
     return o, S + E.T @ U"""
     spec = file(tmp_path, page(body, "q, k, v, b, S", 'q="C K", k="C K", v="C V", b="C", S=carried("K V")'))
     b = Build(target, 32, algorithm=spec, schedule=Schedule("own", (("o", "S"),)), head_dim_k=16, head_dim_v=16)
@@ -84,6 +84,7 @@ def test_sums_along_rows_may_end_with_a_sequence(what, target, tmp_path):
 
 
 # --- what a page may be ----------------------------------------------------------------------------------------------
+SCALED = "o = scale * (q @ S) + v\n    return o, S"
 BAD = {
     "syntax": ("def mine(:\n    pass\n", r"mine\.py.* fails in line 4 \(SyntaxError"),
     "import": ("import no_such_module\n", r"mine\.py.* fails in line 4 \(ModuleNotFoundError: .*no_such_module"),
@@ -96,10 +97,10 @@ BAD = {
     "torch": (page("o = torch.exp(q)\n    return o, S"), r"mine \(mine\.py, line 7\): got TypeError: .*; accepted: "),
     "type rule": (page("o = q @ v\n    return o, S"), r"mine \(mine\.py, line 7\): matmul: contracted dims"),
     "transposed": (page("o = q @ S\n    return o, S.T"), r"got x\.T among what it returns; accepted: "),
-    "default name": (page(parameters='q, v, S, *, scale="K ** foo"'), r"scale: got the default 'K \*\* foo' in mine .*NameError"),
-    "default syntax": (page(parameters='q, v, S, *, scale="K **"'), r"scale: got the default 'K \*\*' in mine .*SyntaxError"),
-    "default inf": (page(parameters='q, v, S, *, scale=float("inf")'), "scale: got the default inf in mine .*; accepted: a"),
-    "default None": (page(parameters="q, v, S, *, scale=None"), "scale: got the default None in mine .*; accepted: "),
+    "default name": (page(SCALED, 'q, v, S, *, scale="K ** foo"'), r"scale: got the default 'K \*\* foo' in mine .*NameError"),
+    "default syntax": (page(SCALED, 'q, v, S, *, scale="K **"'), r"scale: got the default 'K \*\*' in mine .*SyntaxError"),
+    "default inf": (page(SCALED, 'q, v, S, *, scale=float("inf")'), "scale: got the default inf in mine .*; accepted: a"),
+    "default None": (page(SCALED, "q, v, S, *, scale=None"), "scale: got the default None in mine .*; accepted: "),
     "ascii": (page(parameters='q, v, \u00e9', dims='q="C K", v="C V", \u00e9=carried("K V")'), "got the name .*: ASCII"),
 }
 
@@ -130,7 +131,7 @@ def test_parameters_may_not_have_names_of_generated_functions(name, number):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_numbers_may_have_names_of_the_kernels_own_and_no_default(target, tmp_path):
-    spec = file(tmp_path, page("o = n * (length * (q @ S))\n    return o, S", "q, v, S, *, n, length=2.0"))
+    spec = file(tmp_path, page("o = n * (length * (q @ S)) + 0 * v\n    return o, S", "q, v, S, *, n, length=2.0"))
     b = Build(target, 16, algorithm=spec, schedule=Schedule("own", (("o", "S"),)), head_dim_k=16, head_dim_v=16)
     q, v, S = (torch.randn(1, 20, 1, 16).half() for _ in "qvS")
     S = torch.randn(1, 1, 16, 16)
@@ -222,7 +223,7 @@ def test_verify_refuses_forms_that_a_page_has_no_input_for(accept, tmp_path, cap
 
 
 def test_outputs_that_no_group_names_are_said(tmp_path, capsys):
-    spec = file(tmp_path, page("y = q @ S\n    return y, S"))
+    spec = file(tmp_path, page("y = q @ S + v\n    return y, S"))
     words = ["build", "--target", "triton", "--algorithm", spec, "--out", str(tmp_path / "out")]
     assert main(words) == 0
     assert main([*words, "--set", "kernels=S"]) == 2
@@ -248,13 +249,15 @@ DECAYS = {
 def test_log_decays_are_known_by_what_the_page_does_with_them(what, tmp_path):
     body, want = DECAYS[what]
     dims = 'q="C K", v="C V", a="C", b="C", S=carried("K V")'
-    b = Build("triton", algorithm=file(tmp_path, page(body, "q, v, a, b, S", dims)))
+    reads_all = body.replace("(q @ S)", "(q @ S) + (a + b)[:, None] * v")
+    b = Build("triton", algorithm=file(tmp_path, page(reads_all, "q, v, a, b, S", dims)))
     x = inputs(b, b.page.trace(), Case((20,)))
     assert {n for n in "ab" if (x[n] <= 0).all()} == want and {n for n in "ab" if (x[n] >= 0).all()} == {"a", "b"} - want
 
 
 def test_an_input_that_says_what_is_forgotten_is_a_log_decay(tmp_path):
-    text = page("o = q @ S\n    return o, S", "q, v, a, b, S", 'q="C K", v="C V", a="C", b="C", S=carried("K V", forgets="b")')
+    text = page("o = q @ S + a[:, None] * v\n    return o, S", "q, v, a, b, S",
+                'q="C K", v="C V", a="C", b="C", S=carried("K V", forgets="b")')
     assert log_decays(algorithms.find(file(tmp_path, text)).trace()) == {"b"}
 
 
@@ -314,7 +317,7 @@ def test_words_of_a_page_do_no_harm_to_a_module(target, tmp_path):
     assert rms_error(run(b, case, x)["o"], reference(b, case, x)["o"]) < 1e-3
 
 
-@pytest.mark.parametrize("body", ["o = q @ S * len('\u00e9')\n    return o, S",
+@pytest.mark.parametrize("body", ["o = v + q @ S * len('\u00e9')\n    return o, S",
                                   "\u00e9 = q @ S\n    o = \u00e9 + v\n    return o, S"])
 def test_other_characters_than_ascii_are_refused(body, tmp_path):
     with pytest.raises(ValueError, match=r"algorithm: got '.xe9' in a line of mine .*; accepted: ASCII"):

@@ -5,15 +5,18 @@ import shutil
 
 import pytest
 import torch
+from devices import H200
 from reference import call, problem
 
 from gdn_codegen import cli
+from gdn_codegen.models import MODELS, Model
 from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import cached, function, write
 from gdn_codegen.schedule import varied
 from gdn_codegen.tools import compile_ahead as ahead
 from gdn_codegen.tools.compile_ahead import compile_ahead, fresh
+from gdn_codegen.tools.served import Most, builds
 
 SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
 
@@ -83,8 +86,9 @@ def test_a_library_is_looked_for_once(gpu, tmp_path, monkeypatch):
 
 
 # --- triton ----------------------------------------------------------------------------------------------------------
-def call_in_all_ways(m):
-    """The module's op on tensors without values, as if they were a GPU's: what a launch compiles is compiled, nothing runs."""
+@contextlib.contextmanager
+def as_if_on_a_gpu(m):
+    """The module takes tensors without values for a GPU's: what a launch compiles is compiled, nothing runs."""
     from triton.runtime.driver import driver
     driver.set_active(ahead._Driver(ahead._target("sm_90a")))
     launcher = m.HOST.launcher
@@ -92,18 +96,39 @@ def call_in_all_ways(m):
     m._is_suspect = lambda device: False
     m._launcher.kernels = {n: ahead._Compiles(k) for n, k in m._launcher.kernels.items()}
     m._launcher.compiled = type("Nothing", (dict,), {"__setitem__": lambda self, *a: None})()  # what compiled cannot be launched
-    m.HOST.part_chunks = 2
-    make = lambda *shape, dtype=torch.float16: torch.empty(shape, dtype=dtype, device="meta")
     try:
-        for tokens in (96, 101):
-            for rows, ends in ((1, None), (2, None), (1, make(4, dtype=torch.int64))):
-                for state in (False, True):
-                    n = rows if ends is None else 3
-                    x = [make(rows, h, tokens, 16) for h in (1, 1, 2)] + 2 * [make(rows, 2, tokens, dtype=torch.float32)]
-                    S = make(n, 2, 16, 16, dtype=torch.float32) if state else None
-                    m.chunk_gated_delta_rule(*x, initial_state=S, output_final_state=tokens > 96, cu_seqlens=ends)
+        yield
     finally:
         driver.set_active(None)
+
+
+def make(*shape, dtype=torch.float16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def call_in_all_ways(m):
+    """Calls the module's op."""
+    m.HOST.part_chunks = 2
+    for tokens in (96, 101):
+        for rows, ends in ((1, None), (2, None), (1, make(4, dtype=torch.int64))):
+            for state in (False, True):
+                n = rows if ends is None else 3
+                x = [make(rows, h, tokens, 16) for h in (1, 1, 2)] + 2 * [make(rows, 2, tokens, dtype=torch.float32)]
+                S = make(n, 2, 16, 16, dtype=torch.float32) if state else None
+                m.chunk_gated_delta_rule(*x, initial_state=S, output_final_state=tokens > 96, cu_seqlens=ends)
+
+
+def step(m, rows, tokens, ends, views):
+    """A step of a server with two value heads of 16 x 16. ends: sequences of a pack, None for equal rows."""
+    bf16 = torch.bfloat16
+    wide = make(rows, tokens, 64 + 16 * views, dtype=bf16)
+    q, k, v = (x.unflatten(-1, (-1, 16)) for x in (wide[..., :16], wide[..., 16:32], wide[..., 32:64]))
+    q, k, v = (q, k, v) if views else (make(*x.shape, dtype=bf16) for x in (q, k, v))
+    a, b, dt_bias, A_log = *2 * [make(rows, tokens, 2, dtype=bf16)], make(2, dtype=bf16), make(2, dtype=torch.float32)
+    m.chunk_gated_delta_rule(
+        q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, initial_state=make(5, 2, 16, 16, dtype=bf16), output_final_state=True,
+        state_indices=make(ends or rows, dtype=torch.int32),
+        cu_seqlens=None if ends is None else make(ends + 1, dtype=torch.int32))
 
 
 @pytest.mark.slow
@@ -124,8 +149,32 @@ def test_tritons_cache_has_what_calls_look_up(schedule, tmp_path, monkeypatch):
     assert len(lines) == len(fresh(path).TABLES.kernels)
     hits = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **k: hits.append(k["cache_hit"]))
-    call_in_all_ways(fresh(path))
+    m = fresh(path)
+    with as_if_on_a_gpu(m):
+        call_in_all_ways(m)
     assert hits and all(hits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("views", [False, True])
+def test_tritons_cache_has_what_steps_of_five_tokens_and_more_look_up(views, tmp_path, monkeypatch):
+    """On Hopper only such steps are Triton's. Strides of g depend on the tokens of a call, and one of them is 1."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    model = Model((1, 2), (16, 16), "bfloat16", MODELS["qwen3-next"].accept[:1])
+    (b,) = (b for b, calls in builds(model, model.heads, H200, most=Most(16, 2)).items()
+            if "decode 2 x 8" in calls and b.contract.strided == views)
+    assert b.target == "triton"
+    path = write(b, tmp_path)
+    assert list(compile_ahead(b, path, "sm_90a", [model.heads]))
+    hits = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **k: hits.append(k["cache_hit"]))
+    for tokens in (5, 8):
+        for rows, ends in ((2, None), (1, 2)):
+            m = fresh(path)
+            with as_if_on_a_gpu(m):
+                step(m, rows, tokens, ends, views)
+    assert len(hits) == 4 and all(hits)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Tiles(Addresses):
         shape = f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
         if x.layout not in ("", "swizzled"):
             lanes = self.k.threads // x.dims[0] if isinstance(x.dims[0], int) else self.k.lanes  # of a group, each token has some
-            threads = f"{self.k.threads}, {lanes}" if lanes else str(self.k.threads)
+            threads = f"{self.k.threads}, {lanes}, {self.k.piece}" if lanes else str(self.k.threads)
             return f"{self.name(x.name)} = t.{x.layout}({shape}, {self.dtype(x.dtype)}, {threads})"
         return f"{self.name(x.name)} = t.{'staged' if x.layout == 'swizzled' else x.space}({shape}, {self.dtype(x.dtype)})"
 

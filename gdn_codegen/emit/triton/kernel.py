@@ -27,6 +27,7 @@ from ..base import (
     integers,
     numbers,
     quoted,
+    strides,
     touched,
     wrapped,
 )
@@ -192,11 +193,13 @@ class KernelWriter(Head):
         plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
         sizes = [x for x in ("N", "T", "batched", "span", EVERY, SUMMED) if x in self.uses]
         sizes += [x for x in ints if x.startswith(CLEAR) or x.endswith(WIDTH_OF)]
+        # strides of vectors change with the number of tokens and with views, and no load gains by what divides them
+        loose = [*sizes, *(x for t in tensors if len(t.dims) < 2 for x in strides(t))]
         fixed = [*flags, *shape, *(["OPERAND"] if "OPERAND" in self.uses else [])]
         block = {f"B{d}": n for d, n in self.k.dims}
         params = [*plain, *sizes, *far, *(f"{x}: tl.constexpr" for x in fixed)]
         body = "\n".join([*head.lines, *self.w.lines])
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k), body,
-                          {"params": params, "sizes": sizes, "block": block, "warps": self.k.threads // WARP, "ints": ints,
-                           "decorator": f"triton.jit(do_not_specialize={quoted(sizes)})" if sizes else "triton.jit",
+                          {"params": params, "loose": loose, "block": block, "warps": self.k.threads // WARP, "ints": ints,
+                           "decorator": f"triton.jit(do_not_specialize={quoted(loose)})" if loose else "triton.jit",
                            "in_pairs": in_pairs(self.k), "calls": called(body), "described": described(self.k)})

@@ -39,7 +39,8 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     of_heads = {n: fill for _, form in c.inputs for n, fill in INPUT_FORMS[form].heads.items()}
     numbers = {t.name: t for t in p.role("input") if t.index == "head" and not t.dims}
     dtypes = set(dict(c.dtypes)) - set(of_heads)
-    for field, names, known in (("inputs", dict(c.inputs), tokens), ("dtypes", dtypes, tokens | numbers)):
+    of_chunks = {t.name: t for t in p.tensors if t.index == "slot" or (t.role == "output" and t.wide)}
+    for field, names, known in (("inputs", dict(c.inputs), tokens), ("dtypes", dtypes, tokens | numbers | of_chunks)):
         for n in sorted(names):
             if n not in known:
                 raise ContractError(f"{field}: got {n!r}; accepted: {', '.join(known)}, the inputs of {p.name}")

@@ -7,7 +7,8 @@
   and rounded where it ends.
 - Elementwise ops compute in float32.
 - Operands of products have the caller's dtype. Products sum in float32.
-- A workspace has the operands' dtype if only products read it. Otherwise it is float32.
+- A workspace has the operands' dtype if only products read it, or if the schedule has `narrow_workspaces`, and it holds tiles
+  that are part of no exponent. Otherwise it is float32.
 - Tensors of callers with a tile for each chunk have the contract's dtype, float32 by default.
 """
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.builder import Body
-from ...ir.core import Op, Program, loops
+from ...ir.core import Kernel, Op, Program, loops
 from ...ir.names import DTYPES
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
@@ -24,16 +25,27 @@ from ..common import rebuild_kernels
 from ..stage import takes
 
 
+def _exponents(k: Kernel) -> set[str]:
+    """The values of a kernel on which an exponent depends, other than through a product."""
+    out: set[str] = set()
+    for o in reversed(k.ops):
+        if o.kind == "exp" or (o.out in out and o.kind != "matmul"):
+            out |= set(o.args)
+    return out
+
+
 @takes("cut", gives="typed")
 def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
     """`p` with typed tensors and casts. dtype: "float16", "bfloat16" or "float32". c: gives dtypes of gates and states."""
     only_products = {t.name: True for t in p.role("workspace")}
+    exponents = set[str]()
     for k in p.kernels:
         loaded = {o.out: o.attr("tensor") for o in k.ops if o.kind == "load"}
         wide = {o.attr("tensor") for o in k.ops if o.kind == "warm_up_length"}
         wide |= {loaded.get(a) for o in k.ops for n, a in enumerate(o.args) if o.kind != "matmul" or n > 1}
         wide |= {loaded.get(c.init) for lp in loops(k.body) for c in lp.carried}
         only_products |= {n: False for n in wide if n in only_products}
+        exponents |= {loaded[a] for a in _exponents(k) if a in loaded}
 
     def stored(t: Tensor) -> str:
         """The dtype of a tensor in memory."""
@@ -47,7 +59,8 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
             return t.dtype
         if t.index == "slot" and t.role != "workspace":
             return c.dtype(t.name)
-        return dtype if only_products.get(t.name) else "float32"
+        narrow = s.narrow_workspaces and t.role == "workspace" and len(t.dims) == 2 and t.name not in exponents
+        return dtype if narrow or only_products.get(t.name) else "float32"
 
     tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)
     typed = replace(p, tensors=tensors)

@@ -10,13 +10,14 @@ from how the next state depends on the state:
 - If products lead from the state to the next one, as in (I - k k^T) Diag(exp(g)) S, what is left may go from one channel to
   another with each token. The norm of a token's factor is bounded by its own slowest channel. The bound is the sum over the
   chunk of these.
+These bounds read whole tiles. So they come first, and what only they read leaves its place in shared memory to later tiles.
 """
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ...ir.builder import Body
-from ...ir.core import Op, Program
+from ...ir.core import Op, Program, Stmt
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
 from ..algebra.clamp_decay import FLOOR
@@ -45,7 +46,17 @@ def decay_bound(p: Program, s: Schedule) -> Program:
     else:
         bound = b.op("row_max", p.forgets, within=within) if channels else p.forgets
         total = b.op("last", b.op("cumsum", _inert(bound, b)), name=b.fresh(name))
-    return with_walk_body(replace(p, forgets=total), b.finish())
+    body = b.finish()
+    return with_walk_body(replace(p, forgets=total), _first(body, total) if channels else body)
+
+
+def _first(body: tuple[Stmt, ...], name: str) -> tuple[Stmt, ...]:
+    """`body` in which the ops that `name` depends on come before the others, after all loads, which run side by side."""
+    needed = {name}
+    for o in reversed(body):
+        assert isinstance(o, Op)
+        needed |= set(o.args) if o.out in needed else set()
+    return tuple(sorted(body, key=lambda o: isinstance(o, Op) and o.kind != "load" and (1 + (o.out not in needed))))
 
 
 def _inert(x: str, b: Body) -> str:

@@ -3,13 +3,14 @@
 A role is a property of the graph, so a schedule of roles serves any page. An output or a state of the page has only the role
 `output` or `state`. Other roles are given to values on which an output or a state depends:
 - gate: an input of one number per token, as the page reads it.
-- gate_sum: a running sum.
+- gate_sum: a running sum that depends on no state.
 - system: the x of an inverse (I + x)^-1.
 - inverse: an inverse as products read it. The schedule's form may have scaled it or removed its diagonal.
 - weight, offset: products of an inverse that do not depend on a state, but whose readers do. A weight multiplies a state.
 - solution: the sum of products of an inverse, where it depends on a state.
 - operand: what a walk needs, if it computes only values that depend on a state, and tiles that these read otherwise than as an
   operand of a product: the operands of products and the vectors that it reads, and that depend on no state.
+- summand: a tile of tokens that depends on no state, and is added to one on which the next state depends.
 """
 from __future__ import annotations
 
@@ -74,11 +75,11 @@ class _Roles:
                                           if x.kind == "matmul")}
         gates = {t.name for t in self.p.role("input") if t.index == "token" and len(t.dims) == 1}
         found = {
-            "gate": gates, "gate_sum": {o.out for o in self.ops if o.kind == "cumsum"},
+            "gate": gates, "gate_sum": {o.out for o in self.ops if o.kind == "cumsum" and o.out not in self.waits},
             "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
             "inverse": operands, "weight": weights, "offset": set(free) - weights,
             "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits},
-            "operand": self.operands()}
+            "operand": self.operands(), "summand": self.summands()}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)
                for r, names in found.items()}
         assert {*own, "output", "state"} == set(ROLES)
@@ -112,6 +113,16 @@ class _Roles:
                 if n in self.defs and n not in self.waits and self.defs[n].kind != "load" and self.type[n].rank:
                     (out if o.kind == "matmul" or self.type[n].rank == 1 else walked).add(n)
         return out
+
+    def summands(self) -> set[str]:
+        """Computed tiles of tokens that depend on no state, and are added to one that does and that a next state needs."""
+        needed = {c.next for c in self.p.walk.carried}
+        for o in reversed(self.ops):
+            if o.out in needed:
+                needed |= set(o.args)
+        return {a for o in self.ops if o.kind in ("add", "sub") and o.out in self.waits & needed for a in o.args
+                if a not in self.waits and self.defs[a].kind != "load" and self.type[a].dims[:1] == ("C",)
+                and self.type[a].rank == 2}
 
     def grown(self, n: str) -> str:
         """The last value of a chain of sums and multiples that starts at `n`, where each value of the chain has one reader."""

@@ -10,9 +10,10 @@ A block of one agent has 128 threads, with these exceptions:
   3270 us with 256 threads, and 1950 with 512. Kernels with wider products were not timed.
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
-A kernel over single tokens has one warp. So many of its blocks share a multiprocessor as an estimate of its registers allows:
-it is limited by memory, and more loads are then under way at once. Above MOST_OF_A_FRAGMENT registers for the state nvcc
-decides.
+Two blocks of 256 threads with so many fragments share a multiprocessor where shared memory has room for both. A thread then has
+128 registers. On an H100 the kernel over chunks of GDN-2, for which nvcc took 149, took 1094 us before, and 910 so.
+
+Kernels over single tokens are in token_threads.py.
 
 A kernel over chunks is small if its largest fragment takes at most half of 64 registers per thread, and those that are live
 at once at most 64. Then several blocks share a multiprocessor, so that one computes while another waits for its loads. Agents
@@ -25,77 +26,55 @@ from dataclasses import replace
 from math import prod
 
 from ...devices import Device
-from ...ir.core import Kernel, Op, Program, loops, walk
+from ...ir.core import Kernel, Program
 from ...ir.types import BYTES, GROUP, WARP
 from ..stage import takes
+from .token_threads import MOST_OF_A_FRAGMENT, fragments, of_tokens
 
 #: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.
 SMALL, SMALL_BATCHED = 64, 80
 #: Threads of a block that runs several heads. Each has few entries, and nvcc issues their loads together. Then the registers
 #: of a thread, with which eight blocks share a multiprocessor.
 HEADS_THREADS, HEADS_REGISTERS = 256, 32
-#: The most registers of a thread that the largest fragment may take. Beyond that, more threads share the fragment.
-MOST_OF_A_FRAGMENT = 64
 #: The most registers of a thread that fragments of a kernel over chunks may take at once. Beyond that, more threads share them.
 MOST_LIVE = 128
 #: The same for the bytes of its tiles in shared memory. The kernel that was timed has 96 KiB, so that two blocks share a
 #: multiprocessor; none with less was.
 MOST_SHARED = 88 * 1024
-#: Registers of a thread over single tokens: those for the state, so many for each entry of a vector, and others. At least twice
-#: those for the state, and LEAST, since groups of tokens need many. On an H100 256 sequences of 4 tokens took 289 us with 128
-#: registers, and 324 with nvcc's 161 (16 columns, before tokens had groups).
-OF_A_VECTOR, OF_OTHERS, LEAST = 3, 16, 128
-#: Columns of a row that a thread moves at once: 16 bytes in 16 bit. Then the most threads that share a row.
-PIECE, MOST_LANES = 8, 8
+#: The registers of a thread that fragments take at once in kernels for which nvcc may take more than two blocks have. Then the
+#: bytes of shared memory that a block takes beside its tiles.
+PAIRED, OF_A_BLOCK = 96, 1024
 
 
 @takes("placed")
 def block_threads(p: Program, device: Device) -> Program:
     """`p` with threads, registers and blocks of a multiprocessor on its kernels. Registers come from the device."""
-    return p.map_kernels(lambda k: _launched(k, device))
+    return p.map_kernels(lambda k: _launched(p, k, device))
 
 
-def _launched(k: Kernel, device: Device) -> Kernel:
+def _launched(p: Program, k: Kernel, device: Device) -> Kernel:
     """The kernel with its numbers."""
     if k.agents:
         threads = -(-sum(a.threads for a in k.agents) // GROUP) * GROUP
         return replace(k, threads=threads, registers=device.register_file // threads)
     if any(o.attr("one_token") for o in k.ops):
-        return _of_tokens(k, device)
+        return of_tokens(p, k, device)
     by_threads = k.batch.way == "threads"
     threads = HEADS_THREADS if by_threads else _threads(k, device)
     if k.grid != "chunks" or not (by_threads or _small(k, threads)):
-        return replace(k, threads=threads)
+        return _paired(k, threads, device)
     registers = HEADS_REGISTERS if by_threads else SMALL_BATCHED if k.batch.heads > 2 else SMALL
     return replace(k, threads=threads, registers=registers, blocks_per_sm=device.register_file // (registers * threads))
 
 
-def _of_tokens(k: Kernel, device: Device) -> Kernel:
-    """The kernel over single tokens with one warp a block, and as many blocks a multiprocessor as its registers allow.
-
-    A row has a thread for each piece of it, and at least so many that all threads have rows."""
-    rows, columns = next((b.shape for b in k.buffers if len(b.shape) == 2 and isinstance(b.dims[0], str)), (WARP, PIECE))
-    lanes = max(1, min(columns // PIECE, MOST_LANES), WARP // rows)
-    state = _fragments(k) // WARP
-    if state > MOST_OF_A_FRAGMENT:
-        return replace(k, threads=WARP, lanes=lanes)
-    along = max(rows * lanes // WARP, columns // lanes)  # entries of a vector that a thread has
-    registers = max(LEAST, 2 * state, state + OF_A_VECTOR * along + OF_OTHERS)
-    if kept := _kept(k) // WARP:
-        registers += kept + OF_OTHERS
-    return replace(k, threads=WARP, lanes=lanes, registers=registers, blocks_per_sm=device.register_file // (registers * WARP))
-
-
-def _kept(k: Kernel) -> int:
-    """Registers of all threads for tiles from before a loop that its ops read, such as an initial state to which they return."""
-    read = {a for lp in loops(k.body) for o in walk(lp.body) for a in o.args}
-    kept = {o.buffer: BYTES[o.type.dtype] for o in k.body if isinstance(o, Op) and o.out in read and o.buffer and o.type}
-    return sum(prod(b.shape) * kept[b.name] // BYTES["float32"] for b in k.buffers if b.name in kept and len(b.shape) == 2)
-
-
-def _fragments(k: Kernel) -> int:
-    """Entries of the largest fragment."""
-    return max((prod(b.shape) for b in k.buffers if b.space == "fragment"), default=0)
+def _paired(k: Kernel, threads: int, device: Device) -> Kernel:
+    """The kernel, with registers for two blocks of a multiprocessor if it is over chunks and has products, 256 threads and many
+    fragments, and shared memory has room for both."""
+    many = threads == 2 * GROUP and _live(k, "fragment") >= PAIRED * threads * BYTES["float32"]
+    pair = many and k.grid == "chunks" and any(o.kind == "matmul" for o in k.ops)
+    if not pair or 2 * (_live(k, "shared", "staged") + OF_A_BLOCK) > device.spaces["shared"]:
+        return replace(k, threads=threads)
+    return replace(k, threads=threads, registers=device.register_file // (2 * threads), blocks_per_sm=2)
 
 
 def _live(k: Kernel, *spaces: str) -> int:
@@ -117,7 +96,7 @@ def _small(k: Kernel, threads: int) -> bool:
     """Whether the kernel has products and 128 threads at most, its largest fragment takes at most half of `SMALL` registers per
     thread, and those that are live at once at most `SMALL`."""
     live = _live(k, "fragment") // BYTES["float32"]
-    return threads <= GROUP and any(o.kind == "matmul" for o in k.ops) and max(2 * _fragments(k), live) <= SMALL * threads
+    return threads <= GROUP and any(o.kind == "matmul" for o in k.ops) and max(2 * fragments(k), live) <= SMALL * threads
 
 
 def _threads(k: Kernel, device: Device) -> int:
@@ -126,7 +105,7 @@ def _threads(k: Kernel, device: Device) -> int:
     products = [shapes[o.buffer] for o in k.ops if o.kind == "matmul"]
     shared = _live(k, "shared", "staged") if k.grid == "chunks" and products else 0
     live = shared > 0 and _live(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
-    large = live or shared > MOST_SHARED or _fragments(k) > MOST_OF_A_FRAGMENT * GROUP
+    large = live or shared > MOST_SHARED or fragments(k) > MOST_OF_A_FRAGMENT * GROUP
     large = large and all(shape[-1] > 16 for shape in products)
     alone = live and 2 * shared > device.spaces["shared"] and all(shape[-1] == 64 for shape in products)
     tiles = [prod(n // 16 for n in shape) for shape in products]

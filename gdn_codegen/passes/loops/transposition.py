@@ -5,7 +5,8 @@ that is computed from the carried one and has its columns, because the factor of
 computed from it, is the first operand of products: (a @ b)^T = b^T a^T. Elementwise ops stay, and their column operands become
 rows. The initial state, the final state and tensors of tokens are transposed between memory and chip. A load that only products
 read is not transposed. The product reads it transposed instead. A workspace has the orientation in which the walk that writes it
-holds the tile.
+holds the tile, unless a kernel over chunks would have to transpose it. Callers' states of chunks are transposed, whichever
+kernel writes or reads them.
 """
 from __future__ import annotations
 
@@ -19,10 +20,7 @@ from ...ir.types import Tile
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, walks
 from ..stage import takes
-from .transposed_tensors import lying, only_for_products
-
-#: The sum of a tile -> the same sum of its transpose.
-_SUMS = {"row_sum": "column_sum", "column_sum": "row_sum"}
+from .transposed_tensors import SUMS, lying, only_for_products, renamed, turned
 
 
 @takes("decomposed")
@@ -33,11 +31,14 @@ def transpose(p: Program, s: Schedule) -> Program:
         return p
     passes = {k.name: _Transposition(p, k, s) for k in p.kernels if walks(k)}
     over = {o.attr("tensor") for t in passes.values() for o in walk(t.k.body) if o.kind == "store" and t.transposes(o.args[0])}
-    over = {n for n in over if p.tensor(n).index == "slot"}
+    over = {n for n in over if p.tensor(n).index == "slot"} | {t.name for t in p.role("input") if t.index == "slot"}
+    others = [k for k in p.kernels if k.name not in passes]
+    over -= {n for k in others for n in turned(k, over) if p.tensor(n).role == "workspace"}
     kernels = tuple(passes[k.name].run() if k.name in passes else k for k in p.kernels)
     tensors = tuple(replace(t, dims=t.dims[::-1]) if t.name in over else t for t in p.tensors)
-    return replace(p, tensors=tensors, kernels=tuple(lying(k, over, {t.name: t for t in tensors}) for k in kernels) if over
-                   else kernels)
+    if over:
+        kernels = tuple(lying(k, over, {t.name: t for t in tensors}) for k in kernels)
+    return renamed(replace(p, tensors=tensors, kernels=kernels), over)
 
 
 def _from_state(k: Kernel) -> set[str]:
@@ -103,8 +104,8 @@ class _Transposition:
                 put(a, x, *acc, ta=ta, tb=tb)
         elif o.kind == "row" and self.transposes(o.out):
             b.op("col", *o.args, name=o.out, line=o.line)
-        elif o.kind in _SUMS and self.transposes(o.args[0]):
-            b.op(_SUMS[o.kind], *o.args, name=o.out, line=o.line)
+        elif o.kind in SUMS and self.transposes(o.args[0]):
+            b.op(SUMS[o.kind], *o.args, name=o.out, line=o.line)
         elif not o.out or not self.transposes(o.out):
             if any(self.transposes(a) for a in o.args):
                 raise self.error(o)

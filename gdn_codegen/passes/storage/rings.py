@@ -2,9 +2,11 @@
 does so for other kernels.
 
 Loaded values, and values that cross between agents, are in shared memory, in a ring. Each iteration of the walk uses the next
-slot. These values are in fragments: accumulators, computed first operands, tiles that are transposed or have several readers,
-values that a move copies to shared memory, and vectors under a column or row. All other values are expressions inside their
-readers: vectors and numbers that the loop computes, and elementwise ops with one reader.
+slot. Where rings do not fit, a loaded value that leads to no next carried value has one slot. It is read last, so that it is
+loaded while the iteration computes the carried value. These values are in fragments: accumulators, computed first operands,
+tiles that are transposed or have several readers, values that a move copies to shared memory, and vectors under a column or row.
+All other values are expressions inside their readers: vectors and numbers that the loop computes, and elementwise ops with one
+reader.
 """
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from ..uses import readers
 from .buffer_names import named
 from .place import with_buffers
 from .stored_values import is_view, over
-from .walk_limits import check_limits, moves
+from .walk_limits import check_limits, moves, shared_bytes
 
 
 @takes("assigned")
@@ -66,9 +68,20 @@ class _Kernel:
             elif self.stored(o):
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
                 owner[o.out] = o.out
-        out = named(replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values())))
-        check_limits(self.p, out, self.s, self.device)
+        out = replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()))
+        if shared_bytes(out, self.device) > self.device.spaces[self.device.operand]:
+            out = self.narrowed(out)
+        out = named(out)
+        check_limits(self.p, out, self.device)
         return out
+
+    def narrowed(self, k: Kernel) -> Kernel:
+        """`k` with one slot in each ring of a load that leads to no next carried value."""
+        first = {c.next for c in self.loop.carried}
+        for o in reversed(self.inside):
+            first |= set(o.args) if o.out in first else set()
+        last = {o.buffer for o in k.ops if o.kind == "load" and o.out not in first}
+        return replace(k, buffers=tuple(replace(b, slots=1) if b.name in last else b for b in k.buffers))
 
     def slots(self, o: Op) -> int:
         """The slots of the ring that the load or move `o` fills."""

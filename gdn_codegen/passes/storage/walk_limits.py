@@ -11,7 +11,7 @@ from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, types, walk
 from ...ir.ops import OPS
 from ...ir.types import BYTES, GROUP
-from ...schedule.schedule import Schedule, ScheduleError
+from ...schedule.schedule import ScheduleError
 
 #: Strides of tensors that are copied as tiles are multiples of this number of bytes.
 ROW = 16
@@ -26,14 +26,14 @@ def moves(o: Op, device: Groups) -> bool:
     return o.kind in ("move", "transpose") and o.attr("space") == device.operand
 
 
-def check_limits(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
+def check_limits(p: Program, k: Kernel, device: Groups) -> None:
     """Raise ScheduleError if agents of `k` cannot compute or copy a value, or if the rings need more shared memory than a block
     has.
 
     k: a kernel of `p` with buffers.
     """
     _Limits(p, k, device).check()
-    _check_space(p, k, s, device)
+    _check_space(p, k, device)
 
 
 def _error(p: Program, k: Kernel, device: Groups, text: str) -> ScheduleError:
@@ -104,23 +104,32 @@ class _Limits:
                              "columns and a depth that are multiples of 64: C=64, K and V of 64 or 128")
 
 
-def _check_space(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
+def shared_bytes(k: Kernel, device: Groups, stages: int = 0) -> int:
+    """The bytes of the rings of `k`. stages: the most slots that those of loads have, 0 for as many as `k` says."""
+    loaded = _loaded(k)
+    return sum(-(-_bytes(b, stages if b.name in loaded else 0) // ALIGN) * ALIGN for b in k.buffers if b.space == device.operand)
+
+
+def _loaded(k: Kernel) -> set[str]:
+    """The buffers that loads fill."""
+    return {o.buffer for o in k.ops if o.kind == "load"}
+
+
+def _bytes(b: Buffer, most: int = 0) -> int:
+    """The bytes of a ring. most: of at most so many slots, where it is not 0."""
+    return min(b.slots, most or b.slots) * prod(b.shape) * BYTES[b.dtype]
+
+
+def _check_space(p: Program, k: Kernel, device: Groups) -> None:
     """Raise ScheduleError if the rings need more than the device's space. The error names the values, their bytes and what
     would fit."""
-    loaded = {o.buffer for o in k.ops if o.kind == "load"}
-    rings = [b for b in k.buffers if b.space == device.operand]
-
-    def size(b: Buffer, stages: int) -> int:
-        """The bytes of a ring; those of loads have `stages` slots."""
-        return (stages if b.name in loaded else b.slots) * prod(b.shape) * BYTES[b.dtype]
-
-    def total(stages: int) -> int:
-        return sum(-(-size(b, stages) // ALIGN) * ALIGN for b in rings)
-
-    limit = device.spaces[device.operand]
-    if total(s.stages) <= limit:
+    limit, need = device.spaces[device.operand], shared_bytes(k, device)
+    if need <= limit:
         return
-    sizes = ", ".join(f"{b.name} {size(b, s.stages)}" for b in sorted(rings, key=lambda b: -size(b, s.stages)))
-    fits = next((n for n in range(s.stages - 1, 0, -1) if total(n) <= limit), 0)
-    hint = f"stages={fits} fits" if fits else f"stages=1 needs {total(1)}; let an earlier kernel compute some of them"
-    raise _error(p, k, device, f"{device.operand} has {limit} bytes, {total(s.stages)} are needed: {sizes}; {hint}")
+    rings = sorted((b for b in k.buffers if b.space == device.operand), key=_bytes, reverse=True)
+    stages = max(b.slots for b in rings if b.name in _loaded(k))
+    fits = next((n for n in range(stages - 1, 0, -1) if shared_bytes(k, device, n) <= limit), 0)
+    hint = f"stages={fits} fits" if fits else (f"stages=1 needs {shared_bytes(k, device, 1)}; let an earlier kernel compute "
+                                               "some of them")
+    raise _error(p, k, device, f"{device.operand} has {limit} bytes, {need} are needed: "
+                               f"{', '.join(f'{b.name} {_bytes(b)}' for b in rings)}; {hint}")

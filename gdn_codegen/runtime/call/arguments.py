@@ -64,6 +64,7 @@ class Options(NamedTuple):
     batch_invariant: bool | None = None
     aligned_positions: bool = False
     longest: int = 0
+    save: str = "nothing"
 
 
 #: Options that follow from another argument.

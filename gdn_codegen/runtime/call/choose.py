@@ -148,10 +148,9 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device")
                 for name, fields in PORTABLE[max(head_dims) > SPLIT:])
     channels = by_channel(b.page.trace())
-    parts = partitions() and not channels  # their cost was fitted to gates that are numbers
     for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared, channels)), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
-        if parts or not found.plan.partition:
+        if partitions() or not found.plan.partition:
             yield found, x.reason
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...host.arguments import _check_detached
 from ...host.host import Host
 from ...host.tensors import _fail
 from ..admit import Refused, admit, captures
@@ -22,6 +21,7 @@ from .arguments import IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Options, Te
 from .choose import choice, refuse
 from .compiling import DoesNotCompile, compiling
 from .device import Facts
+from .differentiable import differentiates
 from .dtypes import adapted, adapts
 from .given import buffers_of, given_to, integers_of, places_of_integers
 from .native_launcher import Asked, NotReady, call_launcher, kernels_ahead
@@ -104,18 +104,17 @@ def _requires_grad(x: Any) -> bool:
     return x is not None and getattr(x, "requires_grad", False)
 
 
-def _wants_gradients(t: tuple[Any, ...]) -> bool:
+def wants_gradients(t: tuple[Any, ...]) -> bool:
+    """`differentiates` for the tensors of a call, written out."""
     q, k, v, g, beta, a_log, dt_bias, initial, *_ = t
     return (q.requires_grad or k.requires_grad or v.requires_grad or g.requires_grad or beta.requires_grad
             or _requires_grad(initial) or _requires_grad(a_log) or _requires_grad(dt_bias))
 
 
 def check_values(t: Tensors, x: Request, few: bool) -> None:
-    """Check what shapes and dtypes do not show: gradients, factors below 0, tables of chunks, and tokens of a decoding step.
+    """Check what shapes and dtypes do not show: factors below 0, tables of chunks, and tokens of a decoding step.
 
     Tensors of a shape or dtype that the module refuses pass."""
-    if torch.is_grad_enabled() and _wants_gradients(t):
-        _check_detached(zip(Tensors._fields, t, strict=True))
     if x.gate == "linear" and t.g.dtype in DTYPES and reads(t.g) and bool((t.g < 0).any()):
         _fail("g", f"{t.g.min().item():g} with gate='linear'", "factors of 0 or more")
     if t.chunk_indices is not None or t.chunk_offsets is not None:
@@ -186,8 +185,8 @@ def are_plain(t: tuple[Any, ...]) -> bool:
 
 def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
     """The results of the first call of a kind, whose decisions are kept. None for tensors of a class that dispatches ops
-    itself, as fake tensors do."""
-    if not are_plain(t):
+    itself, as fake tensors do, and for calls that are differentiated."""
+    if not are_plain(t) or differentiates(t[:RAW_INPUTS + 1]):
         return None
     asked, reaches = settled(t, x, decode), tuple(map(reach, t[:IN_KERNELS]))
     check_written(t, asked.in_place, reaches)
@@ -228,7 +227,8 @@ def _is_memory(t: tuple[Any, ...], given: tuple[int, ...]) -> bool:
 
 
 def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
-    """The results of the op for Tensors and Options. None for tensors of a class that dispatches ops itself.
+    """The results of the op for Tensors and Options. None for tensors of a class that dispatches ops itself, and for calls that
+    are differentiated.
 
     One look-up finds all decisions that a call of the same kind made before. Each microsecond here delays every call.
     """
@@ -250,12 +250,13 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         about = found = None
     if found is None or [*map(type, x)] != found.sorts or not _is_memory(t, found.given):  # to a key 1 is True, and 64.0 is 64
         return _settle(about, Tensors(*t), Options(*x), scale, decode, few)
+    if torch.is_grad_enabled() and wants_gradients(t):
+        return None
     if out is not None or final is not None or kept is not None or found.asked.in_place:
         check_written(t, found.asked.in_place, found.reaches)
     if found.module is None:
         return _adapted(Tensors(*t), Options(*x), scale, decode, few)
-    if few or tables[0] is not None or tables[1] is not None or found.asked.gate == "linear" or (
-            torch.is_grad_enabled() and _wants_gradients(t)):
+    if few or tables[0] is not None or tables[1] is not None or found.asked.gate == "linear":
         check_values(Tensors(*t), found.asked, few)
     if not found.came_again:
         with suppress(NotReady):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import algorithms
-from ...host.arguments import _check_detached, _check_rank
+from ...host.arguments import _check_rank
 from ...host.tensors import _fail
 from ...ir.builder import Algorithm
 from ...ir.decays import log_decays
@@ -26,12 +26,13 @@ from ...schedule.contract import Contract
 from . import known_members
 from .aliasing import shared
 from .arguments import INPUTS, Options, Tensors
+from .differentiable import differentiable, differentiates
 from .dtypes import with_states
 from .known_keywords import spelled
 from .launch import are_plain, planned
 from .normalise import check_chunks, check_plain, is_step, reads, request_of, shape_of
 from .positions import check
-from .request import DECODE_CHUNK, DTYPES, Inputs, Request, call_for
+from .request import DECODE_CHUNK, DTYPES, SAVING, Inputs, Request, call_for
 from .run import run
 
 #: How options are where a call does not say otherwise.
@@ -85,8 +86,6 @@ def _checked(page: Algorithm, inputs: dict[str, Any], t: Tensors, layout: str) -
             _check_rank(name, y, ranks[name], layout)
         if y.dtype not in DTYPES:
             _fail(name, y.dtype, ", ".join(map(str, DTYPES)))
-    if torch.is_grad_enabled():
-        _check_detached((*inputs.items(), ("initial_state", t.initial_state)))
     gates = _gates(page)
     matrices = [n for n, rank in ranks.items() if rank == 4 and n not in gates]
     last = matrices[-1] if "v" not in matrices else "v"
@@ -150,7 +149,7 @@ def prepared(page: Algorithm, inputs: dict[str, Any], t: Tensors, x: Request) ->
     absent = {n for n, y in inputs.items() if y is None and (n in page.defaults or n not in page.inputs)}
     checked = _checked(page, {n: y for n, y in inputs.items() if n not in absent}, t, x.layout)
     inputs = {n: checked.get(n) for n in inputs}
-    x = replace(x, algorithm=page.name, gate="", forms=forms)
+    x = replace(x, algorithm=page.name + (SAVING if x.saves else ""), gate="", forms=forms)
     t, about = t._replace(A_log=None, dt_bias=None), _about(page, inputs, x)
     _check_values(about, inputs, t, x)
     return about, t, x
@@ -183,7 +182,7 @@ def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
     results: tuple[Any, ...] | None = known_members.again(said)
     if results is not None:
         return results
-    if not are_plain(said.tensors):
+    if not are_plain(said.tensors) or differentiates(said.tensors):
         return _traced(algorithm, inputs, numbers, named, others, forms, dict(called), recurrent)
     with by_names(called):
         page, step = algorithms.find(algorithm), _is_step(inputs, named, others, recurrent)
@@ -205,7 +204,7 @@ def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
 def eager(about: Inputs, t: Tensors, x: Request, numbers: dict[str, Any], checkpoints: Tensor | None = None) -> tuple[Any, ...]:
     """The results of a call of which nothing is kept."""
     results = run(about, t, x, partial(known_members.numbers_for, given=numbers), checkpoints)
-    return results if x.checkpoint_chunks else results[:2]
+    return results if x.checkpoint_chunks or x.saves else results[:2]
 
 
 def _is_step(inputs: dict[str, Any], named: dict[str, Any], others: dict[str, Any], recurrent: bool) -> bool:
@@ -214,11 +213,19 @@ def _is_step(inputs: dict[str, Any], named: dict[str, Any], others: dict[str, An
 
 def _traced(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],
             forms: str, called: dict[str, str], recurrent: bool) -> tuple[Any, ...]:
-    """`call` under torch.compile, and of tensors that dispatch ops themselves: by way of a torch op."""
+    """`call` under torch.compile, of tensors that dispatch ops themselves, and of those that require grad: by way of a torch
+    op."""
     from ..member_library import compiled
     step = _is_step(inputs, named, others, recurrent)
     t, x = _options(algorithm, inputs, named, others, step)
 
+    for name, y in (*inputs.items(), *t._asdict().items()):
+        if y is not None:
+            check_plain(called.get(name, name), y)
+
     def run(t: Tensors, x: Options) -> tuple[Any, ...]:
-        return compiled(inputs, numbers, t, replace(request_of(t, x, step), algorithm=algorithm, forms=forms), called)
+        asked = replace(request_of(t, x, step), algorithm=algorithm, forms=forms)
+        if differentiates((*inputs.values(), t.A_log, t.dt_bias, t.initial_state)):
+            asked = differentiable(t, asked, x.save, called)
+        return compiled(inputs, numbers, t, asked, called)
     return with_states(t, x, run)

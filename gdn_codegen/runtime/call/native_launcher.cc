@@ -19,6 +19,8 @@ struct Launcher {
   bool same, decode, poison, ffi = false, cuda = false;
   double number;
   at::Device device;
+  c10::Allocator* allocator;  // torch's for the device, and keys of its tensors
+  c10::DispatchKeySet keys;
   py::object rows, capturing, look, kept;  // kept: what holds kernels
   at::Tensor last_rows;
   void* rows_stream = nullptr;
@@ -45,6 +47,8 @@ struct Launcher {
     }
     device = kinds.at(0).value().device;
     here = Seen(d["arguments"].cast<py::list>()[0]).device;
+    const at::Tensor byte = at::empty({1}, at::TensorOptions(at::kByte).device(device));
+    allocator = byte.storage().unsafeGetStorageImpl()->allocator(), keys = Keys(byte);
     for (py::handle x : d["made"]) {
       made.emplace_back(Unpacked(x));
       dtypes.push_back(Seen(x).dtype);
@@ -162,15 +166,20 @@ struct Launcher {
     }
   }
 
+  // What at::empty gives on the current device, without the dispatcher and its guard.
+  at::Tensor Empty(at::IntArrayRef shape, at::ScalarType dtype) const {
+    return at::detail::empty_generic(shape, allocator, keys, dtype, std::nullopt);
+  }
+
   void Allocate(Memory& m) const {
     for (const Kind& like : made) {
-      m.made.push_back(at::empty(like.shape, at::TensorOptions(like.dtype).device(like.device)));
+      m.made.push_back(Empty(like.shape, like.dtype));
       at::Tensor& x = m.made.back();
       if (poison) x.fill_(x.is_floating_point() ? std::numeric_limits<double>::quiet_NaN() : -1.0);
       m.at.push_back(static_cast<char*>(m.made.back().data_ptr()));
     }
     m.at.push_back(m.rows.defined() ? static_cast<char*>(m.rows.data_ptr()) : nullptr);
-    if (bytes) m.held = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+    if (bytes) m.held = Empty({bytes}, at::kByte);
   }
 
   char* Address(const Slot& s, const Memory& m) const {
@@ -180,10 +189,10 @@ struct Launcher {
 
   // Starts the kernels. How many started.
   size_t Start(const Memory& m) const {
-    std::vector<DLTensor> tensors(seen);
+    c10::SmallVector<DLTensor, 24> tensors(seen.begin(), seen.end());
     for (size_t i = 0; i < slots.size(); ++i) tensors[i].data = Address(slots[i], m);
-    std::vector<FfiAny> values;
-    std::vector<void*> places;
+    c10::SmallVector<FfiAny, 40> values;
+    c10::SmallVector<void*, 40> places;
     void* before = nullptr;
     const bool streams = ffi && device.is_cuda();
     if (streams && set_stream(here.device_type, here.device_id, m.stream, &before)) return 0;

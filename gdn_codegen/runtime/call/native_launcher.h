@@ -2,12 +2,14 @@
 #pragma once
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/dlpack.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/SmallVector.h>
 #include <dlfcn.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -97,8 +99,8 @@ struct Launch {
 
 // One call: where its tensors are, and what it allocates.
 struct Memory {
-  std::vector<char*> at;  // of arguments, then of results, then of cu_seqlens
-  std::vector<at::Tensor> made;
+  c10::SmallVector<char*, 32> at;  // of arguments, then of results, then of cu_seqlens
+  c10::SmallVector<at::Tensor, 4> made;
   at::Tensor rows, held;
   double number;
   void* stream = nullptr;

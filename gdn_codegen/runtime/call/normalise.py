@@ -21,11 +21,13 @@ from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
 from .arguments import BUFFER, FLAGS, IN_KERNELS, INPUTS, INTEGERS, Options, Tensors
 from .by_token import words
-from .request import DECODE_CHUNK, DTYPES, Request
+from .request import DECODE_CHUNK, DTYPES, SAVING, Request
 
 #: The words for forms of g and beta, with the contract's names of them. The first word is for what the page reads.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", **{form: form for form in algorithms.FORMS["beta"]}}
+#: What a call keeps for its gradient beside its arguments.
+SAVED = {"nothing": "", "states": SAVING}
 _INTEGERS = frozenset(Tensors._fields[n] for n in INTEGERS)
 
 
@@ -39,9 +41,10 @@ def _check_memory(name: str, x: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     if _functorch.is_functorch_wrapped_tensor(x):
-        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor, because the op supports no transforms")
+        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: backward() and torch.autograd.grad "
+              "differentiate the op, transforms do not")
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
-        _fail(name, "a dual tensor of forward-mode differentiation", "its primal, because the op computes no derivatives")
+        _fail(name, "a dual tensor of forward-mode differentiation", "its primal, because the op computes gradients only")
     if x.is_neg():
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
@@ -244,6 +247,7 @@ def request_of(t: Tensors, x: Options, decode: bool = False) -> Request:
     if x.schedule == "" or not isinstance(x.target, str):
         _fail(*(("schedule", "''", "a name, a Schedule, or None to choose") if x.schedule == "" else
                ("target", type(x.target).__name__, "a name")))
+    _word("save", x.save, SAVED)
     initial, final = (None if y is None else y.dtype for y in (t.initial_state, t.final_state))
     pool = t.state_indices is not None
     in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, t.initial_state is t.final_state, pool)

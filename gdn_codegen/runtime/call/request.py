@@ -25,6 +25,8 @@ DTYPES = {dtype: name for name, dtype in _FLOATS.items()}
 DEFAULT_CHUNK = 64
 #: Tokens of a chunk of a decoding step, and the most that a sequence may bring.
 DECODE_CHUNK = 16
+#: How the name of a page ends that also returns the states before its chunks (derived_pages.py).
+SAVING = ".saving"
 #: Sequences of one token each, by which a build is chosen that may not depend on the batch.
 ANY_BATCH = 1 << 20
 
@@ -63,6 +65,16 @@ class Request:
     aligned_positions: bool = False
     longest: int = field(default=0, compare=False)
     forms: str = ""
+
+    @property
+    def page(self) -> str:
+        """The name of the page that the caller means."""
+        return self.algorithm.removesuffix(SAVING)
+
+    @property
+    def saves(self) -> bool:
+        """Whether the call also returns the states before chunks, for its gradient."""
+        return self.algorithm.endswith(SAVING)
 
     @property
     def chunk(self) -> int | None:

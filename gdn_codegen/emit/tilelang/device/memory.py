@@ -53,32 +53,32 @@ def rows_cuda(shape, dtype, threads):
     return x
 
 
-def lane_of_column(j, columns, lanes):
-    """The lane that holds column j of a row, and the place of the column in it: each lane has pieces of 8 columns, which are 16
-    bytes in 16 bit."""
-    each = min(8, columns // lanes)
+def lane_of_column(j, columns, lanes, piece):
+    """The lane that holds column j of a row, and the place of the column in it: each lane has pieces of so many columns, which
+    are 16 bytes in memory."""
+    each = min(piece, columns // lanes)
     return j // each % lanes, j // (each * lanes) * each + j % each
 
 
-def state_rows_cuda(shape, dtype, threads, lanes):
+def state_rows_cuda(shape, dtype, threads, lanes, piece):
     """A fragment [rows, columns] whose rows `lanes` neighbouring threads share, so that sums of rows cross few threads."""
     x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(shape, lambda i, j: (
-        i % teams * lanes + lane_of_column(j, shape[1], lanes)[0],
-        i // teams * (shape[1] // lanes) + lane_of_column(j, shape[1], lanes)[1]))})
+        i % teams * lanes + lane_of_column(j, shape[1], lanes, piece)[0],
+        i // teams * (shape[1] // lanes) + lane_of_column(j, shape[1], lanes, piece)[1]))})
     return x
 
 
-def along_columns_cuda(shape, dtype, threads, lanes):
+def along_columns_cuda(shape, dtype, threads, lanes, piece):
     """A vector with an entry for each column of such a fragment. Each team of `lanes` threads has it."""
     x = T.alloc_fragment(shape, dtype)
     T.annotate_layout({x: tilelang.layout.Fragment(
-        shape, forward_thread_fn=lambda j, team: team * lanes + lane_of_column(j, shape[0], lanes)[0],
-        replicate=threads // lanes, forward_index_fn=lambda j: lane_of_column(j, shape[0], lanes)[1])})
+        shape, forward_thread_fn=lambda j, team: team * lanes + lane_of_column(j, shape[0], lanes, piece)[0],
+        replicate=threads // lanes, forward_index_fn=lambda j: lane_of_column(j, shape[0], lanes, piece)[1])})
     return x
 
 
-def along_rows_cuda(shape, dtype, threads, lanes):
+def along_rows_cuda(shape, dtype, threads, lanes, piece):
     """A vector with an entry for each row of such a fragment. All threads of the row's team have it."""
     x, teams = T.alloc_fragment(shape, dtype), threads // lanes
     T.annotate_layout({x: tilelang.layout.Fragment(
@@ -86,17 +86,17 @@ def along_rows_cuda(shape, dtype, threads, lanes):
     return x
 
 
-def token_rows_cuda(shape, dtype, threads, lanes):
+def token_rows_cuda(shape, dtype, threads, lanes, piece):
     """A tile of tokens in shared memory, 4 bytes an entry. A lane reads its pieces of 8 columns in halves, and the halves of
-    neighbouring lanes lie side by side, in different banks."""
+    neighbouring lanes lie side by side, in different banks. So do pieces of 4 columns, which are in order."""
     x, columns = T.alloc_shared(shape, dtype), 8 * lanes
-    if shape[1] % columns == 0:
+    if piece == 8 and shape[1] % columns == 0:
         T.annotate_layout({x: tilelang.layout.Layout(shape, lambda i, j: (
             i, j // columns * columns + j % 8 // 4 * (4 * lanes) + j // 8 % lanes * 4 + j % 4))})
     return x
 
 
-def token_rows_cpu(shape, dtype, threads, lanes):
+def token_rows_cpu(shape, dtype, threads, lanes, piece):
     """A tile of tokens."""
     return T.alloc_local(shape, dtype)
 
@@ -106,16 +106,16 @@ def rows_cpu(shape, dtype, threads):
     return T.alloc_local(shape, dtype)
 
 
-def state_rows_cpu(shape, dtype, threads, lanes):
+def state_rows_cpu(shape, dtype, threads, lanes, piece):
     """A tile whose rows are summed."""
     return T.alloc_local(shape, dtype)
 
 
-def along_columns_cpu(shape, dtype, threads, lanes):
+def along_columns_cpu(shape, dtype, threads, lanes, piece):
     """A vector with an entry for each column of such a tile."""
     return T.alloc_local(shape, dtype)
 
 
-def along_rows_cpu(shape, dtype, threads, lanes):
+def along_rows_cpu(shape, dtype, threads, lanes, piece):
     """A vector with an entry for each row of such a tile."""
     return T.alloc_local(shape, dtype)

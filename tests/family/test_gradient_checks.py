@@ -1,0 +1,78 @@
+"""The self-check of modules of derived pages: it accepts what is right and refuses what is broken."""
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from reference import module
+
+from gdn_codegen.algorithms import names
+from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule.contract import Contract
+
+SMALL: dict[str, Any] = {"chunk": 16, "head_dim_k": 16, "head_dim_v": 32}
+
+
+def found(text: str) -> dict[str, tuple[float, float]]:
+    """What the check of a module says on the CPU: (error, accepted error) by output."""
+    return module(text).check.errors(torch.device("cpu"))  # type: ignore[no-any-return]
+
+
+def passes(target: str, **options: Any) -> dict[str, tuple[float, float]]:
+    """`found`, of which all must be right. No error of an output is 0, so that something was compared."""
+    errors = found(render(Build(target, **{**SMALL, **options})))
+    off = {n: e for n, e in errors.items() if not n.startswith("memory beside")}
+    assert all(e <= accepted for e, accepted in errors.values()), errors
+    assert all(0 < e for e, _ in off.values()), errors
+    return off
+
+
+@pytest.mark.parametrize("kind", ["saving", "states", "gradient"])
+def test_what_derived_pages_compute_is_compared(kind: str) -> None:
+    off = set(passes("triton", algorithm=f"gated_delta_rule.{kind}", head_dim_v=16, dtype="float32"))
+    inputs = ["q", "k", "v", "g", "beta", "initial_state"]
+    assert off == {"saving": {"o", "final_state", "S_chunks"}, "states": {"final_state", "S_chunks"},
+                   "gradient": {f"d_{n}" for n in inputs}}[kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("target", ["triton", pytest.param("tilelang", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", names())
+def test_gradients_of_each_page_pass(name: str, target: str, dtype: str) -> None:
+    passes(target, algorithm=f"{name}.gradient", dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, accept", [
+    ("gated_delta_rule", "beta=sigmoid,g=raw,k=l2norm,q=l2norm,state=vk"),
+    ("gated_delta_rule", "beta=twice_sigmoid/bfloat16,g=linear/float16,k=unit,strided"),
+    ("gated_delta_rule", "g=safe"), ("kimi_delta_attention", "g=bounded"), ("gated_delta_rule", "g=floored"),
+    ("kimi_delta_attention", "beta=sigmoid,g=raw,k=l2norm"), ("mamba2", "dt=softplus")])
+def test_gradients_of_callers_forms_pass(name: str, accept: str) -> None:
+    """Inputs in callers' forms are drawn as of the page, which reads them in these forms."""
+    passes("triton", algorithm=f"{name}.gradient", contract=Contract.parse(accept), layout="bhtd", dtype="float32")
+
+
+#: Of each: the kind of page, what is found in the text of a module and what is put there.
+BROKEN = {
+    "the order of chunks": ("gradient", r"for t in range\(tl.*, -1, -C\):", "for t in range(0, length, C):"),
+    "a slot": ("gradient", r"slot = start // C \+ n \+ t // C", "slot = start // C + n"),
+    "a sign": ("gradient", r"-\(beta\[:, None\] \* Tinv_product_UT \* D\)", "(beta[:, None] * Tinv_product_UT * D)"),
+    "a mask": ("gradient", r"tl\.where\(i_C\[:, None\] > i_C\[None, :\], (-\(beta.*?), 0\.0\)", r"\1"),
+    "a saved state": ("saving", r"(S_chunks_ptr .*), S\)", r"\1, 0 * S)"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_refused(what: str) -> None:
+    if not runs("triton", "cpu"):
+        pytest.skip("triton does not run here")
+    kind, find, put = BROKEN[what]
+    bad, n = re.subn(find, put, render(Build("triton", algorithm=f"gated_delta_rule.{kind}", **{**SMALL, "head_dim_v": 16})))
+    assert n, "nothing to break"
+    assert any(not e <= accepted for e, accepted in found(bad).values())
