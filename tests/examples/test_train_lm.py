@@ -89,6 +89,11 @@ def test_the_recurrence_in_float64_differs_by_rounding(run, tmp_path):
     assert 0 < apart(x, y) < TOLERANCE / 10
 
 
+def test_bfloat16_rounds(run, tmp_path):
+    x, y = (run(tmp_path / dtype, "--steps", "5", "--dtype", dtype)[1] for dtype in ("float32", "bfloat16"))
+    assert TOLERANCE / 10 < apart(x, y) < 0.05
+
+
 def test_a_seed_changes_losses_and_a_run_again_does_not(run, tmp_path):
     x, y, z = (run(tmp_path / str(i), "--steps", "3", "--seed", seed)[1] for i, seed in enumerate("001"))
     assert x == y and x[0] != z[0]
