@@ -97,7 +97,7 @@ def chunk_kda(
         state_v_first: bool = False, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
         cp_context: None = None, use_graph: bool = False, max_num_seqs: int | None = None, *, A_log: State = None,
         dt_bias: State = None, **kwargs: Any) -> tuple[Any, ...]:
-    """Kimi Delta Attention (arXiv:2510.26692). Returns (o, final state or None). Forward only. beta: [B, T, HV]."""
+    """Kimi Delta Attention (arXiv:2510.26692). Returns (o, final state or None). beta: [B, T, HV]."""
     more, form = _raw(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate, kwargs)
     named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
                    allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first)
@@ -124,7 +124,7 @@ def fused_recurrent_kda(
 def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = None, initial_state: State = None,
               output_final_state: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
               cu_seqlens_cpu: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
-    """Gated linear attention (arXiv:2312.06635). Returns (o, final state or None). Forward only."""
+    """Gated linear attention (arXiv:2312.06635). Returns (o, final state or None)."""
     named = _named(initial_state, output_final_state, cu_seqlens, state_v_first=state_v_first)
     return _call("gla", dict(q=q, k=k, v=v, g=g), {"scale": scale}, named, {"cu_seqlens_cpu": cu_seqlens_cpu, **kwargs})
 
@@ -153,7 +153,7 @@ def chunk_gdn2(
         state_v_first: bool = False, cp_context: None = None, *, A_log: State = None, dt_bias: State = None, **kwargs: Any
         ) -> tuple[Any, ...]:
     """Gated DeltaNet 2: channels of the key are erased by b [B, T, HV, K], those of the value written by w [B, T, HV, V]. Returns
-    (o, final state or None). Forward only."""
+    (o, final state or None)."""
     more, form = _raw(g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate, kwargs)
     named = _named(initial_state, output_final_state, cu_seqlens, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
                    state_v_first=state_v_first)
@@ -180,7 +180,7 @@ def chunk_rwkv7(
         output_final_state: bool = False, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
         safe_gate: bool = False, chunk_size: int | None = None, disable_recompute: bool = False, cp_context: None = None,
         lower_bound: float | None = None, **kwargs: Any) -> tuple[Any, ...]:
-    """RWKV-7 (arXiv:2503.14456). Returns (o, final state or None). Forward only.
+    """RWKV-7 (arXiv:2503.14456). Returns (o, final state or None).
 
     r, w, k, a, b: [B, T, HV, K]; v: [B, T, HV, V]. w: logs of decays; gate="linear" and gate="raw" (with A_log, dt_bias) are
     forms of w. scale: None means K ** -0.5. safe_gate: a promise that w is -5 or more; with a smaller lower_bound, that w is as

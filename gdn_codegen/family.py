@@ -2,7 +2,7 @@
 
 All take the keywords of `chunk_gated_delta_rule` that suit their inputs: layout, out, state_v_first, state_dtype, final_state,
 state_indices, inplace_final_state, checkpoint_chunks, target, chunk_size, schedule, batch_invariant, and so on. A keyword that no
-op has, or that asks for what a member has not, raises ValueError.
+op has, or that asks for what a member has not, raises ValueError. All are differentiable, as that op is (docs/training.md).
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _call: Callable[..., tuple[Any, ...]] = members.call
 def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float | None = None, initial_state: State = None,
                      output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Tensor | None = None,
                      cu_seqlens_cpu: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
-    """DeltaNet (arXiv:2406.06484). Returns (o, final state or None). Forward only.
+    """DeltaNet (arXiv:2406.06484). Returns (o, final state or None).
 
     q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H; beta: [B, T, HV]. scale: None means K ** -0.5.
     cu_seqlens_cpu: a copy of cu_seqlens on the CPU. It says how long the longest sequence is.
@@ -57,8 +57,7 @@ def fused_recurrent_delta_rule(
 def chunk_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: State = None, g_gamma: State = None, scale: float | None = None,
                      initial_state: State = None, output_final_state: bool = False, state_v_first: bool = False,
                      cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
-    """Gated linear attention with a decay for each token and head, or for each head. Returns (o, final state or None). Forward
-    only.
+    """Gated linear attention with a decay for each token and head, or for each head. Returns (o, final state or None).
 
     q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H; g: [B, T, HV], logs of decays; None means no decay.
     g_gamma: [HV], logs of decays of all tokens; then g must be None. scale: None means K ** -0.5. cu_seqlens_cpu: as in
@@ -105,7 +104,7 @@ def _simple_gla(q: Tensor, k: Tensor, v: Tensor, g: State, g_gamma: State, scale
 def chunk_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: float | None = None,
                          initial_state: State = None, output_final_state: bool = False, cu_seqlens: Tensor | None = None,
                          **kwargs: Any) -> tuple[Any, ...]:
-    """Lightning attention (arXiv:2405.17381). Returns (o, final state or None). Forward only.
+    """Lightning attention (arXiv:2405.17381). Returns (o, final state or None).
 
     q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H. The log decay of head h is
     -8 h / HV * (1 - layer_idx / num_layers), as in FLA. `chunk_simple_gla` takes other decays of heads, as g_gamma. scale: None
@@ -152,7 +151,6 @@ def chunk_gated_delta_product(
         cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, cp_context: None = None, **kwargs: Any
         ) -> tuple[Any, ...]:
     """Gated DeltaProduct (arXiv:2502.10297): n = num_householder delta rules for each token. Returns (o, final state or None).
-    Forward only.
 
     q: [B, T, H, K]; k: [B, n T, H, K]; v: [B, n T, HV, V], where HV is a multiple of H; g: [B, T, HV], logs of decays, or None
     for no decay; beta: [B, n T, HV]. Rows n t to n t + n - 1 of k, v and beta are the steps of token t, in order. The token's

@@ -32,7 +32,7 @@ def mamba_chunk_scan_combined(
         cu_seqlens: Tensor | None = None, dt_softplus: bool = False, dt_limit: tuple[float, float] = (0.0, inf),
         return_final_states: bool = False, return_varlen_states: bool = False, **kwargs: Any) -> Any:
     """Mamba-2's state space duality (arXiv:2405.21060). Returns out, or (out, states) where states are asked for, and the
-    checkpoints with checkpoint_chunks. Forward only.
+    checkpoints with checkpoint_chunks.
 
     x, z: [B, T, HV, P]; dt: [B, T, HV]; A: [HV]; B, C: [B, T, G, N], where HV is a multiple of the groups G; D, dt_bias: [HV].
     chunk_size: tokens of a chunk, where kernels have such chunks (16, 32, 64, 128). Only rounding depends on it.
@@ -67,7 +67,7 @@ def selective_state_update(
         state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, z: Tensor | None = None,
         dt_bias: Tensor | None = None, dt_softplus: bool = False, state_batch_indices: Tensor | None = None, *,
         cu_seqlens: Tensor | None = None, out: Tensor | None = None, pad_slot_id: int = -1, **kwargs: Any) -> Tensor:
-    """Mamba-2's decoding step: updates states in place, and returns out, of x's shape. Forward only.
+    """Mamba-2's decoding step: updates states in place, and returns out, of x's shape.
 
     x, z: [batch, HV, P]; B, C: [batch, G, N]; state: [batch, HV, P, N]. Several tokens of each sequence, up to 16, come as
     [batch, T, HV, P] and [batch, T, G, N], or with cu_seqlens packed as [tokens, HV, P] and [tokens, G, N].

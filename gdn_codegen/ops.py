@@ -131,7 +131,7 @@ def recurrent_gated_delta_rule(
         intermediate_states_buffer: Tensor | None = None, intermediate_state_indices: Tensor | None = None,
         target: str = "auto", schedule: str | Schedule | None = None, batch_invariant: bool | None = None,
         **kwargs: Any) -> tuple[Any, ...]:
-    """Gated DeltaNet decoding: 1 to 16 new tokens per sequence. Returns (o, final state or None). Forward only.
+    """Gated DeltaNet decoding: 1 to 16 new tokens per sequence. Returns (o, final state or None).
 
     The arguments are those of `chunk_gated_delta_rule`, without unit_keys, checkpoint_chunks, checkpoint_positions,
     checkpoint_slots, aligned_positions, chunk_size and FLA's tables of chunks. One kernel computes all tokens, as one chunk of 16

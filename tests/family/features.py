@@ -322,7 +322,7 @@ def fake(page, target):
     assert (state.shape, state.dtype) == ((2, 2, SIZES["V"], SIZES["K"]), torch.float32)
 
 
-@feature("gradients (docs/training.md)")
+@feature("gradients")
 def gradients(page, target):
     p = Problem(page, target)
     x = p.x["r" if page == "rwkv7" else "q"].requires_grad_()

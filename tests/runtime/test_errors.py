@@ -77,6 +77,7 @@ TRIALS = {
     ("initial_state", "overwritten, and a tensor requires grad"): dict(
         g=zeros(1, T, HV, requires_grad=True), initial_state=zeros(1, HV, K, V), inplace_final_state=True),
     ("save", "another word"): dict(save="all"),
+    ("target", "without gradients, and a tensor requires grad"): dict(g=zeros(1, T, HV, requires_grad=True), target="pto"),
     ("beta", "dtype"): dict(beta=zeros(1, T, HV, dtype=torch.int32)),
     ("beta", "rank"): dict(beta=zeros(1, T, HV, V)),
     ("beta", "tokens unlike q's"): dict(beta=zeros(1, 1, HV)),
@@ -294,7 +295,6 @@ OTHERS = {
     "'checkpoint_rows'": "a module with state=positions that is called directly",
     "'a number: the page has no default'": "a module of a page of the caller's own",
     "'a tensor that requires grad'": "a module that is called directly",
-    "which have gradients": "a target without schedules for gradients",
     "a target that has a gradient of": "sizes for which no schedule of a gradient fits",
     "under torch.compile": "torch.compile, which raises an error of its own around it",
 }

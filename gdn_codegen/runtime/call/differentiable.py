@@ -11,6 +11,7 @@ import torch
 from ...host.tensors import _fail
 from .arguments import RAW_INPUTS, Options, Tensors
 from .by_token import ARGUMENTS
+from .gradient_builds import check_target
 from .normalise import SAVED, settled
 from .request import DEFAULT_CHUNK, Request
 
@@ -31,6 +32,7 @@ def differentiable(t: Tensors, x: Request, save: str, called: Mapping[str, str] 
     """
     def refuse(name: str, got: object, accepted: str) -> None:
         _fail(called.get(name, name), got, accepted)
+    check_target(x.target)
     for name in _LENT:
         if getattr(t, name) is not None:
             refuse(name, "a tensor", _NONE)

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from ...ir.builder import Algorithm
 from ...ir.differentiate import chunk_states, derivative
-from ..build import Build
-from ..load import module
 from .arguments import Tensors
 from .compiling import compiling
-from .gradient_builds import builds_for
+from .gradient_builds import modules_for
 from .known_members import numbers_for
 from .members import prepared
 from .request import Call, Request, call_for
@@ -41,14 +39,14 @@ def gradients(page: Algorithm, inputs: dict[str, Tensor | None], t: Tensors, x: 
     about, t, x = prepared(page, {n: y for n, y in inputs.items() if n not in raw}, t, x)
     call = call_for(about, t, x)
     named = dict(zip(_order(page, inputs), (*about.inputs, *about.of_heads), strict=True))
-    builds, state = builds_for(call), partial(_turned, x)
+    (before, back), state = modules_for(call), partial(_turned, x)
     (o,) = (y.name for y in page.trace().role("output") if y.index == "token")
     (kept,) = map(chunk_states, page.states)
     run = partial(_run, call, {"scale": scale} if scale is not None else {}, t.cu_seqlens)
-    if states is None or x.chunk_size != builds.gradient.chunk:
-        states = run(builds.states, named, state(t.initial_state))[kept]
+    if states is None or x.chunk_size != back.HOST.tables.chunk:
+        states = run(before, named, state(t.initial_state))[kept]
     given = {**named, kept: states, derivative(o): _made_zero(d_o, about.dtype, like=_shape_of_o(call, about.rows), call=call)}
-    made = run(builds.gradient, given, state(d_final))
+    made = run(back, given, state(d_final))
     return [state(made[derivative(START)]).contiguous().to(_dtype(t.initial_state)) if n == START else
             _as_input(made[derivative(n)], inputs[n], x) for n in wanted]
 
@@ -80,12 +78,10 @@ def _made_zero(y: Tensor | None, dtype: torch.dtype, like: tuple[int, ...], call
     return torch.zeros(like, dtype=dtype, device=call.device) if y is None else y.to(dtype)
 
 
-def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, b: Build, named: dict[str, Any], start: Tensor | None
+def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, m: Any, named: dict[str, Any], start: Tensor | None
          ) -> dict[str, Tensor]:
     """What a module gives, by name: outputs, final states and states before chunks."""
-    m = module(b)
-    host = m.HOST
-    t = host.tables
+    host, t = m.HOST, m.HOST.tables
     given = [named.get(row[0]) for rows in (t.inputs, t.head_inputs, t.chunk_inputs) for row in rows]
     with compiling(m, call.device.type):
         memory = host.run(given, numbers_for(host, numbers), (start,), (None,) * len(t.outputs), ends, (None,),
