@@ -67,9 +67,10 @@ def generated(target: str) -> Op:
 
 
 class GatedDeltaNet(nn.Module):
-    """A linear layer. A_log and dt_bias start as in Mamba-2 and FLA's layer: steps of 0.001 to 0.1, rates of up to 16."""
+    """A linear layer."""
 
     def __init__(self, s: Sizes, op: Op):
+        """A_log and dt_bias start as in Mamba-2 and in FLA's layer: steps of 0.001 to 0.1, rates of up to 16."""
         super().__init__()
         HV, self.head_dim, self.op = 2 * s.heads, s.head_dim, op
         keys, values = s.heads * s.head_dim, HV * s.head_dim
