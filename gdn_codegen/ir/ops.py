@@ -538,8 +538,10 @@ op("decayed_matmul", "row i is the sum over j <= i of p[i, j] b[j, c] exp(x[i, c
    zero=zeros.decayed_matmul, text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,
    elementwise=True, zero=zeros.column_sums)
-op("row_sum", "sum over the columns of each row, or over the entries of a vector", _row_sum, lambda attrs, x: x.sum(-1),
-   zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, -1),), vjp=vjps.row_sum)
+op("row_sum", "sum over the columns of each row, or over the entries of a vector. `diagonal`: the operand is zero off its "
+   "diagonal, so that padding adds nothing to the other rows", _row_sum, lambda attrs, x: x.sum(-1), attrs=("diagonal",),
+   zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: () if attrs.get("diagonal") else ((0, -1),),
+   vjp=vjps.row_sum)
 op("row_max", "the largest entry of each row, or of a vector. `within`: a dim; entries past the dim's size in memory do not "
    "count. Targets may leave out NaN", _row_max, attrs=("within",), zero=zeros.rows)
 op("column_sum", "sum over the rows of each column", _column_sum, lambda attrs, x: x.sum(0), zero=zeros.column_sums,
@@ -603,7 +605,8 @@ op("clear_counter", "sets the counter `tensor` to zero, once for the kernel", _e
 op("claim_item", "the number of an item that no block has claimed yet, from the counter `tensor`. A block's first item has the "
    "block's own number. A number past the last item ends the loop", _scalar, effect="read", attrs=("tensor",))
 op("next_item", "the agent's loop over items goes on with the item of this number", _takes_a_number, effect="write")
-op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"),
+op("move", "the same value in another memory space. `spread`: a vector with its entries apart, as a caller's memory has them",
+   _same("move"), lambda attrs, x: x, attrs=("space", "transposed", "spread"),
    zero=zeros.same)
 op("signal", "signals `channel`: a buffer is full, or free again", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "loop", "why"))

@@ -60,6 +60,8 @@ def _padded_sum(p: Program, o: Op, type_of: dict[str, Tile]) -> str:
     if of is None:
         return ""
     sides = of(dict(o.attrs))
+    if not sides:
+        return ""
     d = type_of[o.args[sides[0][0]]].dims[sides[0][1]]
     return str(d) if d in dict(p.extents) or (d == "C" and len(sides) == 1) else ""
 

@@ -38,6 +38,7 @@ from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
 from .algebra.single_token import single_token
 from .algebra.vectorise import vectorise
+from .algebra.whole_vectors import whole_vectors
 from .cut.comments import comments
 from .cut.decay_bound import decay_bound
 from .cut.kernels import cut
@@ -192,6 +193,7 @@ GROUPS: Passes = (
 CORES: Passes = (
     *FRONT,
     ("heads_by_product", lambda p, c: heads_by_product(p, c.schedule, c.cores)),
+    ("whole_vectors", lambda p, c: whole_vectors(p)),
     ("across_rows", lambda p, c: across_rows(p)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),

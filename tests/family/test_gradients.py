@@ -45,7 +45,7 @@ def errors(target: str, name: str, case: Case, plans: dict[str, str] = ONE_KERNE
     return {n: gradients.relative(gradients.of_input(n, got, want).double(), want) for n, want in expected.items()}
 
 
-@pytest.mark.parametrize("target", ["triton", pytest.param("tilelang", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("target", ["triton", *(pytest.param(t, marks=pytest.mark.slow) for t in ("tilelang", "pto"))])
 @pytest.mark.parametrize("name", names())
 def test_gradients(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged tails, a sequence without tokens, two value heads of a key head, equal keys, gates from 0 to -50."""

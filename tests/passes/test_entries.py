@@ -4,12 +4,11 @@ from math import inf
 
 import pytest
 
-from gdn_codegen.ir.builder import algorithm, apply, carried, cumsum, exp, last, lower, row_sum
+from gdn_codegen.ir.builder import algorithm, apply, carried, cumsum, exp, lower
 from gdn_codegen.ir.decays import log_decays
 from gdn_codegen.ir.ops import OPS
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.schedule import named
-from gdn_codegen.schedule.schedule import ScheduleError
 from gdn_codegen.targets import lower as lowered
 
 SMALL, WIDE = {"C": 32, "K": 32, "V": 32}, {"C": 64, "K": 128, "V": 128}
@@ -37,9 +36,3 @@ def test_such_an_op_of_another_name_gets_the_same_kernels(monkeypatch, target, a
     one, other = (program_text(lowered(page(x), target, named(schedule), sizes, "float16", arch)) for x in ("last", "final"))
     assert "final(" in other and other.replace("final(", "last(") == one
     assert log_decays(page("final")) == {"g"}
-
-
-def test_an_entry_of_what_cores_divide_among_them_is_refused():
-    with pytest.raises(ScheduleError, match="last_row_sums_k is an entry of row_sums_k, of which each core has some rows; "
-                                            "accepted: an entry of a vector"):
-        lowered(page(factor=lambda end, k: last(row_sum(k))), "pto", named("fused"), SMALL, "float16")

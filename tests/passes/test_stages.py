@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from gdn_codegen import targets
-from gdn_codegen.algorithms import find
+from gdn_codegen.derived_pages import find
 from gdn_codegen.ir.builder import (
     algorithm,
     carried,
@@ -79,6 +79,7 @@ BUILDS = [
     ("pto", "", GDN, varied("staged", launch="single", inverse_block=16, v_block=16), SMALL, ""),
     ("pto", "", GDN, varied("replay"), SMALL, FULL),
     ("pto", "", every_op, varied("fused", channel_slots=2), SMALL, ""),
+    ("pto", "", find("gla.gradient"), varied("fused"), SMALL, ""),
     ("pto", "", running_sums, Schedule("sums", (("W",), ("o", "S"))), SMALL, ""),
     ("triton", "", GDN, varied("fused", v_block=32, state_layout="vk"), {**LARGE, "C": 1}, "state=vk"),
     ("tilelang", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, "state=pool/in_place/slots/accepted/parents"),
@@ -202,8 +203,8 @@ def planted(p, name):
         return replace(p, tensors=(*p.tensors, replace(tensor, **change)))
     if kind == "Carry":
         return of(body=map_loops(k.body, lambda s: [replace(s, carried=(*s.carried, Carry("a", "b", "c", "d", Tile(()), 2)))]))
-    if name == "Loop.warm_up":
-        return of(body=map_loops(k.body, lambda s: [replace(s, warm_up="planted")]))
+    if kind == "Loop":
+        return of(body=map_loops(k.body, lambda s: [replace(s, **{field: {"warm_up": "planted", "step": -1}[field]})]))
     what, value = name.split()
     if what == "index":
         return replace(p, tensors=(*p.tensors, replace(tensor, index=value)))

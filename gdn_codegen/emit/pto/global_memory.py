@@ -61,14 +61,17 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
 def _store(k: KernelWriter, o: Op) -> list[str]:
     """A store of a tile or vector to global memory. To a caller's tensor it stores only the rows with tokens.
 
-    EmitError for a caller's tensor with one value for each token, and for several heads on a vector core.
+    A vector goes to a caller's tensor from its spread form. EmitError for several heads on a vector core.
     """
     t, value = k.p.tensor(o.attr("tensor")), o.args[0]
     b, name = k.buffer(value), k.name(value)
     ctype = CTYPE[b.dtype]
     if t.index == "token":
         if len(t.dims) == 1:
-            raise EmitError(f"pto cannot store one number per token to a caller's tensor ({t.name}); accepted: rows, as [C, V]")
+            n = k.sizes["C"] // 2
+            address = k.address(value) + (f" + sub * {n * 32}" if k.whole(value) else "")
+            return braces([f"UbWidePart<{ctype}, {n}> valid(part);", f"TASSIGN(valid, {address});",
+                           f"auto to = {k.view(o, f'sub * {n}', 'part', 1)};", "TSTORE(to, valid);"], "if (part > 0) ")
         if k.agent == "cube":
             return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {k.cols(t)});",
                            f"TASSIGN(valid, {k.address(value)});",

@@ -18,7 +18,7 @@ rule = Rules("pto", {
     "fence": "mbarriers", "drain": "mbarriers",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
     "row_max": "partition",
-    "diagonal": "norms_from_products", "column_sum": "single_token", "of_token": "token_groups",
+    "diagonal": "whole_vectors", "column_sum": "whole_vectors", "of_token": "token_groups",
     "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})
 
 #: Agent -> the macro that is defined while the text is compiled for its cores.
@@ -107,7 +107,7 @@ class KernelWriter(Addresses):
             w(f"const int64_t n = {one} / HV, b = n * batched;", *skip,
               "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;")
             if any(isinstance(o, Op) and o.attr("ahead") for o in s.body):
-                self.chunk(size, "_next", "")
+                self.chunk(size, "_next", "" if self.k.step > 0 else f"((length - 1) / {size})")
         self.body(s.body)
         if "item" in self.counted:
             w("++iteration;")
@@ -116,17 +116,20 @@ class KernelWriter(Addresses):
         w.line = NO_LINE
 
     def chunks(self, s: Loop) -> None:
-        """Print the loop over the chunks of a sequence. Its body first assigns tiles with several slots their addresses."""
-        size, w = self.p.sizes["C"], self.w
-        begin = "int64_t c = 0"
+        """Print the loop over the chunks of a sequence. Its body first assigns tiles with several slots their addresses. A loop
+        of step -1 counts the chunks that it has passed."""
+        size, w, count = self.p.sizes["C"], self.w, self.count["chunk"]
+        begin = f"int64_t {count} = 0"
         if s.index in self.counted:  # the counter is also read after the loop
             w(f"{begin};")
             begin = ""
-        w(f"for ({begin}; c * {size} < length; ++c) {{")
+        w(f"for ({begin}; {count} * {size} < length; ++{count}) {{")
         w.indent += 1
+        if s.step < 0:
+            w(f"const int64_t c = (length - 1) / {size} - {count};")
         self.chunk(size)
         if any(isinstance(o, Op) and o.attr("ahead") and o.kind not in ("signal", "wait") for o in s.body):
-            self.chunk(size, "_next", "c + 1")
+            self.chunk(size, "_next", "c + 1" if s.step > 0 else "c - 1")
         w(*(f"TASSIGN({self.name(v)}, {tile.address});" for v, tile in self.tiles().items() if self.iterations(v) == s.index))
         self.body(s.body)
         w.indent -= 1
@@ -140,9 +143,11 @@ class KernelWriter(Addresses):
 
     def rows(self, size: int, which: str = "", c: str = "c") -> None:
         """Print the first token of chunk `c`, and its number of tokens."""
-        before = f"({c}) * {size}" if "+" in c else f"{c} * {size}" if c else ""
+        before = f"({c}) * {size}" if " " in c else f"{c} * {size}" if c else ""
         left = f"length - {before}" if c else "length"
         rows = f"part_of({left}, 0, {size})" if which else f"{left} < {size} ? {left} : {size}"
+        if c == "c - 1":
+            rows = f"c > 0 ? {size} : 0"  # only the last chunk of a sequence is ragged
         self.w(f"const int64_t t{which} = first - b * T{f' + {before}' if c else ''};", f"const int64_t rows{which} = {rows};")
         if self.agent == "vector":
             half = size // 2

@@ -129,8 +129,8 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
     if k.is_wide(x) and not k.is_wide(o.out):
         return [f"TTRANS({out}, {k.name(x)}, {o.out}_scratch);"]
     if k.is_wide(o.out) and not k.is_wide(x):
-        return braces([f"UbTile<float, {b.shape[0]}, {b.shape[1]}> wide;", f"TASSIGN(wide, {k.address(o.out)});",
-                       f"UbCol<float, {b.shape[0]}> flat;", f"TASSIGN(flat, {k.address(o.args[0])});",
+        return braces([f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> wide;", f"TASSIGN(wide, {k.address(o.out)});",
+                       f"UbCol<{CTYPE[b.dtype]}, {b.shape[0]}> flat;", f"TASSIGN(flat, {k.address(o.args[0])});",
                        "TROWEXPAND(wide, flat);"])
     return [f"TMOV({out}, {k.name(x)});"]
 

@@ -16,14 +16,12 @@ from ..base import EVERY, Kernel, Op, Program, Stmt, numbers, strides, touched
 CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
-       "sub", "col", "heads", "iteration", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
-       "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if", "for",
-       EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char", "const",
-       "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto", "inline",
-       "mutable", "namespace", "operator", "private", "protected", "public", "register", "sizeof", "static", "struct", "switch",
-       "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
-#: Index of a loop -> the C++ variable that counts its iterations.
-COUNT = {"item": "iteration", "chunk": "c"}
+       "sub", "col", "heads", "iteration", "t_next", "rows_next", "part_next", "slot_next", "passed", "block", "batched", "slots",
+       "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if",
+       "for", EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char",
+       "const", "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto",
+       "inline", "mutable", "namespace", "operator", "private", "protected", "public", "register", "sizeof", "static", "struct",
+       "switch", "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
 
 
 def parameter(number: str) -> str:
@@ -87,6 +85,8 @@ class Values:
         self.inside: list[str] = []  # loops around the current statement
         self.which = ""  # the chunk of the current statement: "" for this one, "_next" for the next one
         self.ring = rings(k)
+        #: Index of a loop -> the C++ variable that counts its iterations.
+        self.count = {"item": "iteration", "chunk": "c" if k.step > 0 else "passed"}
         self.taken = OWN | {parameter(n) for n in numbers(k)}
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in (("", "_gm"), ("has_", ""), ("", "_stride"))}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
@@ -124,7 +124,7 @@ class Values:
 
     def iteration(self, loop: str, ahead: int, slots: int) -> str:
         """The slot of the loop's current iteration, or of the one `ahead` iterations later."""
-        count = COUNT[loop]
+        count = self.count[loop]
         return f"{f'({count} + {ahead})' if ahead else count} % {slots}"
 
     def is_number(self, value: str) -> bool:

@@ -7,7 +7,7 @@
 - A tensor that is transposed in memory is loaded and stored by columns. Each core of an agent has its own columns, and
   transposes them on the chip.
 - A vector of one number per token is loaded as a strided column: one number in each row of `align` bytes. A move then makes it
-  dense.
+  dense. Before a store, a move spreads it.
 
 Example:
     before:  k = load k; A = k @ k.T
@@ -66,6 +66,10 @@ class _Feed:
         if o.kind == "store" and o.attr("transposed"):
             op("store", op("transpose", *o.args, name=b.fresh(f"{o.args[0]}_transposed"), columns=True),
                **{**dict(o.attrs), "transposed": None, "columns": True})
+            return ""
+        if o.kind == "store" and o.attr("tensor") in self.token and b.types[o.args[0]].rank == 1:
+            wide = op("move", *o.args, name=b.fresh(f"{o.args[0]}_wide"), space=self.device.home[o.agent], spread=True)
+            op("store", wide, **dict(o.attrs))
             return ""
         if o.kind == "valid":  # `valid` works in place, so it gets a copy
             return op("valid", op("move", o.args[0], name=b.fresh(f"{o.out}_raw"), space=self.device.home[o.agent]), name=o.out)

@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 
 from ...ir.builder import Body
-from ...ir.core import Op, Program
+from ...ir.core import Line, Op, Program
 from ...ir.ops import OPS
-from ...ir.types import Tensor
+from ...ir.types import Dim, Tensor
 from ..common import rebuild_kernel, with_tensors
 from ..stage import takes
 from .vectorise import bounded
@@ -54,11 +54,15 @@ def _product(o: Op, b: Body, fills: list[str], made: dict[str, Tensor], name: st
     """Append the sum of the products of constant tiles and the operands of `o`. fills: how each constant tile is filled."""
     total: list[str] = []
     for n, (x, fill) in enumerate(zip(o.args, fills, strict=True), 1):
-        kind, what, of = fill.split()
-        rows = b.types[x].dims[0]
-        tensor = kind.replace(":", "_") + ("_mask" if what != "of" else f"_of_{of.replace('/', '_')}")
-        tensor += f"_{rows}" if rows != "C" else ""
-        b.tensors[tensor] = made[tensor] = Tensor(tensor, "workspace", "const", "HV", (rows, rows), fill=fill)
-        tile = b.op("load", name=b.fresh(tensor), tensor=tensor, line=o.line)
+        tile = constant(b, fill, b.types[x].dims[0], made, o.line)
         total = [b.op("matmul", tile, x, *total, name=name if n == len(fills) else "", line=o.line)]
     return total[0]
+
+
+def constant(b: Body, fill: str, rows: Dim, made: dict[str, Tensor], line: Line) -> str:
+    """Append a load of a constant tile [rows, rows]. fill: how it is filled. made: the constant tiles so far, by name."""
+    kind, what, of = fill.split()
+    tensor = kind.replace(":", "_") + ("_mask" if what != "of" else f"_of_{of.replace('/', '_')}")
+    tensor += f"_{rows}" if rows != "C" else ""
+    b.tensors[tensor] = made[tensor] = Tensor(tensor, "workspace", "const", "HV", (rows, rows), fill=fill)
+    return b.op("load", name=b.fresh(tensor), tensor=tensor, line=line)

@@ -2,7 +2,8 @@
 
 A vector core has elementwise ops on two tiles, on a tile and a column, and on a tile and a number. It also has an op that
 expands a row to a tile. So this pass makes these replacements:
-- A row operand is expanded. Only the second operand may be a column or a number (`vector_operands`).
+- A row operand is expanded, and so is a column that is to become a tile. Only the second operand may be a column or a number
+  (`vector_operands`).
 - A mask becomes a product with a constant tile of zeros and ones. A mask with fill -inf becomes a sum with a constant tile.
 - `cumsum` sums the rows of a masked tile.
 - f(last(x)) becomes last(f(x)), because there is no exp of a number. For f of a caller's number, the number becomes a vector
@@ -103,6 +104,9 @@ class _Rules:
             return b.op("exp", op("mul", op("log", y), number(-1.0)), name=o.out, line=o.line)
         if o.kind == "cumsum":
             return self.cumsum(o, b)
+        if o.kind == "expand" and self.defs[x].kind == "col":
+            assert o.type is not None
+            return b.op("mul", b.op("full", dims=o.type.dims, value=1.0, line=o.line), x, name=o.out, line=o.line)
         if o.kind in BINARY and len(o.args) == 2:
             return with_second_broadcast(o, b, self.defs)
         return None

@@ -66,7 +66,8 @@ class PrefetchedOps:
         crossing = self.crossing()
         for n in crossing:
             o = self.ops[n]
-            if o.kind == "matmul" or (o.kind == "move" and o.attr("space") in self.device.feeds) or self._larger(o, crossing):
+            fed = o.kind == "move" and o.attr("space") in self.device.feeds
+            if o.kind == "matmul" or fed or o.attr("spread") or self._larger(o, crossing):
                 self.prefetched.remove(n)
                 return True
         return False

@@ -2,7 +2,7 @@
 
 The schedule's `value_heads`, `prefetch`, `cache_masks` and `order` say what is wanted. The spaces of the device limit what fits.
 For each kernel the pass tries variants and takes the first for which `pack` finds room. It prefers more heads, then `prefetch`,
-then more cached masks.
+then more cached masks. If none fits, it orders ops for few live values, and then also loads tiles again for each reader.
 """
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from ...schedule.schedule import Schedule, ScheduleError
 from ..common import with_tensors
 from ..heads.interleaved import interleaved
 from ..heads.number import heads
+from ..loops.depth_first import depth_first
 from ..loops.hoist import candidates, hoist
 from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
+from ..loops.reload import reload
 from ..stage import takes
 from .core_values import is_view, pipe
 from .live_ranges import late_loads, with_copies
@@ -88,6 +90,10 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
             found = _most(partial(variant, what), sizes, lacks)
             if found is not None:
                 return found, made
+    for x in (k, reload(k, device)):
+        x = depth_first(p, x, device)
+        if not lacking(p, x, s, device):
+            return x, []
     return k, []  # `pack` raises the error that names the values
 
 

@@ -1,7 +1,8 @@
 """core_values: how one core of an agent holds a value: its space and its shape. `pack` uses it.
 
 A core holds its part of a tile's rows, or of its columns. A vector is whole on each core, except sums along rows, of which each
-core has a part. A vector that was just loaded has one number in each row of `Cores.align` bytes.
+core has a part. A vector of one number per token that was just loaded, or is to be stored, has one number in each row of
+`Cores.align` bytes.
 """
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class CoreValues:
     """
 
     def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
-        """No value is held yet. ScheduleError for an output of one number per token, which cores cannot store."""
+        """No value is held yet."""
         self.where = f"{p.name}, kernel {k.name} on {device.name}"
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
         ops = k.ops
@@ -51,9 +52,6 @@ class CoreValues:
         read = {a for o in ops if o.kind != "store" for a in o.args}
         stores = [o for o in ops if o.kind == "store"]
         self._only_stored = {o.args[0] for o in stores} - read
-        for t in (p.tensor(o.attr("tensor")) for o in stores):
-            if t.index == "token" and len(t.dims) == 1:  # its numbers lie apart in memory, and side by side on the chip
-                raise self.error(f"output {t.name} has one number per token; accepted: outputs of rows, such as [C, V]")
 
     def error(self, text: str) -> ScheduleError:
         """An error that names the kernel."""
@@ -75,7 +73,8 @@ class CoreValues:
         every core has."""
         divided = [a for a in o.args if self.source(a) in self.divided] if self.divided else []
         if self.type[o.out].rank == 1:
-            if o.attr("tensor") in self._token if o.kind == "load" else o.kind == "valid" and o.args[0] in self.spread:
+            if o.attr("tensor") in self._token if o.kind == "load" else o.kind == "valid" and o.args[0] in self.spread \
+                    or bool(o.attr("spread")):
                 self.spread.add(o.out)
             if isinstance(self.type[o.out].dims[0], str) and (o.kind == "row_sum" or divided):
                 self.divided.add(o.out)
@@ -107,10 +106,10 @@ class CoreValues:
                                  f"for {parts} cores with groups of 8 rows")
             shape = (shape[0] // parts, shape[1]) if o.out not in self._columns else (shape[0], shape[1] // parts)
         if t.rank == 1:
-            if o.out in self.spread:
-                shape = (shape[0], self.device.align // BYTES[t.dtype])
-            elif o.out in self.divided:
+            if o.out in self.divided:
                 shape = (shape[0] // parts,)
+            if o.out in self.spread:
+                shape = (*shape, self.device.align // BYTES[t.dtype])
         if shape[-1] * BYTES[t.dtype] % self.device.align:
             raise self.error(f"{o.out} has rows of {shape[-1] * BYTES[t.dtype]} bytes; accepted: multiples of "
                              f"{self.device.align}")
