@@ -70,7 +70,7 @@ class Training:
     """A model, its optimizer, and where it is in the text. Batches are drawn at random places, by a generator of its own."""
 
     def __init__(self, options: Options, op: str, target: str, device: str, text: bytes):
-        """op: "gdn_codegen" or one of REFERENCES. ValueError for a text that is too short, for cuda without a GPU, and for sizes."""
+        """op: "gdn_codegen" or one of REFERENCES. ValueError for a text that is too short, cuda without a GPU, and sizes."""
         tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
         apart = int(HELD_OUT * len(tokens))
         if apart < options.length + 1:
