@@ -91,7 +91,7 @@ class GatedDeltaNet(nn.Module):
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).contiguous() for y in mixed.split(self.splits, -1))
         o = self.op(q, k, v, self.a(x), self.b(x), self.A_log, self.dt_bias)
         z = self.z(x).unflatten(-1, (-1, self.head_dim))
-        return self.out((self.norm(o) * F.silu(z)).flatten(2))
+        return self.out((self.norm(o.float()) * F.silu(z)).flatten(2))
 
 
 class Attention(nn.Module):
@@ -106,7 +106,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (f(x).unflatten(-1, (-1, self.head_dim)) for f in (self.q, self.k, self.v))
-        q, k = (_rotated(norm(y)).to(v.dtype) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
+        q, k = (_rotated(norm(y.float())).to(v.dtype) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
         o = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)), is_causal=True)
         return self.out(o.transpose(1, 2).flatten(2) * torch.sigmoid(self.gate(x)))
 
@@ -116,7 +116,7 @@ def _rotated(x: Tensor) -> Tensor:
     T, half = x.shape[1], x.shape[3] // 2
     rates = 10000.0 ** (-torch.arange(half, device=x.device) / half)
     angles = torch.outer(torch.arange(T, device=x.device), rates)[:, None]
-    left, right = x.float().chunk(2, -1)
+    left, right = x.chunk(2, -1)
     return torch.cat([left * angles.cos() - right * angles.sin(), left * angles.sin() + right * angles.cos()], -1)
 
 
