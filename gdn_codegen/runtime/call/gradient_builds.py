@@ -22,7 +22,7 @@ from .request import DEFAULT_CHUNK, DTYPES, Call
 #: Schedules of gradients with changed fields, by target and architecture; "" is for any. The first that fits is taken. A target
 #: that is not here has no gradients.
 SCHEDULES: dict[tuple[str, str], tuple[tuple[str, dict[str, Any]], ...]] = {
-    ("triton", ""): (("fused", {}),), ("tilelang", ""): (("fused", {}),)}
+    ("triton", ""): (("fused", {}),), ("tilelang", ""): (("fused", {}),), ("pto", ""): (("prepared", {}), ("fused", {}))}
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)
 
