@@ -29,6 +29,10 @@ def chunk_states(name: str) -> str:
     return f"{name}_chunks"
 
 
+#: How the name of such a tensor ends where its tiles lie as [V, K] (`passes/loops/transposition.py`).
+TURNED = "_vk"
+
+
 def derivative(name: str) -> str:
     """The name of the derivative of the loss by a value or tensor."""
     return f"d_{name}"

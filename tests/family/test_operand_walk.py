@@ -3,7 +3,7 @@ import pytest
 from members import MEMBERS
 
 from gdn_codegen.algorithms import find
-from gdn_codegen.passes.launch import block_threads
+from gdn_codegen.passes.storage.live_bytes import live_bytes
 from gdn_codegen.passes.storage.stored_values import StoredValues
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose
@@ -60,7 +60,7 @@ def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
     """The sums of levels are computed as soon as their products are, and tiles in shared memory are cast again for each level.
     With neither, a thread of 128 would hold more than 500 registers of fragments."""
     def live():
-        return block_threads._live(lowered(build("kimi_delta_attention")).kernels[0], "fragment") // 512
+        return live_bytes(lowered(build("kimi_delta_attention")).kernels[0], "fragment") // 512
     lowered.cache_clear()
     assert live() <= 192
     for name in ("frees", "cast_again"):
@@ -133,7 +133,7 @@ def test_the_bound_of_channels_is_computed_first():
     def shared(**fields):
         k = lowered(build("kimi_delta_attention", v_block=64, **fields)).kernels[0]
         assert k.threads == 256
-        return block_threads._live(k, "shared", "staged")
+        return live_bytes(k, "shared", "staged")
     assert shared(partition="decay") < 1.05 * shared() < 113 * 1024
 
 

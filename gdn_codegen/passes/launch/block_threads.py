@@ -29,6 +29,7 @@ from ...devices import Device
 from ...ir.core import Kernel, Program
 from ...ir.types import BYTES, GROUP, WARP
 from ..stage import takes
+from ..storage.live_bytes import live_bytes
 from .token_threads import MOST_OF_A_FRAGMENT, fragments, of_tokens
 
 #: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.
@@ -70,32 +71,17 @@ def _launched(p: Program, k: Kernel, device: Device) -> Kernel:
 def _paired(k: Kernel, threads: int, device: Device) -> Kernel:
     """The kernel, with registers for two blocks of a multiprocessor if it is over chunks and has products, 256 threads and many
     fragments, and shared memory has room for both."""
-    many = threads == 2 * GROUP and _live(k, "fragment") >= PAIRED * threads * BYTES["float32"]
+    many = threads == 2 * GROUP and live_bytes(k, "fragment") >= PAIRED * threads * BYTES["float32"]
     pair = many and k.grid == "chunks" and any(o.kind == "matmul" for o in k.ops)
-    if not pair or 2 * (_live(k, "shared", "staged") + OF_A_BLOCK) > device.spaces["shared"]:
+    if not pair or 2 * (live_bytes(k, "shared", "staged") + OF_A_BLOCK) > device.spaces["shared"]:
         return replace(k, threads=threads)
     return replace(k, threads=threads, registers=device.register_file // (2 * threads), blocks_per_sm=2)
-
-
-def _live(k: Kernel, *spaces: str) -> int:
-    """The bytes of buffers in `spaces` that are live at once, at most. For a kernel over chunks."""
-    ops = k.ops
-    size = {b.name: prod(b.shape) * BYTES[b.dtype] for b in k.buffers if b.space in spaces}
-    under: dict[str, set[str]] = {}  # the buffers that an expression reads
-    ends: dict[str, tuple[int, int]] = {}  # the first op that fills a buffer, and the last that reads it
-    for n, o in enumerate(ops):
-        read = set[str]().union(*(under.get(a, ()) for a in o.args))
-        if o.out:
-            under[o.out] = {o.buffer} if o.buffer else read
-        for x in ({*read, o.buffer} if o.buffer or not o.out else read) & size.keys():
-            ends[x] = ends.get(x, (n, n))[0], n
-    return max((sum(size[x] for x, (first, last) in ends.items() if first <= n <= last) for n in range(len(ops))), default=0)
 
 
 def _small(k: Kernel, threads: int) -> bool:
     """Whether the kernel has products and 128 threads at most, its largest fragment takes at most half of `SMALL` registers per
     thread, and those that are live at once at most `SMALL`."""
-    live = _live(k, "fragment") // BYTES["float32"]
+    live = live_bytes(k, "fragment") // BYTES["float32"]
     return threads <= GROUP and any(o.kind == "matmul" for o in k.ops) and max(2 * fragments(k), live) <= SMALL * threads
 
 
@@ -103,8 +89,8 @@ def _threads(k: Kernel, device: Device) -> int:
     """The threads of a block with one agent."""
     shapes = {b.name: b.shape for b in k.buffers}
     products = [shapes[o.buffer] for o in k.ops if o.kind == "matmul"]
-    shared = _live(k, "shared", "staged") if k.grid == "chunks" and products else 0
-    live = shared > 0 and _live(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
+    shared = live_bytes(k, "shared", "staged") if k.grid == "chunks" and products else 0
+    live = shared > 0 and live_bytes(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
     large = live or shared > MOST_SHARED or fragments(k) > MOST_OF_A_FRAGMENT * GROUP
     large = large and all(shape[-1] > 16 for shape in products)
     alone = live and 2 * shared > device.spaces["shared"] and all(shape[-1] == 64 for shape in products)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, loops, map_ops, types
+from ...ir.differentiate import TURNED
 from ...ir.ops import OPS
 from ...ir.types import Tensor
 from ..common import rebuild
@@ -22,7 +23,7 @@ def only_for_products(k: Kernel) -> set[str]:
 
 def lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
     """`k` with loads, stores, products and sums adapted to the tensors `over`, which are transposed in memory."""
-    flat = _as_they_lie(k, over)
+    flat, totalled = _as_they_lie(k, over), _totalled(k)
 
     def rule(o: Op, b: Body) -> str | None:
         """The op for the orientation in memory, None for one that stays."""
@@ -32,12 +33,19 @@ def lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
         elif o.kind == "matmul" and flat & set(o.args[:2]):
             attrs |= {side: bool(o.attr(side)) != (x in flat) for side, x in zip(("ta", "tb"), o.args, strict=False)}
         elif o.kind in SUMS and o.args[0] in flat:
-            return b.op(SUMS[o.kind], *o.args, name=o.out, line=o.line, **attrs)
+            kind = o.kind if o.out in totalled else SUMS[o.kind]
+            return b.op(kind, *o.args, name=o.out, line=o.line, **attrs)
         else:
             return None
         return b.op(o.kind, *o.args, name=o.out, line=o.line, **attrs)
 
     return replace(k, body=rebuild(k.body, Body(tensors), rule))
+
+
+def _totalled(k: Kernel) -> set[str]:
+    """Vectors of which only the sum is read. It does not depend on the axis along which a tile was summed first."""
+    others = {a for o in k.ops if o.kind != "row_sum" for a in o.args}
+    return {o.out for o in k.ops if o.kind == "row_sum" and o.type is not None and o.type.rank == 1} - others
 
 
 def turned(k: Kernel, over: set[str]) -> set[str]:
@@ -72,7 +80,7 @@ _OF_PLACES = ("col", "row", "expand", "lower", "strictly_lower", "pairs", "diago
 def renamed(p: Program, over: set[str]) -> Program:
     """`p`, in which callers' tensors among `over` have names that end in _vk. A module that stores states of chunks in one
     orientation then does not fit one that reads the other."""
-    names = {t.name: f"{t.name}_vk" for t in p.tensors if t.name in over and t.role != "workspace"}
+    names = {t.name: f"{t.name}{TURNED}" for t in p.tensors if t.name in over and t.role != "workspace"}
 
     def each(o: Op) -> list[Op]:
         return [o.with_attrs(tensor=names[o.attr("tensor")]) if o.attr("tensor") in names else o]

@@ -10,7 +10,6 @@ device names for their kind. Where the device allows it (`in_place`), values sha
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
@@ -20,6 +19,7 @@ from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .buffer_names import named
+from .live_bytes import live_bytes
 from .shared_buffers import share_accumulators, share_carried, share_groups, share_storage
 from .stored_values import StoredValues, over
 
@@ -64,18 +64,21 @@ def _placed(p: Program, k: Kernel, device: Device) -> Kernel:
         if name not in buffers:
             t = v.type[value]
             buffers[name] = Buffer(name, v.space(name if name in v.defs else value), t.shape(v.sizes), t.dtype, dims=t.dims)
-    _check_sizes(p, k, device, buffers.values())
-    return named(replace(k, body=with_buffers(k.body, owner), buffers=tuple(buffers.values())))
+    placed = replace(k, body=with_buffers(k.body, owner), buffers=tuple(buffers.values()))
+    _check_sizes(p, placed, device)
+    return named(placed)
 
 
-def _check_sizes(p: Program, k: Kernel, device: Device, buffers: Iterable[Buffer]) -> None:
-    """Raise ScheduleError if the buffers of a limited space do not fit it together."""
+def _check_sizes(p: Program, k: Kernel, device: Device) -> None:
+    """Raise ScheduleError if the buffers of a limited space do not fit it together, or if those of it and of "staged", which the
+    target's compiler puts there too, do not where they are live at once."""
     sizes: dict[str, dict[str, int]] = {}
-    for b in buffers:
+    for b in k.buffers:
         sizes.setdefault(b.space, {})[b.name] = BYTES[b.dtype] * prod(b.shape)
     for space, each in sizes.items():
-        limit, total = device.spaces.get(space, 0), sum(each.values())
-        if limit and total > limit:
+        limit = device.spaces.get(space, 0)
+        if limit and (total := max(sum(each.values()), live_bytes(k, space, "staged"))) > limit:
+            each |= sizes.get("staged", {})
             most = sorted(each.items(), key=lambda x: -x[1])
             raise ScheduleError(f"{p.name}, kernel {k.name}: {space} of {device.name} has {limit} bytes, "
                                 f"{total} are needed: {', '.join(f'{n} {size}' for n, size in most)}")

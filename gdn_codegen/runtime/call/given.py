@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...ir.differentiate import TURNED
 from .arguments import BUFFER, FINAL, INTEGERS, Tensors
 from .request import Inputs, Request
 
@@ -33,3 +34,9 @@ def places_of_integers(t: tuple[Any, ...], x: Request) -> tuple[int, ...]:
 def integers_of(t: tuple[Any, ...], x: Request) -> tuple[Any, ...]:
     """The tensors of integers that a call's module takes."""
     return tuple(t[n] for n in places_of_integers(t, x))
+
+
+def in_page_order(name: str, states: Tensor) -> Tensor:
+    """States of chunks with the page's order of dims, or back, as a view. name: the tensor of the module, which says how it
+    lies."""
+    return states.transpose(-1, -2) if name.endswith(TURNED) else states

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ...ir.builder import Algorithm
-from ...ir.differentiate import chunk_states, derivative
+from ...ir.differentiate import TURNED, chunk_states, derivative
 from .arguments import Tensors
 from .compiling import compiling
+from .given import in_page_order
 from .gradient_builds import modules_for
 from .known_members import numbers_for
 from .members import prepared
@@ -82,11 +83,13 @@ def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, m: Any, named
          ) -> dict[str, Tensor]:
     """What a module gives, by name: outputs, final states and states before chunks."""
     host, t = m.HOST, m.HOST.tables
-    given = [named.get(row[0]) for rows in (t.inputs, t.head_inputs, t.chunk_inputs) for row in rows]
+    given = [named.get(row[0]) for rows in (t.inputs, t.head_inputs) for row in rows]
+    given += [in_page_order(n, named[n.removesuffix(TURNED)]).to(getattr(torch, dtype)) for n, _, dtype in t.chunk_inputs]
     with compiling(m, call.device.type):
         memory = host.run(given, numbers_for(host, numbers), (start,), (None,) * len(t.outputs), ends, (None,),
                           START in (row[0].removeprefix("d_") for row in t.final))
-    return {n: memory[t.tensors.index(n)] for n in (*(row[0] for rows in (t.outputs, t.final) for row in rows), *t.saved)}
+    made = {n: memory[t.tensors.index(n)] for n in (*(row[0] for rows in (t.outputs, t.final) for row in rows), *t.saved)}
+    return {n.removesuffix(TURNED): in_page_order(n, y) for n, y in made.items()}
 
 
 def _as_input(d: Tensor, y: Tensor | None, x: Request) -> Tensor:

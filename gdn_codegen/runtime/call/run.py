@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .aliasing import check_written, reach
 from .arguments import IN_KERNELS, Tensors
-from .given import given_to, integers_of
+from .given import given_to, in_page_order, integers_of
 from .launch import Numbers, chosen, numbers_for, serves
 from .positions import Pieces, buffer, pool_of, slots_by_chunk, store, writes_slots
 from .request import Inputs, Request, call_for, inputs_of
@@ -26,6 +26,8 @@ def run(about: Inputs, t: Tensors, x: Request, numbers: Numbers, checkpoints: Te
     memory = host.run(given, numbers(host), *others, call.wanted, integers_of(t, x), x.checkpoint_chunks,
                       x.longest)
     o, final, *states = host.results(memory, call.wanted)
+    if host.tables.saved:
+        states = [in_page_order(*host.tables.saved, *states).contiguous()]
     return o, final, states[0] if states else None
 
 
