@@ -118,13 +118,13 @@ def verify(a: argparse.Namespace) -> int:
     from .runtime.targets import lacks, serves
     if a.target != "all" and not serves(a.target, a.device):
         raise ValueError(f"device: got {a.device!r}; accepted for {a.target}: cpu, the tensors that it has kernels for")
-    if a.report is not None and a.reference is not None:
-        raise ValueError("reference: got --reference with --report; accepted: one, as a report compares with the page")
     if a.report is not None:
         from .tools.report import check_report
         check_report(Path(a.report))
-    asked = [b for b in options.builds(a) if serves(b.target, a.device)]
-    left = {b.target: why for b in asked if (why := lacks(b.target, a.device))}
+    options.check_verify(a)
+    asked, left = options.of_gradients(a) if a.backward else (options.builds(a), {})
+    asked = [b for b in asked if serves(b.target, a.device)]
+    left |= {b.target: why for b in asked if (why := lacks(b.target, a.device))}
     builds = [b for b in asked if b.target not in left]
     if a.device == "cuda":
         import torch
@@ -142,7 +142,7 @@ def verify(a: argparse.Namespace) -> int:
         if builds:
             print(HEAD, flush=True)
         recurrence = None if a.reference is None else algorithms.load("reference", a.reference, Callable, "function")
-        for line, ok in lines(builds, CASES[:2] if a.quick else CASES, a.device, recurrence):
+        for line, ok in lines(builds, CASES[:2] if a.quick else CASES, a.device, recurrence, a.backward):
             print(line, flush=True)
             good &= ok
     return _verdict(good, bool(builds), left, a.strict)

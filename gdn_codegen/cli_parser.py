@@ -28,7 +28,8 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--chunk", type=int, choices=CHUNKS,
                    help=f"tokens of a chunk (default: {chunk})")
     p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
-                   help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
+                   help=f"one of {', '.join(algorithms.names())}, or a page of your own; .gradient, .saving or .states after the "
+                   "name: a page derived from it (default: gated_delta_rule)")
     bare: dict[str, Any] = {} if several else {"nargs": "?", "const": ""}
     p.add_argument("--schedule", default=None, metavar="NAME|FILE.py:NAME",
                    help=f"one of {', '.join((*SCHEDULES, *extra))}, or a schedule of your own "
@@ -68,6 +69,8 @@ def _module_options(p: argparse.ArgumentParser) -> None:
     """The options of `build`."""
     _build_options(p, several=True, compiles=True)
     _heads_option(p)
+    p.add_argument("--backward", action="store_true", help="instead the two modules of a backward: the states before each "
+                   "chunk (NAME.states), and the gradients (NAME.gradient)")
     p.add_argument("--out", metavar="DIR", help="folder of DIR/TARGET/NAME.py (default: generated)")
     p.add_argument("--check", action="store_true", help="compile as far as this machine allows")
     p.add_argument("--strict", action="store_true", help="with --check: what cannot be checked here is an error")
@@ -102,6 +105,7 @@ def _verify_options(p: argparse.ArgumentParser) -> None:
     _build_options(p, several=True)
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
     p.add_argument("--quick", action="store_true", help="a few short cases only")
+    p.add_argument("--backward", action="store_true", help="instead gradients, compared with torch.autograd")
     p.add_argument("--strict", action="store_true", help="a target that does not run here is an error")
     p.add_argument("--reference", metavar="FILE.py:FUNCTION", help="a recurrence of your own to compare with: called in float64 "
                    "once per sequence and value head, with the page's parameters by name, [T, dims] each (default: the page in "

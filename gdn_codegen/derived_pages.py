@@ -70,9 +70,25 @@ def derived(page: Algorithm, kind: str, forms: tuple[tuple[str, str], ...]) -> D
     return Derived(page, kind, forms)
 
 
+def beside(spec: str | Algorithm, kind: str) -> str | Algorithm:
+    """What names another page derived from the same one as `spec` (`find`), or that one itself if kind is ""."""
+    if isinstance(spec, Algorithm):
+        of = spec.of if isinstance(spec, Derived) else spec
+        return derived(of, kind, ()) if kind else of
+    base = without_kind(spec)
+    return f"{base}.{kind}" if kind else base
+
+
+def without_kind(spec: str) -> str:
+    """The name of a page of which `spec` names one that is derived, or `spec`."""
+    base, _, kind = spec.rpartition(".")
+    return base if kind in KINDS else spec
+
+
 def find(spec: str | Algorithm, forms: tuple[tuple[str, str], ...] = ()) -> Algorithm:
     """The page called `spec`, or that page itself, as `algorithms.find`. forms: of a contract, for a derived page."""
     if isinstance(spec, Derived):
         return derived(spec.of, spec.kind, forms)
-    base, _, kind = spec.rpartition(".") if isinstance(spec, str) else ("", "", "")
-    return derived(algorithms.find(base), kind, forms) if base and kind in KINDS else algorithms.find(spec)
+    if not isinstance(spec, str) or (base := without_kind(spec)) == spec:
+        return algorithms.find(spec)
+    return derived(algorithms.find(base), spec.rpartition(".")[2], forms)

@@ -9,15 +9,16 @@ from torch import Tensor
 from .host.arguments import _check_number
 from .host.tensors import _fail
 from .runtime.call import launch
-from .runtime.call.arguments import POSITIONS, Options, Tensors
-from .runtime.call.differentiable import asked_of
+from .runtime.call.arguments import POSITIONS, RAW_INPUTS, Options, Tensors
+from .runtime.call.differentiable import asked_of, differentiates
 from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.known_keywords import spelled
 from .runtime.call.launch import check_values, eager
 from .runtime.call.normalise import is_step, shape_of
 from .runtime.call.request import DECODE_CHUNK
 from .runtime.call.run import run_checked
-from .runtime.torch_library import compiled
+from .runtime.gradient_library import differentiated
+from .runtime.torch_library import compiled, inputs_by_name
 from .schedule import Schedule
 
 State = Tensor | None
@@ -48,6 +49,8 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     tensors, options = Tensors(*t), Options(*x)
     asked = asked_of(tensors, options, decode)
     check_values(tensors, asked, few)
+    if plain and launch.are_plain(t) and differentiates(t[:RAW_INPUTS + 1]) and not asked.saves:
+        return differentiated(lambda: _call(t, x, scale, {}, decode, few), inputs_by_name(tensors, asked), tensors, asked, scale)
 
     def call(t: Tensors, x: Options) -> tuple[Any, ...]:
         here = asked if t is tensors else asked_of(t, x, decode)  # dtypes differ
@@ -153,7 +156,7 @@ def recurrent_gated_delta_rule(
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, num_accepted_tokens, retrieve_parent_token,
          intermediate_state_indices, cu_seqlens, final_state, out, intermediate_states_buffer, None, None, None, None)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
-         state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant, False, 0)
+         state_dtype, inplace_final_state, target, schedule, None, 0, False, batch_invariant, False, 0, "nothing")
     return _call(t, x, scale, kwargs, decode=True, few=True)
 
 
@@ -182,7 +185,7 @@ def fused_recurrent_gated_delta_rule(
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, None, None, None, None, cu_seqlens, None, None, None, None, None, None,
          None)
     x = (output_final_state, use_qk_l2norm_in_kernel, False, None, "log", "given", allow_neg_eigval, state_v_first, None, None,
-         "auto", None, None, 0, False, None, False, 0)
+         "auto", None, None, 0, False, None, False, 0, "nothing")
     if gk is not None or gv is not None:
         kwargs.update(gk=gk, gv=gv)
     if use_gate_in_kernel is not False or "gate" not in kwargs:  # our own keyword wins over a flag that was not set

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from . import algorithms
+from . import algorithms, derived_pages
 from .runtime.build import LAYOUTS, Build
 from .runtime.targets import serving
 from .schedule import SCHEDULES, Schedule, named
@@ -20,6 +20,8 @@ from .targets import DEFAULT_SCHEDULE, find, names
 if TYPE_CHECKING:
     from .runtime.call.choose import Choice
 
+#: The derived pages of the two modules that a backward calls.
+BACKWARD = ("states", "gradient")
 #: The reason of a choice that the command line made.
 ASKED = "asked for"
 #: Tokens of a chunk if the command line names a schedule and no chunk.
@@ -55,7 +57,13 @@ def builds(a: argparse.Namespace) -> list[Build]:
 
 def choices(a: argparse.Namespace) -> list[Choice]:
     """A build for each target, with the reason: as the options say, or as the op would choose on the GPUs of --arch."""
-    algorithms.find(a.algorithm)  # a name that is none is said before torch is imported
+    base = derived_pages.without_kind(a.algorithm)
+    algorithms.find(base)  # a name that is none is said before torch is imported
+    if getattr(a, "backward", False):
+        if base != a.algorithm:
+            raise ValueError(f"backward: got --backward with --algorithm {a.algorithm}; accepted: --algorithm {base}")
+        return [c for kind in BACKWARD for c in choices(argparse.Namespace(
+            **{**vars(a), "backward": False, "algorithm": f"{base}.{kind}"}))]
     asked = gpus(a)
     arch = "" if asked else a.arch
     targets = names() if a.target == "all" else (a.target,)
@@ -67,7 +75,7 @@ def choices(a: argparse.Namespace) -> list[Choice]:
               **({"partition": a.partition} if a.partition else {}), **_fields(a.set)}
     counts = heads(a.heads) if getattr(a, "heads", None) is not None else None
     contract = Contract.parse(a.accept)
-    for n, form in contract.inputs if a.algorithm in algorithms.names() else ():
+    for n, form in contract.inputs if base in algorithms.names() else ():
         if form not in (fit := algorithms.FORMS.get(n, (form,))):  # what no page has, the build says
             raise ValueError(f"accept: got {n}={form}; accepted for {n}: {', '.join(fit) or 'no form'}")
     compiled = getattr(a, "compile", None)  # names a GPU, too
@@ -86,6 +94,19 @@ def choices(a: argparse.Namespace) -> list[Choice]:
                                  f"then takes {words(found.build)}")
             out.append(found)
     return out
+
+
+def of_gradients(a: argparse.Namespace) -> tuple[list[Build], dict[str, str]]:
+    """The builds of gradients for `verify`. Of --target all those that there are, and by target why there is none."""
+    found, left = [], {}
+    for target in names() if a.target == "all" else (a.target,):
+        try:
+            found += builds(argparse.Namespace(**{**vars(a), "target": target}))
+        except ValueError as e:
+            if a.target != "all":
+                raise
+            left[target] = str(e)
+    return [b for b in found if b.page.trace().walk.step < 0], left
 
 
 def schedule(spec: str, arch: str) -> Schedule:
@@ -188,6 +209,16 @@ def check_bench(a: argparse.Namespace) -> str:
         if getattr(a, name) is None:
             setattr(a, name, value)
     return way
+
+
+def check_verify(a: argparse.Namespace) -> None:
+    """ValueError for options of `verify` that do not go together."""
+    if a.report is not None and a.reference is not None:
+        raise ValueError("reference: got --reference with --report; accepted: one, as a report compares with the page")
+    if a.report is not None and a.backward:
+        raise ValueError("report: got --report with --backward; accepted: one, as a report is about outputs")
+    if (base := derived_pages.without_kind(a.algorithm)) != a.algorithm:
+        raise ValueError(f"algorithm: got {a.algorithm!r}; accepted: --algorithm {base}, with --backward for its gradients")
 
 
 def check_tune(a: argparse.Namespace) -> None:

@@ -467,7 +467,7 @@ def _decayed(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, be
 
 def _decayed_matmul(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Tensor,
                     before: torch.Tensor | None = None) -> torch.Tensor:
-    kept = keep("lower" if before is None else "strictly_lower", len(x), 0, x.device)[..., None]
+    kept = keep("strictly_lower", len(x), 0, x.device)[..., None]
     decay = ((x if before is None else before)[:, None] - x[None]).where(kept, x.new_tensor(-float("inf"))).exp()
     each = p[..., None] * decay * (b[:, None] if attrs.get("transposed") else b[None])
     return each.sum(0 if attrs.get("transposed") else 1)
@@ -531,10 +531,10 @@ op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] 
    "`decayed_products` replaces it", _decayed_product, _decayed,
    zero=zeros.decayed_product, text=texts.call("_decayed_product"), sums=lambda attrs: ((0, 1), (1, 1)),
    vjp=vjps.decayed_product)
-op("decayed_matmul", "row i is the sum over j <= i of p[i, j] b[j, c] exp(x[i, c] - x[j, c]), for each channel c. x: running "
+op("decayed_matmul", "row i is the sum over j < i of p[i, j] b[j, c] exp(x[i, c] - x[j, c]), for each channel c. x: running "
    "sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]). `transposed`: row j is the sum "
-   "over i >= j of p[i, j] b[i, c] exp(x[i, c] - x[j, c]). p is zero above its diagonal; with a fourth operand also on it. "
-   "The pass `decayed_products` replaces it", _decayed_matmul_type, _decayed_matmul, attrs=("transposed",),
+   "over i > j of p[i, j] b[i, c] exp(x[i, c] - x[j, c]). p is zero on and above its diagonal. The pass `decayed_products` "
+   "replaces it", _decayed_matmul_type, _decayed_matmul, attrs=("transposed",),
    zero=zeros.decayed_matmul, text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,
    elementwise=True, zero=zeros.column_sums)

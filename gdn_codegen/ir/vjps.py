@@ -23,7 +23,12 @@ def add(r: Reverse, o: Op, ct: str) -> None:
 
 
 def sub(r: Reverse, o: Op, ct: str) -> None:
-    """d(a - b) = da - db."""
+    """d(a - b) = da - db. On the diagonal x - x is 0, whatever x is."""
+    a, b = map(r.made, o.args)
+    below = r.defs.get(ct)
+    if a is not None and b is not None and below is not None and (a.kind, b.kind, below.kind) == ("col", "row", "lower") \
+            and a.args == b.args:
+        ct = r.op("strictly_lower", *below.args)
     r.give(o.args[0], ct)
     if r.active(o.args[1]):
         r.give(o.args[1], r.op("neg", ct))
@@ -198,15 +203,20 @@ def decayed_product(r: Reverse, o: Op, ct: str) -> None:
     """P[i, j] = sum over c of a[i, c] b[j, c] exp(x[i, c] - y[j, c]), with x the sums before the token where there are such.
 
     da[i, c] = sum over j of dP[i, j] b[j, c] exp(x[i, c] - y[j, c]), and db alike. An entry's derivative by x is itself, so that
-    dx = a da and dy = -b db.
+    dx = a da and dy = -b db. Entries on the diagonal do not depend on x where x is y, so they are left out of dx and dy: they
+    would cancel there, but for rounding.
     """
     a, b, y, *before = o.args
     x = before[0] if before else y
-    ct = r.op("strictly_lower" if before else "lower", ct)
-    da = r.op("decayed_matmul", ct, b, y, *before)
-    db = r.op("decayed_matmul", ct, a, y, *before, transposed=True)
+    below = r.op("strictly_lower", ct)
+    da = r.op("decayed_matmul", below, b, y, *before)
+    db = r.op("decayed_matmul", below, a, y, *before, transposed=True)
     r.give(a, da)
     r.give(b, db)
+    if not before:
+        own = r.op("col", r.op("diagonal", ct))
+        r.give(a, r.op("mul", own, b))
+        r.give(b, r.op("mul", own, a))
     if r.active(x):
         r.give(x, r.op("mul", a, da))
         r.give(y, r.op("neg", r.op("mul", b, db)))

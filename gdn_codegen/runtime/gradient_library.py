@@ -2,10 +2,11 @@
 
 A call of gdn_codegen::gated_delta_rule or gdn_codegen::member that is differentiated keeps its arguments, and the states before
 chunks if it saved them. Its backward is one call of gdn_codegen::gradient, so torch.compile and torch.export see one op in each
-direction. The gradient itself has no derivative.
+direction. The gradient itself has no derivative. Eager calls that save no states do without the dispatcher (`differentiated`).
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,14 +31,16 @@ def by_name(inputs: list[Tensor], names: list[str], absent: list[str]) -> dict[s
     return {n: None if n in absent else next(given) for n in names}
 
 
-@torch.library.custom_op("gdn_codegen::gradient", mutates_args=(), schema=SCHEMA)
-def gradient(inputs: list[Tensor], names: list[str], absent: list[str], initial_state: Tensor | None, cu_seqlens: Tensor | None,
+def _gradient(inputs: list[Tensor], names: list[str], absent: list[str], initial_state: Tensor | None, cu_seqlens: Tensor | None,
              d_o: Tensor | None, d_final_state: Tensor | None, states: Tensor | None, wanted: list[str], scale: float | None,
              *options: Any) -> list[Tensor]:
     """The gradients by the inputs called `wanted`, in that order. Each has the shape and dtype of the input."""
     t = Tensors(**{**dict.fromkeys(Tensors._fields), "initial_state": initial_state, "cu_seqlens": cu_seqlens})  # type: ignore[arg-type]
     x = Request(*options)
     return gradients(algorithms.find(x.page), by_name(inputs, names, absent), t, x, scale, d_o, d_final_state, states, wanted)
+
+
+gradient = torch.library.custom_op("gdn_codegen::gradient", _gradient, mutates_args=(), schema=SCHEMA)
 
 
 @gradient.register_fake
@@ -69,6 +72,35 @@ def found(context: Any, made: list[Tensor | None], wanted: list[str]) -> dict[st
     if d_o is None and d_final is None:
         return {}
     given, absent = [y for y in inputs if y is not None], [n for n, y in zip(names, inputs, strict=True) if y is None]
-    results = gradient(given, names, absent, initial, ends, d_o, d_final, states, wanted, scale,
-                       *(getattr(x, n) for n in OPTIONS))
+    compute = gradient if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() else \
+        _gradient
+    results = compute(given, names, absent, initial, ends, d_o, d_final, states, wanted, scale,
+                      *(getattr(x, n) for n in OPTIONS))
     return dict(zip(wanted, results, strict=True))
+
+
+class _Differentiated(torch.autograd.Function):
+    """A call without the dispatcher, which takes longer than the call."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], tuple[Any, ...]], names: list[str], scale: float | None, x: Request,
+                *tensors: Tensor | None) -> tuple[Any, ...]:
+        *inputs, initial, ends = tensors
+        t = Tensors(**{**dict.fromkeys(Tensors._fields), "initial_state": initial, "cu_seqlens": ends})  # type: ignore[arg-type]
+        keep(ctx, dict(zip(names, inputs, strict=True)), t, x, scale, [])
+        return call()
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor | None) -> tuple[Tensor | None, ...]:
+        needs, names = ctx.needs_input_grad[4:], [*ctx.asked[0], START]
+        by = found(ctx, [*made], [n for n, y in zip(names, needs, strict=False) if y])
+        return *[None] * 4, *(by.get(n) for n in names), None
+
+
+def differentiated(call: Callable[[], tuple[Any, ...]], inputs: dict[str, Any], t: Tensors, x: Request, scale: float | None
+                   ) -> tuple[Any, ...]:
+    """The results of `call`, which torch can differentiate by the inputs and the initial states of `t`. call: makes them while
+    gradients are off."""
+    results: tuple[Any, ...] = _Differentiated.apply(call, list(inputs), scale, x, *inputs.values(), t.initial_state,
+                                                     t.cu_seqlens)  # type: ignore[no-untyped-call]
+    return results

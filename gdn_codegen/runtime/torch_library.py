@@ -104,10 +104,14 @@ def _(*given: Any) -> Tensor:
     return t.v.new_empty(0) if final_state is not None or not x.output_final_state else _empty_final(t, x)
 
 
+def inputs_by_name(t: Tensors, x: Request) -> dict[str, Tensor | None]:
+    """The tensors by which a call is differentiated, without the initial states."""
+    return {n: getattr(t, n) for n in DIFFERENTIATED[:-1 if x.gate == "raw" else -3]}
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     t, scale, x, _ = _unpacked(inputs)
-    names = DIFFERENTIATED[:-1 if x.gate == "raw" else -3]
-    keep(ctx, {n: getattr(t, n) for n in names}, t, x, scale, output)
+    keep(ctx, inputs_by_name(t, x), t, x, scale, output)
 
 
 def _backward(ctx: Any, made: list[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -113,7 +113,7 @@ def compiled(path: Path, arches: Sequence[str] = USUAL, kernels: Sequence[str] =
 
 def dtypes(t: Tables) -> dict[str, str]:
     """The dtype of each tensor that a module's kernels take."""
-    typed: Any = (*t.inputs, *t.head_inputs, *t.outputs, *t.workspaces, *t.end_workspaces, *t.part_workspaces)
+    typed: Any = (*t.inputs, *t.head_inputs, *t.chunk_inputs, *t.outputs, *t.workspaces, *t.end_workspaces, *t.part_workspaces)
     return {**{row[0]: row[-1] for row in typed}, **dict.fromkeys(t.indices, "int32"),
             **dict.fromkeys([n for n, _ in (*t.initial, *t.final, *t.checkpoints)], t.state_dtype)}
 

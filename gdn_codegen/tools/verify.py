@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..ir.core import Program
 from ..ir.interpret import TORCH, Problem, interpret
 from ..ir.types import Tensor
 from ..runtime.build import Build, lowered
@@ -187,6 +188,11 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -
     return got
 
 
+def one_head_count(p: Program, case: Case) -> Case:
+    """The case with as many value heads as heads if no input of the page says of more."""
+    return replace(case, value_heads=case.heads) if all(t.heads == "H" for t in p.role("input") if t.index == "token") else case
+
+
 def compare(b: Build, case: Case, device: str = "cpu", recurrence: Recurrence | None = None) -> dict[str, float]:
     """RMSE over RMS of each output. recurrence: compared with instead of the page in chunks of one token.
 
@@ -194,8 +200,7 @@ def compare(b: Build, case: Case, device: str = "cpu", recurrence: Recurrence | 
     """
     lowered(b)  # it refuses what the page cannot be built for, in words of its own
     p = b.page.trace()
-    if all(t.heads == "H" for t in p.role("input") if t.index == "token"):
-        case = replace(case, value_heads=case.heads)  # nothing says of more
+    case = one_head_count(p, case)
     x = inputs(b, p, case)
     check_page(b)
     want = from_recurrence(b, case, x, recurrence) if recurrence else reference(b, case, x)
@@ -209,14 +214,17 @@ def compare(b: Build, case: Case, device: str = "cpu", recurrence: Recurrence | 
 HEAD = f"{'target':10} {'module':34} {'lengths':16} {'gate':>6}  RMSE/RMS of outputs"
 
 
-def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu",
-          recurrence: Recurrence | None = None) -> Iterator[tuple[str, bool]]:
-    """The lines that `verify` prints, each as its case is done, and whether all comparisons hold."""
+def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu", recurrence: Recurrence | None = None,
+          backward: bool = False) -> Iterator[tuple[str, bool]]:
+    """The lines that `verify` prints, each as its case is done, and whether all comparisons hold. backward: the builds are those
+    of gradients."""
+    from . import verify_backward
+    run_case, limit = (verify_backward.compare, verify_backward.accepted) if backward else (compare, accepted)
     for b in builds:
         for case in cases:
             lengths = "+".join(map(str, case.lengths)) if not case.batched else f"{len(case.lengths)}x{case.lengths[0]}"
             with under_way(f"{b.target} {b.name}, lengths {lengths}"):
-                errors = compare(b, case, device, recurrence)
-            ok = all(e <= accepted(b, case) for e in errors.values())
+                errors = run_case(b, case, device, recurrence)
+            ok = all(e <= limit(b, case) for e in errors.values())
             shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items()) or f"the recurrence leaves the range of {b.dtype}"
             yield f"{b.target:10} {b.name:34} {lengths:16} {case.gates:>6}  {shown}  {'ok' if ok else 'FAILED'}", ok

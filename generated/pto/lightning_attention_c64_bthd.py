@@ -2365,7 +2365,7 @@ def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
 
 def _decayed_matmul(p: Any, b: Any, x: Any, before: Any = None, transposed: bool = False) -> Any:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
-    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
+    kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(-1) > 0
     each = p[..., None] * torch.where(kept[..., None], decay, 0.0)
     return (each * b[..., :, None, :]).sum(-3) if transposed else (each * b[..., None, :, :]).sum(-2)
 

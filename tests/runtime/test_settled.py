@@ -33,6 +33,18 @@ def settled(x):
         chunk_gated_delta_rule(**x)
 
 
+@pytest.mark.parametrize("op", [chunk_gated_delta_rule, recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule])
+def test_a_kind_of_call_is_settled_once(op, monkeypatch):
+    """Calls after the first one find what it decided."""
+    launch.forget()
+    settle, seen = launch._settle, []
+    monkeypatch.setattr(launch, "_settle", lambda *a: seen.append(a) or settle(*a))
+    x = problem([5], 1, 2, 32, 32)
+    for _ in range(3):
+        op(**{n: x[n][None] for n in ("q", "k", "v", "g", "beta")}, target=TARGET)
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize("name", TENSORS)
 def test_torchs_negative_bit_is_seen(name):
     x = given()

@@ -2,7 +2,7 @@
 
 Row i is the sum over j < i of p[i, j] b[j, c] exp(G[i, c] - G[j, c]). Level h has the entries of p in the lower left h x h block
 of each diagonal block of 2h rows. With x = exp(to_middle(G, h)) it is x * (pairs(p, h) @ (b * x)): rows of first halves scale
-the operand, rows of second halves scale the product, and no exponent is positive. On the diagonal the decay is 1.
+the operand, rows of second halves scale the product, and no exponent is positive.
 
 Where gates have a lower bound, one product serves all levels within diagonal blocks, as for `decayed_product`.
 """
@@ -38,9 +38,7 @@ def decayed_matmul(o: Op, b: Body, chunk: int, block: int) -> None:
         earlier = op("exp", op("neg", op("from_middle", sums[0], size=block // 2)))
         near = p if block == chunk else op("diagonal_blocks", p, size=block)
         terms.append(between(op("strictly_lower", near), later, earlier))
-    if not sums[1:]:
-        terms.append(op("mul", op("col", op("diagonal", p)), x))
-    elif chunk == 1:
+    if chunk == 1:
         terms.append(op("mul", x, b.op("const", value=0.0, line=o.line)))
     total = terms[0]
     for n, term in enumerate(terms[1:], 2):

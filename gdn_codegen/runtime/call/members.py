@@ -182,8 +182,10 @@ def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
     results: tuple[Any, ...] | None = known_members.again(said)
     if results is not None:
         return results
-    if not are_plain(said.tensors) or differentiates(said.tensors):
+    if not are_plain(said.tensors):
         return _traced(algorithm, inputs, numbers, named, others, forms, dict(called), recurrent)
+    if differentiates(said.tensors):
+        return _differentiated(algorithm, inputs, numbers, named, others, forms, dict(called), recurrent)
     with by_names(called):
         page, step = algorithms.find(algorithm), _is_step(inputs, named, others, recurrent)
         given = _options(algorithm, inputs, named, others, step)
@@ -211,6 +213,36 @@ def _is_step(inputs: dict[str, Any], named: dict[str, Any], others: dict[str, An
     return recurrent and is_step(shape_of(*next(iter(inputs.items()))), named.get("cu_seqlens"), others)
 
 
+def _asked(algorithm: str, inputs: dict[str, Any], t: Tensors, x: Options, forms: str, called: dict[str, str], step: bool
+           ) -> Request:
+    """The Request of a call, also where it is differentiated."""
+    asked = replace(request_of(t, x, step), algorithm=algorithm, forms=forms)
+    if differentiates((*inputs.values(), t.A_log, t.dt_bias, t.initial_state)):
+        return differentiable(t, asked, x.save, called)
+    return asked
+
+
+def _differentiated(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any],
+                    others: dict[str, Any], forms: str, called: dict[str, str], recurrent: bool) -> tuple[Any, ...]:
+    """`call` of plain tensors of which some require grad."""
+    from ..gradient_library import differentiated
+    step = _is_step(inputs, named, others, recurrent)
+    t, x = _options(algorithm, inputs, named, others, step)
+    _check_plain_ones(inputs, t, called)
+    asked = _asked(algorithm, inputs, t, x, forms, called, step)
+    if asked.saves:
+        return _traced(algorithm, inputs, numbers, named, others, forms, called, recurrent)
+    raw = {"A_log": t.A_log, "dt_bias": t.dt_bias} if asked.gate == "raw" else {}
+    return differentiated(lambda: call(algorithm, inputs, numbers, named, others, forms, called, recurrent), inputs | raw, t,
+                          asked, numbers.get("scale"))
+
+
+def _check_plain_ones(inputs: dict[str, Any], t: Tensors, called: dict[str, str]) -> None:
+    for name, y in (*inputs.items(), *t._asdict().items()):
+        if y is not None:
+            check_plain(called.get(name, name), y)
+
+
 def _traced(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],
             forms: str, called: dict[str, str], recurrent: bool) -> tuple[Any, ...]:
     """`call` under torch.compile, of tensors that dispatch ops themselves, and of those that require grad: by way of a torch
@@ -219,13 +251,8 @@ def _traced(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], nam
     step = _is_step(inputs, named, others, recurrent)
     t, x = _options(algorithm, inputs, named, others, step)
 
-    for name, y in (*inputs.items(), *t._asdict().items()):
-        if y is not None:
-            check_plain(called.get(name, name), y)
+    _check_plain_ones(inputs, t, called)
 
     def run(t: Tensors, x: Options) -> tuple[Any, ...]:
-        asked = replace(request_of(t, x, step), algorithm=algorithm, forms=forms)
-        if differentiates((*inputs.values(), t.A_log, t.dt_bias, t.initial_state)):
-            asked = differentiable(t, asked, x.save, called)
-        return compiled(inputs, numbers, t, asked, called)
+        return compiled(inputs, numbers, t, _asked(algorithm, inputs, t, x, forms, called, step), called)
     return with_states(t, x, run)
