@@ -1558,6 +1558,11 @@ class Check:
         """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
+    @staticmethod
+    def of_page(name: str, tile: Any) -> Any:
+        """A tile of a chunk in the page's order of dims. Those of tensors whose name ends in _vk are in the other order."""
+        return tile.mT if name.endswith("_vk") else tile
+
     def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
         """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
         states after chunks [HV, ...], by (sequence, chunk), and one of dicts of outputs of chunks [HV, ...]."""
@@ -1581,7 +1586,7 @@ class Check:
                     parent = self.parent(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
-                of_chunk = [x[name][n, t // step].double() for name, *_ in tables.chunk_inputs]
+                of_chunk = [self.of_page(name, x[name][n, t // step].double()) for name, *_ in tables.chunk_inputs]
                 results = self.page([*(y[:, rows] for y in inputs), *of_heads, *of_chunk], states, numbers)
                 states = results[count + len(saved):]
                 for kept, y in zip(outs, results, strict=False):
@@ -1756,7 +1761,8 @@ class Check:
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in served for i in range(lengths[n] // tables.chunk)]), accepted
         for name, got, want in zip(tables.saved, results[len(results) - len(saved):], saved, strict=True):
-            each = [off(got[slot].cpu()[None], want[n % len(once), i][None]) for slot, n, i in self.chunk_slots(lengths)]
+            each = [off(self.of_page(name, got[slot].cpu())[None], want[n % len(once), i][None])
+                    for slot, n, i in self.chunk_slots(lengths)]
             found[name] = worst(each), accepted
         own = served if slots is None else slots[served].to(device)
         return found | self.beside(arguments, writable, written, by_token, own, lengths)
