@@ -63,6 +63,16 @@ def test_gradients_by_three_kernels(name: str) -> None:
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gated_delta_rule", "kimi_delta_attention"])
+def test_large_states_on_pto(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that fit on a vector core only in an order for that, and with loads for each reader. Several chunks."""
+    monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
+    found = errors("pto", name, Case((70, 0, 129), 1, 2, repeat=True), {"states": "prepared", "gradient": "prepared"}, chunk=64,
+                   head_dim_k=128, head_dim_v=128, dtype="bfloat16")
+    assert all(e < ACCEPTED["bfloat16"] / 4 for e in found.values()), found
+
+
 def test_states_of_the_other_orientation_do_not_fit() -> None:
     """With K = V shapes do not tell. The name of the tensor does."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'S_chunks'"):

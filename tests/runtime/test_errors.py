@@ -77,7 +77,6 @@ TRIALS = {
     ("initial_state", "overwritten, and a tensor requires grad"): dict(
         g=zeros(1, T, HV, requires_grad=True), initial_state=zeros(1, HV, K, V), inplace_final_state=True),
     ("save", "another word"): dict(save="all"),
-    ("target", "without gradients, and a tensor requires grad"): dict(g=zeros(1, T, HV, requires_grad=True), target="pto"),
     ("beta", "dtype"): dict(beta=zeros(1, T, HV, dtype=torch.int32)),
     ("beta", "rank"): dict(beta=zeros(1, T, HV, V)),
     ("beta", "tokens unlike q's"): dict(beta=zeros(1, 1, HV)),
@@ -296,6 +295,7 @@ OTHERS = {
     "'a number: the page has no default'": "a module of a page of the caller's own",
     "'a tensor that requires grad'": "a module that is called directly",
     "a target that has a gradient of": "sizes for which no schedule of a gradient fits",
+    "which have gradients": "a target of another package",
     "under torch.compile": "torch.compile, which raises an error of its own around it",
 }
 

@@ -10,7 +10,7 @@ from suite import DEVICE, absent, chunk, package, recurrent, without_gradients
 
 ENV, PATHS = "SUITE_FLA", ("tests/ops/test_gdn.py",)
 WORDS = ("--noconftest",)
-#: Beside these, comparisons of gradients are left out: inference only.
+#: Beside these, comparisons of gradients are left out: tests/family has ours.
 DIFFERENT = {
     r"test_gate\b": "FLA's own kernel of the gate alone",
     r"test_prepare_wy_repr_bwd": "a step of FLA's backward pass",

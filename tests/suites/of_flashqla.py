@@ -13,8 +13,8 @@ from suite import DEVICE, absent, chunk, package
 ENV, PATHS = "SUITE_FLASHQLA", ("tests/test_gdr_unit.py",)
 WORDS = ("--noconftest",)  # it skips all without a GPU
 DIFFERENT = {
-    r"test_bwd": "gradients: inference only",
-    r"test_mixed_cp_control": "gradients: inference only",
+    r"test_bwd": "its backward pass is called with values that its forward pass keeps",
+    r"test_mixed_cp_control": "its backward pass is called with values that its forward pass keeps",
     r"test_fwd_cp_cache": "a cache of its context parallel parts, which here belong to the schedule"}
 C = 64
 

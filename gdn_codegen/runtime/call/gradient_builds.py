@@ -44,13 +44,16 @@ WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = ("fused_walk", {"partition": "decay"})
 THREE = Plan(("gradient", {"v_block": 64}), WALKS, narrow=True)
+#: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
+BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE,), ("triton", "cuda"): (replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8})), ONE),
     ("tilelang", "cpu"): (ONE,), ("tilelang", "cuda"): (THREE, ONE),
     ("tilelang", "sm_90a"): tuple(Plan(("gradient", {"v_block": 64, "stages": n}), (IN_PARTS, *WALKS), True, "sm_90a")
-                                  for n in (3, 2, 1))}
+                                  for n in (3, 2, 1)),
+    ("pto", "cpu"): (ONE, BY_CHUNKS), ("pto", "npu"): (BY_CHUNKS, ONE)}
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)
 

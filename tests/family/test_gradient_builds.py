@@ -1,0 +1,91 @@
+"""Which builds a gradient takes: the largest chunk that fits, another target where one has none, and never a refused one."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from choices import a_call
+from problems import Problem
+
+from gdn_codegen.runtime.admit import Refused
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.call import choose, gradient_builds
+from gdn_codegen.runtime.call.gradient_builds import TARGETS, builds_for, modules_for
+from gdn_codegen.runtime.call.request import Call
+from gdn_codegen.runtime.call.tables import Extent
+from gdn_codegen.runtime.targets import runs
+
+pytestmark = pytest.mark.skipif(not runs("triton", "cpu"), reason="Triton does not run here")
+
+
+def call(dims: tuple[int, int] = (32, 32), **asked: Any) -> Call:
+    return a_call(Extent(1, 2, 1, 64), torch.bfloat16, dims=dims, **asked)
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Any:
+    """Nothing is kept from before or for later."""
+    gradient_builds._fitting.cache_clear()
+    before = dict(choose._refused)
+    yield
+    choose._refused.clear()
+    choose._refused.update(before)
+    gradient_builds._fitting.cache_clear()
+
+
+def without(monkeypatch: pytest.MonkeyPatch, against: Any) -> None:
+    """Builds for which `against` is true do not fit."""
+    monkeypatch.setattr(gradient_builds, "unfit", lambda b: "too large" if against(b) else "")
+
+
+@pytest.mark.parametrize("asked, chunk", [({}, 64), ({"chunk_size": 32}, 32), ({"chunk_size": 128}, 128), ({"decode": True}, 16)])
+def test_the_chunk_of_the_call(asked: dict[str, Any], chunk: int) -> None:
+    b = builds_for(call(target="triton", **asked))
+    assert (b.states.chunk, b.gradient.chunk, b.states.dtype) == (chunk, chunk, "bfloat16")
+    assert (b.states.algorithm, b.gradient.algorithm) == ("gated_delta_rule.states", "gated_delta_rule.gradient")
+
+
+def test_a_smaller_chunk_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both builds have one chunk, also where only one of them does not fit."""
+    without(monkeypatch, lambda b: b.chunk > 32 and b.algorithm.endswith("gradient"))
+    b = builds_for(call(target="triton"))
+    assert b.states.chunk == b.gradient.chunk == 32
+
+
+def test_another_target_where_one_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = builds_for(call()).gradient.target
+    gradient_builds._fitting.cache_clear()
+    without(monkeypatch, lambda b: b.target == first)
+    others = [t for t in TARGETS if t != first and runs(t, "cpu")]
+    if others:
+        assert builds_for(call()).gradient.target in others
+    with pytest.raises(ValueError, match=rf"target: got '{first}'; accepted: .*K = 32, V = 32 in bfloat16 \(too large\)"):
+        builds_for(call(target=first))
+
+
+def test_sizes_for_which_nothing_fits() -> None:
+    with pytest.raises(ValueError, match="K = 256, V = 256 in bfloat16"):
+        builds_for(call((256, 256), target="triton"))
+
+
+def test_a_refused_build_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def admit(b: Build, *rest: Any) -> None:
+        if b.chunk > 16:
+            raise Refused(f"{b.name} gives wrong results")
+    monkeypatch.setattr(gradient_builds, "admit", admit)
+    with pytest.warns(RuntimeWarning, match="Gradients take another build"):
+        before, back = modules_for(call(target="triton", chunk_size=32))
+    assert before.HOST.tables.chunk == back.HOST.tables.chunk == 16
+
+
+def test_states_of_another_chunk_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for most in (32, 16):
+        gradient_builds._fitting.cache_clear()
+        without(monkeypatch, lambda b, most=most: b.chunk > most)
+        p = Problem("gated_delta_rule", "triton", (37, 5), dtype=torch.float32)
+        q = p.x["q"].clone().requires_grad_()
+        p.call({"q": q}, chunk_size=32, save="states")[0].square().sum().backward()
+        found.append(q.grad)
+    assert (found[0] - found[1]).norm() < 1e-5 * found[0].norm() and not torch.equal(*found)
