@@ -2165,7 +2165,8 @@ class Check:
         _, dims = self.tables.initial[n]
         dims = dims[::-1] if self.tables.state == "vk" else dims
         tiles = tiles.mT if name.endswith("_vk") else tiles
-        return tiles[tuple([..., *map(slice, dims)])]
+        places = (..., *map(slice, dims))
+        return tiles[places]
 
     def read(self, name: str, x: Any) -> Any:
         """An input in the form in which the page reads it, in float64."""
