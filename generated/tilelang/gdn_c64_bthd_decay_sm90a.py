@@ -2577,6 +2577,11 @@ class Check:
     ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
     #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
     ACCEPTED_TF32 = 3e-2
+    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
+    #: gradient cancel, so that its entries may be small beside their terms.
+    OF_ROUNDING, MOST = 16, 0.25
+    #: Half of the distance from 1 to the next number of a dtype.
+    ROUNDING = {"float32": 2 ** -24, "float16": 2 ** -11, "bfloat16": 2 ** -8}
     #: The value of memory that no call may write.
     MARK = 7.0
     #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
@@ -2685,6 +2690,19 @@ class Check:
                 break
         return x, found
 
+    def by_rounding(self, x: Any, lengths: Any, heads: Any, given: bool, outs: Any, tf32: bool) -> Any:
+        """For each output of a gradient, the error by output and sequence that rounding errors of inputs make; 0 for others."""
+        if not self.tables.backward:
+            return [0.0] * len(outs)
+        gen = torch.Generator(device="cpu").manual_seed(1)
+        size = 2 ** -11 if tf32 else self.ROUNDING[self.tables.dtype]
+        rows = [*(row[0] for row in self.tables.inputs if row[2]), *(row[0] for row in self.tables.chunk_inputs)]
+        near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
+                if n in rows else y for n, y in x.items()}
+        others, starts = self.expected(near, lengths, heads, given)[0], [0, *itertools.accumulate(lengths)]
+        return [worst([off(y[a:b], want[a:b]) for a, b in itertools.pairwise(starts) if b > a])
+                for y, want in zip(others, outs, strict=True)]
+
     def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
@@ -2716,12 +2734,23 @@ class Check:
             page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
             x = self.draws[name](None, normal, forgets) if name in self.draws else page
             out[name] = x.to(self.DTYPES[dtype])
-        states = [*((name, dims, tables.state_dtype, ()) for name, dims in tables.initial),
-                  *((*row, (-(-max(lengths) // tables.chunk),)) for row in tables.chunk_inputs)]
-        for name, dims, dtype, chunks in states:
-            x = torch.randn(len(lengths), *chunks, heads[1], *dims, generator=gen, **on_cpu) / 2
+        for name, dims in tables.initial:
+            x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[tables.state_dtype])
+        for n, (name, dims, dtype) in enumerate(tables.chunk_inputs):
+            x = torch.zeros(len(lengths), -(-max(lengths) // tables.chunk), heads[1], *dims, **on_cpu)
+            tile = self.of_chunk(n, name, x)
+            tile.copy_(torch.randn(tile.shape, generator=gen, **on_cpu) / 2)
             out[name] = x.to(self.DTYPES[dtype])
         return out
+
+    def of_chunk(self, n: int, name: str, tiles: Any) -> Any:
+        """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state."""
+        _, dims = self.tables.initial[n]
+        dims = dims[::-1] if self.tables.state == "vk" else dims
+        tiles = tiles.mT if name.endswith("_vk") else tiles
+        places = (..., *map(slice, dims))
+        return tiles[places]
 
     def read(self, name: str, x: Any) -> Any:
         """An input in the form in which the page reads it, in float64."""
@@ -2734,11 +2763,6 @@ class Check:
     def kv_order(self, state: Any, dims: Any) -> Any:
         """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
-
-    @staticmethod
-    def of_page(name: str, tile: Any) -> Any:
-        """A tile of a chunk in the page's order of dims. Those of tensors whose name ends in _vk are in the other order."""
-        return tile.mT if name.endswith("_vk") else tile
 
     def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
         """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
@@ -2763,7 +2787,8 @@ class Check:
                     parent = self.parent(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
-                of_chunk = [self.of_page(name, x[name][n, t // step].double()) for name, *_ in tables.chunk_inputs]
+                of_chunk = [self.of_chunk(i, name, x[name][n, t // step]).double()
+                            for i, (name, *_) in enumerate(tables.chunk_inputs)]
                 results = self.page([*(y[:, rows] for y in inputs), *of_heads, *of_chunk], states, numbers)
                 states = results[count + len(saved):]
                 for kept, y in zip(outs, results, strict=False):
@@ -2907,17 +2932,18 @@ class Check:
         writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
         results = self.function(**arguments)
 
-        found, accepted = {}, self.ACCEPTED[tables.dtype]
-        if tables.tf32 and device.type == "cuda":
+        found, accepted, tf32 = {}, self.ACCEPTED[tables.dtype], tables.tf32 and device.type == "cuda"
+        if tf32:
             accepted = self.ACCEPTED_TF32
         if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
             accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         first = [sum(once[:n]) for n in range(len(once))]
-        for (name, *_), got, want in zip(tables.outputs, results[:len(outs)], outs, strict=True):
+        rounding = self.by_rounding(x, once, heads, given, outs, tf32)
+        for (name, *_), got, want, error in zip(tables.outputs, results[:len(outs)], outs, rounding, strict=True):
             rows = got if tables.layout == "bthd" else got.transpose(1, 2)
             rows = rows.flatten(0, 1).cpu()
             found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in served
-                                 if lengths[n]]), accepted
+                                 if lengths[n]]), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
@@ -2937,9 +2963,9 @@ class Check:
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in served for i in range(lengths[n] // tables.chunk)]), accepted
-        for name, got, want in zip(tables.saved, results[len(results) - len(saved):], saved, strict=True):
-            each = [off(self.of_page(name, got[slot].cpu())[None], want[n % len(once), i][None])
-                    for slot, n, i in self.chunk_slots(lengths)]
+        for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
+            got = self.of_chunk(m, name, results[len(results) - len(saved) + m])
+            each = [off(got[slot].cpu()[None], want[n % len(once), i][None]) for slot, n, i in self.chunk_slots(lengths)]
             found[name] = worst(each), accepted
         own = served if slots is None else slots[served].to(device)
         return found | self.beside(arguments, writable, written, by_token, own, lengths)
