@@ -1,6 +1,7 @@
 """Which builds a gradient takes: the largest chunk that fits, another target where one has none, and never a refused one."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ from choices import a_call
 from problems import Problem
 
 from gdn_codegen.runtime.admit import Refused
-from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose, gradient_builds
 from gdn_codegen.runtime.call.gradient_builds import TARGETS, builds_for, modules_for
 from gdn_codegen.runtime.call.request import Call
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule.contract import Contract
 
 pytestmark = pytest.mark.skipif(not runs("triton", "cpu"), reason="Triton does not run here")
 
@@ -89,3 +91,22 @@ def test_states_of_another_chunk_are_computed_again(monkeypatch: pytest.MonkeyPa
         p.call({"q": q}, chunk_size=32, save="states")[0].square().sum().backward()
         found.append(q.grad)
     assert (found[0] - found[1]).norm() < 1e-5 * found[0].norm() and not torch.equal(*found)
+
+
+@pytest.mark.parametrize("page, chunk, arch", [("gated_delta_rule", 64, "sm_90a"), ("kimi_delta_attention", 32, "")])
+def test_builds_of_a_hopper(page: str, chunk: int, arch: str) -> None:
+    """With as many value heads as key heads no sum follows, so that the gradients of q and k have their dtype. Both builds have
+    the states before chunks in one orientation, in 16 bits."""
+    b = Build("tilelang", algorithm=page, dtype="bfloat16", contract=Contract(dtypes=(("d_k", "bfloat16"), ("d_q", "bfloat16"))))
+    found = next(x for x in gradient_builds.candidates(b, "cuda", "sm_90a", 64)
+                 if not (choose.unfit(x.states) or choose.unfit(x.gradient) or gradient_builds._apart(x)))
+    assert (found.gradient.chunk, found.gradient.arch, found.gradient.plan.name) == (chunk, arch, "gradient")
+    of = {t.name: t.dtype for x in (found.states, found.gradient) for t in lowered(x).tensors}
+    assert of["S_chunks_vk"] == of["d_q"] == of["d_k"] == "bfloat16"
+
+
+def test_states_of_another_orientation_are_passed_over() -> None:
+    b = Build("triton", 64, algorithm="gla.gradient", schedule="gradient")
+    apart = gradient_builds.Builds(replace(b, algorithm="gla.states", schedule="fused"), b)
+    assert gradient_builds._apart(apart) == "schedule fused stores S_chunks, not S_chunks_vk"
+    assert not gradient_builds._apart(replace(apart, states=replace(b, algorithm="gla.states", schedule="fused_walk")))

@@ -74,9 +74,10 @@ def candidates(b: Build, device: str, arch: str, most: int) -> Iterator[Builds]:
     for chunk in (n for n in CHUNKS if n <= most):
         for plan in (x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())):
             kept = tuple((chunk_states(n), b.dtype) for n in algorithms.find(b.algorithm).states) if plan.narrow else ()
-            contract = replace(b.contract, dtypes=tuple(sorted((*b.contract.dtypes, *kept))))
-            c = replace(b, chunk=chunk, arch=plan.arch, contract=contract)
-            back = replace(c, algorithm=gradient, schedule=_varied(plan.gradient, plan.arch))
+            typed = tuple(sorted((*b.contract.dtypes, *kept)))
+            c = replace(b, chunk=chunk, arch=plan.arch, contract=replace(b.contract, dtypes=kept))
+            back = replace(c, algorithm=gradient, schedule=_varied(plan.gradient, plan.arch),
+                           contract=replace(b.contract, dtypes=typed))
             walks = sorted(plan.states, key=lambda x: by_channel(page) and x[0] != "operand_walk")
             yield from (Builds(replace(c, algorithm=states, schedule=_varied(x, plan.arch)), back) for x in walks)
 
