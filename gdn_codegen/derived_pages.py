@@ -41,7 +41,9 @@ class Derived(Algorithm):
         from .passes.abi.caller_inputs import caller_inputs
         from .schedule.contract import Contract
         p = self.of.trace()
-        return KINDS[self.kind](caller_inputs(p, Contract(inputs=self.forms)) if self.forms else p)
+        if self.forms:
+            p = caller_inputs(p, Contract(inputs=self.forms), scaled=self.kind != "gradient")
+        return KINDS[self.kind](p)
 
     @cached_property
     def inputs(self) -> dict[str, tuple[str, tuple[Dim, ...]]]:  # type: ignore[override]

@@ -108,7 +108,11 @@ def test_raw_gates_and_sigmoid_beta() -> None:
 def test_norms_of_rows() -> None:
     p = Problem("gated_delta_rule", HERE[0], (17, 5), dtype=torch.float32)
     norm = {n: lambda y, n=n: y[n] * (y[n].square().sum(-1, keepdim=True) + 1e-6).rsqrt() for n in ("q", "k")}
-    right(errors(p, {n: 3 * p.x[n] for n in ("q", "k")}, norm, use_qk_l2norm_in_kernel=True))
+    x = {n: 3 * p.x[n] for n in ("q", "k")}
+    right(errors(p, x, norm, use_qk_l2norm_in_kernel=True))
+    for y in x.values():  # as a projection with weights of zero gives it
+        y[4] = 0
+    right(errors(p, x, norm, use_qk_l2norm_in_kernel=True))
 
 
 @pytest.mark.slow

@@ -29,10 +29,12 @@ EPS = 1e-6  # as in FLA
 
 
 @takes("traced")
-def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
+def caller_inputs(p: Program, c: Contract, narrow: bool = True, scaled: bool = True) -> Program:
     """`p` for callers that pass inputs as `c` says.
 
-    narrow: whether the device reads 16-bit numbers per head; if not, the host casts them to float32. Raises ContractError if `c`
+    narrow: whether the device reads 16-bit numbers per head; if not, the host casts them to float32. scaled: whether products may
+    take rows before their norm, and what meets these is scaled. The scale of a row of zeros is then 0, which is no matter but for
+    its derivative: that of x / sqrt(sum(x^2) + eps) is 1 / sqrt(eps) there. Raises ContractError if `c`
     names an input that `p` does not have, or a form or dtype that does not fit the input's dims.
     """
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
@@ -71,13 +73,13 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
         raise ContractError(f"inputs: got {form!r}, which needs tensors {', '.join(sorted(clash))}; {p.name} has other tensors "
                             "of these names")
     kept = tuple(replace(t, dtype=c.dtype(t.name)) if t.name in narrowed else t for t in p.tensors)
-    return _Accept(replace(p, tensors=(*kept, *made)), c).run()
+    return _Accept(replace(p, tensors=(*kept, *made)), c, scaled).run()
 
 
 class _Accept:
     """Inserts the computation of each input's form after its load."""
-    def __init__(self, p: Program, c: Contract) -> None:
-        self.p, self.c = p, c
+    def __init__(self, p: Program, c: Contract, scaled: bool) -> None:
+        self.p, self.c, self.scaled = p, c, scaled
         self.source: dict[int, str] = {}  # added lines; their numbers are below 0
         self.scales: list[str] = []
         self.unit: set[str] = set()  # inputs with rows of norm 1, and their squares
@@ -130,9 +132,13 @@ class _Accept:
     def l2norm(self, b: Body, x: str, name: str) -> str:
         """Scale the rows of the loaded x by one divided by their norms. Returns the text of the added line."""
         total = self.op(b, "row_sum", self.op(b, "mul", x, x))
-        some = self.op(b, "minimum", self.op(b, "mul", total, 2.0 ** 60), 1.0)  # 0 for a row of zeros, so that r is 0 there
-        r = self.op(b, "mul", self.op(b, "rsqrt", self.op(b, "add", total, EPS)), some, name=b.fresh(f"r{name}"))
-        self.scales.append(r)
+        r = b.fresh(f"r{name}")
+        if self.scaled:
+            some = self.op(b, "minimum", self.op(b, "mul", total, 2.0 ** 60), 1.0)  # 0 for a row of zeros, so that r is 0 there
+            self.op(b, "mul", self.op(b, "rsqrt", self.op(b, "add", total, EPS)), some, name=r)
+            self.scales.append(r)
+        else:
+            self.op(b, "rsqrt", self.op(b, "add", total, EPS), name=r)
         self.op(b, "mul", self.op(b, "col", r), x, name=name)
         return f"{r}[:, None] * {x} with {r} = rsqrt(row_sum({x} * {x}) + {EPS}); products take {x}, and what meets it is scaled"
 
