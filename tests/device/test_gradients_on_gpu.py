@@ -1,0 +1,62 @@
+"""Gradients of each member's op on a CUDA GPU, where dispatch takes other builds than on a CPU. Run with: pytest -m device
+
+Each is beside torch.autograd through the token recurrence in float64. All but the sums of A_log and the like are of rows, so that
+rounding of 16 bits shows as a few thousandths.
+"""
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdn_codegen.runtime.call.gradient_builds import TARGETS
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.targets import OWN
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
+import gradients
+import problems
+
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+HERE = [t for t in OWN if t in TARGETS and runs(t, "cuda")]
+ACCEPTED = 3e-2
+#: Ragged tails, a sequence without tokens, one of a token.
+LENGTHS = (150, 0, 1, 64)
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(problems.Problem, "device", "cuda")
+
+
+def compared(p, **said):
+    """Backward of a call twice: both have the same bits, and are near the recurrence's gradients."""
+    gen, found = torch.Generator().manual_seed(1), []
+    d_o, d_final = (torch.randn(y.shape, generator=gen).to(p.device) for y in (p.v, p.S))
+    said = {"chunk_size": 64, **said} if p.page == "mamba2" else said
+    for _ in range(2):
+        x = {n: y.clone().requires_grad_() for n, y in {**p.x, "S": p.S}.items()}
+        o, final = p.call({n: y for n, y in x.items() if n != "S"}, initial_state=x["S"], output_final_state=True, **said)
+        ends = [d_o.to(o.dtype), d_final.to(final.dtype)]
+        found.append(torch.autograd.grad([o.reshape(d_o.shape), final], list(x.values()), ends))
+    assert all(map(torch.equal, *found))
+    want = gradients.expected(p.page, p.case, {**p.x, "S": p.S}, d_o.to(p.v.dtype), d_final)
+    errors = {n: gradients.relative(got.double(), y) for (n, y), got in zip(want.items(), found[0], strict=True)}
+    assert all(e < ACCEPTED for e in errors.values()), errors
+
+
+@pytest.mark.parametrize("page", problems.CALLS)
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("target", HERE)
+def test_every_member(target, size, page, monkeypatch):
+    for n in ("K", "V"):
+        monkeypatch.setitem(problems.SIZES, n, size)
+    compared(problems.Problem(page, target, LENGTHS, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("save", ["nothing", "states"])
+@pytest.mark.parametrize("target", HERE)
+def test_saved_states(target, save, monkeypatch):
+    for n in ("K", "V"):
+        monkeypatch.setitem(problems.SIZES, n, 128)
+    compared(problems.Problem("gated_delta_rule", target, LENGTHS, dtype=torch.bfloat16), save=save)
