@@ -181,7 +181,7 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     """Times, or errors with --errors, of builds and peers on a GPU. heads: H and HV. Returns the exit status."""
     from .runtime.targets import serving
-    from .tools import bench_gpu, peer_ops
+    from .tools import bench_backward, bench_errors, bench_gpu, peer_ops
     from .tools.shapes import Shape
     page = algorithms.find(a.algorithm)
     todo = _only(a, [Shape(f"1 x {a.tokens}, {heads[0]}/{heads[1]}", (a.tokens,), *heads)])
@@ -194,9 +194,8 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
         if page.name not in peer_ops.OPS:
             raise ValueError(f"algorithm: got {a.algorithm!r} with --schedule auto; accepted: {', '.join(peer_ops.OPS)}, which "
                              "have ops")
-        plain: dict[str, tuple[Any, ...]] = {"partition": (None,), "set": ([],), "arch": ("",), "accept": ("", "k=unit"),
-                                             "launch": ("kernels",)}
-        for name, accepted in plain.items():
+        plain: tuple[Any, ...] = (("partition", None), ("set", []), ("arch", ""), ("accept", "", "k=unit"), ("launch", "kernels"))
+        for name, *accepted in plain:
             if (value := getattr(a, name)) not in accepted:
                 raise ValueError(f"{name}: got {value!r} with --schedule auto; accepted: "
                                  + ("k=unit, or nothing" if name == "accept" else "nothing, because the op chooses"))
@@ -208,8 +207,9 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
         raise ValueError("schedule: got 'none' without peers; accepted: auto, all, one by name, or none beside peers")
     about: dict[str, Any] = {"page": page, "gates": a.gates, "seed": a.seed, "dtype": a.dtype, "json_to": a.json,
                              "dims": (a.head_dim_k, a.head_dim_v), "command": shlex.join(["gdn_codegen", *a.words])}
+    if a.backward:
+        return bench_backward.bench(builds, todo, peers, runs=a.runs, detail=a.detail, **about)
     if a.errors is not None:
-        from .tools import bench_errors
         return bench_errors.bench(builds, todo, peers, seeds=a.errors, on_cpu=a.interpret, **about)
     return bench_gpu.bench(builds, todo, peers, runs=a.runs, plot_to=a.plot, detail=a.detail, **about)
 

@@ -32,8 +32,9 @@ LEAST = {"tokens": 1, "sequences": 1, "tensor_parallel": 1, "value_heads": 1, "b
 BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0, "runs": 15, "gates": "layer"}
 #: The ways of `bench`, and the options that only some ways have.
 WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
-MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "interpret": ("errors",), "plot": ("pto", "gpu"),
-         "detail": ("pto", "gpu"), **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
+MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "backward": ("gpu",), "interpret": ("errors",),
+         "plot": ("pto", "gpu"), "detail": ("pto", "gpu"),
+         **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
 #: Defaults of `tune`: --budget in seconds, --memory in GiB, and --runs of each measurement.
 TUNE = {"budget": None, "memory": 8.0, "runs": 15}
 
@@ -203,6 +204,11 @@ def check_bench(a: argparse.Namespace) -> str:
     for name, ways in MEANT.items():
         if way not in ways:
             refuse(a, [name], WAYS[way], " or ".join(WAYS[w] for w in ways))
+    if a.backward:
+        refuse(a, ("plot",), "with --backward", "without --backward")
+        if a.schedule not in (None, "auto"):
+            raise ValueError(f"schedule: got {a.schedule!r} with --backward; accepted: auto, because the op chooses both builds")
+        a.schedule = "auto"
     if a.shapes is not None:
         refuse(a, ("heads", "value_heads", "tokens"), "with --shapes", "without --shapes, for a single shape")
     for name, value in BENCH.items():

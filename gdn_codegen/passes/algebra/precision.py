@@ -8,7 +8,7 @@
 - Elementwise ops compute in float32.
 - Operands of products have the caller's dtype. Products sum in float32.
 - A workspace has the operands' dtype if only products read it, or if the schedule has `narrow_workspaces`, and it holds tiles
-  that are part of no exponent. Otherwise it is float32.
+  of chunks that are part of no exponent. Otherwise it is float32.
 - Tensors of callers with a tile for each chunk have the contract's dtype, float32 by default.
 """
 from __future__ import annotations
@@ -59,7 +59,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
             return t.dtype
         if t.index == "slot" and t.role != "workspace":
             return c.dtype(t.name)
-        narrow = s.narrow_workspaces and t.role == "workspace" and len(t.dims) == 2 and t.name not in exponents
+        narrow = s.narrow_workspaces and t.index == "slot" and len(t.dims) == 2 and t.name not in exponents
         return dtype if narrow or only_products.get(t.name) else "float32"
 
     tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)

@@ -1,0 +1,74 @@
+"""`bench --backward`: what is run and what is printed. Times come from stand-ins, as there is no GPU."""
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gdn_codegen.algorithms import find
+from gdn_codegen.cli import main
+from gdn_codegen.tools import bench_backward
+from gdn_codegen.tools.bench_gpu import Auto
+from gdn_codegen.tools.peer_ops import OPS
+from gdn_codegen.tools.peers import Absent, Peer, Refused
+from gdn_codegen.tools.problems import problem
+from gdn_codegen.tools.shapes import Shape
+
+SMALL = Shape("small", (20, 5), 1, 2)
+
+
+def small(page="simple_gla"):
+    return problem(SMALL, "float16", 16, 16, device="cpu", algorithm=find(page))
+
+
+def test_a_run_is_the_gradient_by_all_inputs():
+    """Of a loss that is a random weighted sum of the outputs; the same run after run."""
+    x = small()
+    run = bench_backward.gradient_of(Auto(OPS["simple_gla"], "triton", 16).prepare, x)
+    found, again = run(), run()
+    assert [d.shape for d in found] == [t.shape for t in x.inputs.values()]
+    assert all(torch.equal(d, e) and d.any() for d, e in zip(found, again, strict=True))
+    assert not any(t.requires_grad for t in x.inputs.values())
+
+
+def test_a_call_without_a_gradient_is_refused():
+    with pytest.raises(Refused, match="this call gives none"):
+        bench_backward.gradient_of(lambda x: lambda: (x.inputs["v"].detach().clone(),), small())
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """A GPU of stand-ins: every call takes 2 ms on the device, in one kernel."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(bench_backward, "facts", lambda command, options: {"gpu": "a GPU", "command": command, **options})
+    monkeypatch.setattr(bench_backward, "device_time", lambda run, n: (2.0, {"d_S_kernel": 2.0}))
+    monkeypatch.setattr(bench_backward, "wall_time", lambda run, n: 3.0)
+    monkeypatch.setattr(bench_backward, "problem", lambda s, *about, algorithm: small(algorithm.name))
+
+
+def test_rows_of_ours_and_of_peers(timed, tmp_path, capsys):
+    """A peer that is not installed is listed as absent, one that fails is an error of its own, and ours fails the command."""
+    def absent(x, check):
+        raise Absent("other is absent")
+    other = Peer("fla", "torch", ("torch",), {}, absent, head_dims=(16,))
+    ours = Auto(OPS["simple_gla"], "triton", 16)
+    about = {"page": find("simple_gla"), "json_to": str(tmp_path / "x.json"), "runs": 1, "detail": True}
+    assert bench_backward.bench([ours], [SMALL], [other], **about) == 0
+    out = capsys.readouterr().out
+    assert "fla                  other is absent" in out and "triton auto              2.0000    3.0000" in out
+    assert "d_S_kernel             2.0000" in out
+    first, second = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert first["absent"] == "other is absent" and second["device_ms"] == 2.0 and second["shape"] == "small"
+    assert bench_backward.bench([replace(ours, target="nowhere")], [SMALL], [], **about) == 1
+    assert "nowhere auto" in capsys.readouterr().out
+
+
+def test_options_that_mean_nothing_beside_it(capsys):
+    for words, said in ((["--schedule", "fused"], "schedule: got 'fused' with --backward"), ([], "torch sees none"),
+                        (["--plot", "x.png"], "plot: got 'x.png'"), (["--errors", "1"], "backward: got True with --errors")):
+        assert main(["bench", "--backward", "--target", "triton", *words]) == 2
+        assert said in capsys.readouterr().err
