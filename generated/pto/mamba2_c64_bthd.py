@@ -1343,7 +1343,7 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
 
     packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
     one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length. So do
-    all if the longest, which may be rounded up, is at most an eighth longer than the mean.
+    all if the longest, which may be a little more, is at most an eighth longer than the mean.
     """
     possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
     if not packed:
