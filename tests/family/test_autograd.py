@@ -22,6 +22,8 @@ from gdn_codegen.targets import OWN
 
 HERE = [t for t in OWN if runs(t, "cpu") and t in TARGETS]
 ACCEPTED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+#: Pages that all targets run in every run of the suite; on targets after the first, others are run by hand (`-m long`).
+OFTEN = ("gated_delta_rule", "mamba2")
 Forms = dict[str, Callable[[dict[str, Tensor]], Tensor]]
 
 
@@ -62,9 +64,9 @@ def right(found: dict[str, float], dtype: torch.dtype = torch.float32) -> None:
     assert found and all(e < ACCEPTED[dtype] for e in found.values()), found
 
 
-@pytest.mark.parametrize("target", [HERE[0], *(pytest.param(t, marks=pytest.mark.slow) for t in HERE[1:])])
-@pytest.mark.parametrize("page", [p if p in ("gated_delta_rule", "mamba2") else pytest.param(p, marks=pytest.mark.slow)
-                                  for p in CALLS])
+@pytest.mark.parametrize("page, target", [
+    pytest.param(p, t, marks=[] if (p in OFTEN) and t == HERE[0] else
+                 pytest.mark.slow if p in OFTEN or t == HERE[0] else pytest.mark.long) for p in CALLS for t in HERE])
 def test_every_member(page: str, target: str) -> None:
     """Every input and the initial states, with both results used: packs with a sequence without tokens and ragged tails."""
     right(errors(Problem(page, target, (17, 0, 5), dtype=torch.float32)))

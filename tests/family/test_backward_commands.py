@@ -79,7 +79,7 @@ def test_verify_compares_each_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gate", [-50.0, None, 0.0], ids=str)
+@pytest.mark.parametrize("gate", [None, *(pytest.param(g, marks=pytest.mark.long) for g in (-50.0, 0.0))], ids=str)
 @pytest.mark.parametrize("name", names())
 def test_verify_of_each_page(name: str, gate: float | None) -> None:
     """Gates of which all, some and none forget."""

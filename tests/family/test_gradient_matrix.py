@@ -37,7 +37,7 @@ def right(b: Build, case: Case) -> None:
     assert errors and all(e <= accepted(b, case) for e in errors.values()), errors
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", names())
 def test_schedules_that_serve_a_page_serve_its_gradient(name: str, schedule: str) -> None:
@@ -49,7 +49,7 @@ def test_schedules_that_serve_a_page_serve_its_gradient(name: str, schedule: str
     lowered(build(name, schedule=schedule))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s != "fused"])
 @pytest.mark.parametrize("name", ["gated_delta_rule", "kimi_delta_attention", "mamba2"])
 def test_kernels_of_schedules(name: str, schedule: str) -> None:
@@ -65,7 +65,7 @@ def test_lengths_and_grouped_heads(name: str) -> None:
     right(build(name, dtype="bfloat16"), Case((CHUNK + 1, 2 * CHUNK), 1, 2, alike=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("K, V", [(16, 36), (36, 64), (64, 16), (36, 36)])
 @pytest.mark.parametrize("name", ["gated_delta_rule", "gla", "rwkv7"])
@@ -73,7 +73,7 @@ def test_dims_and_dtypes(name: str, K: int, V: int, dtype: str) -> None:
     right(build(name, K, V, dtype=dtype, layout="bhtd" if K > V else "bthd"), Case((CHUNK + 3,), 1, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("accept", ["", "strided", "g=float16"])
 @pytest.mark.parametrize("name", [n for n in names() if "g" in find(n).inputs and find(n).inputs["g"][1][:1] == ("C",)])
 def test_gates_that_forget_all(name: str, accept: str) -> None:

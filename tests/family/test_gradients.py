@@ -13,6 +13,9 @@ from gdn_codegen.algorithms import names
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.load import function
 
+#: Pages that all targets run in every run of the suite. TileLang and PTO take others by hand (`-m long`), as kernels take
+#: seconds to compile.
+OFTEN = ("gated_delta_rule", "kimi_delta_attention", "mamba2")
 ACCEPTED = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 
 
@@ -45,8 +48,9 @@ def errors(target: str, name: str, case: Case, plans: dict[str, str] = ONE_KERNE
     return {n: gradients.relative(gradients.of_input(n, got, want).double(), want) for n, want in expected.items()}
 
 
-@pytest.mark.parametrize("target", ["triton", *(pytest.param(t, marks=pytest.mark.slow) for t in ("tilelang", "pto"))])
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name, target", [
+    pytest.param(n, t, marks=[] if t == "triton" else pytest.mark.slow if n in OFTEN else pytest.mark.long)
+    for n in names() for t in ("triton", "tilelang", "pto")])
 def test_gradients(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged tails, a sequence without tokens, two value heads of a key head, equal keys, gates from 0 to -50."""
     monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
