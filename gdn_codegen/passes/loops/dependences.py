@@ -1,13 +1,14 @@
-"""dependences: which ops of a run must come before an op, for `list_scheduling`.
+"""dependences: which ops of a run must come before an op, for `list_scheduling` and `depth_first`.
 
 These are the ops that compute its operands, and accesses to the same tensor of which one is a store. An op that works in place
 comes after all other readers of the value that it overwrites. Moves that feed a product directly precede it.
 """
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
-from ...ir.core import Op
+from ...ir.core import Op, Stmt
 from ..storage.core_values import is_view
 
 
@@ -60,3 +61,21 @@ class Dependences:
             for m in self.after[n]:
                 out[m] = max(out[m], out[n])
         return out
+
+
+def by_runs(body: tuple[Stmt, ...], order: Callable[[list[Op], dict[str, str]], Iterable[Op]],
+            next_of: dict[str, str] | None = None) -> tuple[Stmt, ...]:
+    """The body with each run of ops between loops in another order, and so the bodies of its loops.
+
+    order: (ops of a run, the next value of a carried value -> the carried value) -> these ops. next_of: of the body's own loop.
+    """
+    out: list[Stmt] = []
+    run: list[Op] = []
+    for s in body:
+        if isinstance(s, Op):
+            run.append(s)
+            continue
+        overwritten = {c.next: c.name for c in s.carried if c.slots == 1}
+        out += [*order(run, next_of or {}), replace(s, body=by_runs(s.body, order, overwritten))]
+        run = []
+    return (*out, *order(run, next_of or {}))

@@ -9,29 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Cores
-from ...ir.core import Kernel, Op, Program, Stmt
-from .dependences import Dependences
+from ...ir.core import Kernel, Op, Program
+from .dependences import Dependences, by_runs
 from .op_costs import OpCosts
 
 
 def depth_first(p: Program, k: Kernel, device: Cores) -> Kernel:
     """`k` with the ops of each body in depth-first order."""
-    return replace(k, body=_body(OpCosts(p, k, device), k.body, {}))
-
-
-def _body(costs: OpCosts, body: tuple[Stmt, ...], next_of: dict[str, str]) -> tuple[Stmt, ...]:
-    """The body with each run of ops between loops in that order. next_of: the next value of a carried value -> the carried
-    value."""
-    out: list[Stmt] = []
-    run: list[Op] = []
-    for s in body:
-        if isinstance(s, Op):
-            run.append(s)
-            continue
-        overwritten = {c.next: c.name for c in s.carried if c.slots == 1}
-        out += [*_ordered(costs, run, next_of), replace(s, body=_body(costs, s.body, overwritten))]
-        run = []
-    return (*out, *_ordered(costs, run, next_of))
+    costs = OpCosts(p, k, device)
+    return replace(k, body=by_runs(k.body, lambda ops, next_of: _ordered(costs, ops, next_of)))
 
 
 def _ordered(costs: OpCosts, ops: list[Op], next_of: dict[str, str]) -> list[Op]:

@@ -11,10 +11,10 @@ from collections import Counter
 from dataclasses import replace
 
 from ...devices import Cores
-from ...ir.core import Kernel, Op, Program, Stmt
+from ...ir.core import Kernel, Op, Program
 from ...ir.ops import OPS
 from ..storage.core_values import pipe
-from .dependences import Dependences
+from .dependences import Dependences, by_runs
 from .live_values import LiveValues
 from .op_costs import OpCosts
 
@@ -23,22 +23,8 @@ CROSSING = 40  # cycles between a signal on one core and the wait for it on anot
 
 def list_scheduling(p: Program, k: Kernel, device: Cores) -> Kernel:
     """`k` with the ops of each body in list order."""
-    return replace(k, body=_body(OpCosts(p, k, device), k.body, {}))
-
-
-def _body(costs: OpCosts, body: tuple[Stmt, ...], next_of: dict[str, str]) -> tuple[Stmt, ...]:
-    """The body with each run of ops between loops in list order. next_of: the next value of a carried value -> the carried
-    value."""
-    out: list[Stmt] = []
-    run: list[Op] = []
-    for s in body:
-        if isinstance(s, Op):
-            run.append(s)
-            continue
-        overwritten = {c.next: c.name for c in s.carried if c.slots == 1}
-        out += [*_List(costs, run, next_of).run(), replace(s, body=_body(costs, s.body, overwritten))]
-        run = []
-    return (*out, *_List(costs, run, next_of).run())
+    costs = OpCosts(p, k, device)
+    return replace(k, body=by_runs(k.body, lambda ops, next_of: _List(costs, ops, next_of).run()))
 
 
 class _List:
