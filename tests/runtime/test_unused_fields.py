@@ -20,10 +20,10 @@ PLANS = {("triton", ""): varied("walk", partition="decay", descriptors=False), (
          ("tilelang", "sm_90a"): varied("walk", "sm_90a", partition="decay")}
 
 
-def module(target, arch, schedule, chunk=64, state=""):
+def module(target, arch, schedule, chunk=64, state="", algorithm="gated_delta_rule"):
     """The module's lines but those that name its schedule, and the length of its check; None if the schedule is refused."""
     try:
-        b = Build(target, chunk, schedule=schedule, arch=arch, head_dim_v=64, contract=Contract.parse(state))
+        b = Build(target, chunk, algorithm=algorithm, schedule=schedule, arch=arch, head_dim_v=64, contract=Contract.parse(state))
         return [x for x in render(b).splitlines() if not any(y in x for y in ("Made by:", b.name, "check_chunks="))]
     except ValueError:
         return None
@@ -43,6 +43,10 @@ def test_what_is_unused_changes_nothing_and_all_else_does(target, arch):
     if not arch and target != "pto":  # what only chunks of one token have
         early, late = (module(target, arch, varied("fused", token_groups=v), 1, "state=float16") for v in CHOICES["token_groups"])
         read |= {"token_groups"} if early != late else set()
+    if target != "pto":  # what only gradients have: tiles between kernels that elementwise ops read
+        plans = (varied("gradient", arch, narrow_workspaces=x, stages=1) for x in (False, True))
+        wide, narrow = (module(target, arch, plan, algorithm="simple_gla.gradient") for plan in plans)
+        read |= {"narrow_workspaces"} if wide != narrow and narrow else set()
     assert set(VALUES) - read == set(find(target).lowered_for(arch).unused)
 
 
