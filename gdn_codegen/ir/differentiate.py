@@ -29,8 +29,8 @@ def chunk_states(name: str) -> str:
     return f"{name}_chunks"
 
 
-#: How the name of such a tensor ends where its tiles lie as [V, K] (`passes/loops/transposition.py`).
-TURNED = "_vk"
+#: The end of the name of such a tensor where its tiles lie as [V, K] (`passes/loops/transposition.py`).
+TRANSPOSED = "_vk"
 
 
 def derivative(name: str) -> str:

@@ -73,22 +73,22 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], weights: dict[str, tor
     more: dict[str, Any] = {"cu_seqlens": None if case.batched else ends.to(device)}
     more |= {n: 1.0 for n, v in b.page.scalar_defaults(b.sizes).items() if v is None}
 
-    def turned(y: torch.Tensor) -> torch.Tensor:
+    def in_order(y: torch.Tensor) -> torch.Tensor:
         return y.transpose(-1, -2).contiguous() if vk else y
     tensors = {t.name: t for t in p.role("input")}
     given = {n: to_layout(tensors[n], y, b, case).to(device) for n, y in x.items() if n in tensors}
-    initial = {t.name: turned(x[t.name]).to(device) for t in states.page.trace().role("input") if t.optional and case.initial}
+    initial = {t.name: in_order(x[t.name]).to(device) for t in states.page.trace().role("input") if t.optional and case.initial}
     kept = [t for t in lowered(b).role("input") if t.index == "slot"]
     saved = function(states)(**{n: y for n, y in given.items() if n in states.page.inputs}, **initial, **more)[-len(kept):]
     chunks = {t.name: in_page_order(t.name, y).to(TORCH[t.dtype]).contiguous() for t, y in zip(kept, saved, strict=True)}
     given |= {f"d_{n}": to_layout(tensors[f"d_{n}"], y, b, case).to(device) if tensors[f"d_{n}"].index == "token"
-              else turned(y).to(device) for n, y in weights.items()}
+              else in_order(y).to(device) for n, y in weights.items()}
     results = function(b)(**given, **chunks, **more, output_final_state=True)
     got: dict[str, torch.Tensor] = {}
     for t, y in zip(sorted(p.role("output"), key=lambda t: t.index != "token"), results, strict=True):
         name, y = t.name.removeprefix("d_"), y.cpu().to(F64)
         if t.index == "sequence":
-            got |= {name: turned(y)} if case.initial else {}
+            got |= {name: in_order(y)} if case.initial else {}
             continue
         y = (y if b.layout == "bthd" else y.transpose(1, 2)).flatten(0, 1)
         like = x[name]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, loops, map_ops, types
-from ...ir.differentiate import TURNED
+from ...ir.differentiate import TRANSPOSED
 from ...ir.ops import OPS
 from ...ir.types import Tensor
 from ..common import rebuild
@@ -48,7 +48,7 @@ def _totalled(k: Kernel) -> set[str]:
     return {o.out for o in k.ops if o.kind == "row_sum" and o.type is not None and o.type.rank == 1} - others
 
 
-def turned(k: Kernel, over: set[str]) -> set[str]:
+def loaded_transposed(k: Kernel, over: set[str]) -> set[str]:
     """Those of the tensors `over` that `k` would transpose when it loads them."""
     flat = _as_they_lie(k, over)
     return {o.attr("tensor") for o in k.ops if o.kind == "load" and o.attr("tensor") in over and o.out not in flat}
@@ -80,7 +80,7 @@ _OF_PLACES = ("col", "row", "expand", "lower", "strictly_lower", "pairs", "diago
 def renamed(p: Program, over: set[str]) -> Program:
     """`p`, in which callers' tensors among `over` have names that end in _vk. A module that stores states of chunks in one
     orientation then does not fit one that reads the other."""
-    names = {t.name: f"{t.name}{TURNED}" for t in p.tensors if t.name in over and t.role != "workspace"}
+    names = {t.name: f"{t.name}{TRANSPOSED}" for t in p.tensors if t.name in over and t.role != "workspace"}
 
     def each(o: Op) -> list[Op]:
         return [o.with_attrs(tensor=names[o.attr("tensor")]) if o.attr("tensor") in names else o]

@@ -20,7 +20,7 @@ from ...ir.types import Tile
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, walks
 from ..stage import takes
-from .transposed_tensors import SUMS, lying, only_for_products, renamed, turned
+from .transposed_tensors import SUMS, loaded_transposed, lying, only_for_products, renamed
 
 
 @takes("decomposed")
@@ -33,7 +33,7 @@ def transpose(p: Program, s: Schedule) -> Program:
     over = {o.attr("tensor") for t in passes.values() for o in walk(t.k.body) if o.kind == "store" and t.transposes(o.args[0])}
     over = {n for n in over if p.tensor(n).index == "slot"} | {t.name for t in p.role("input") if t.index == "slot"}
     others = [k for k in p.kernels if k.name not in passes]
-    over -= {n for k in others for n in turned(k, over) if p.tensor(n).role == "workspace"}
+    over -= {n for k in others for n in loaded_transposed(k, over) if p.tensor(n).role == "workspace"}
     kernels = tuple(passes[k.name].run() if k.name in passes else k for k in p.kernels)
     tensors = tuple(replace(t, dims=t.dims[::-1]) if t.name in over else t for t in p.tensors)
     if over:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...ir.differentiate import TURNED
+from ...ir.differentiate import TRANSPOSED
 from .arguments import BUFFER, FINAL, INTEGERS, Tensors
 from .request import Inputs, Request
 
@@ -39,4 +39,4 @@ def integers_of(t: tuple[Any, ...], x: Request) -> tuple[Any, ...]:
 def in_page_order(name: str, states: Tensor) -> Tensor:
     """States of chunks with the page's order of dims, or back, as a view. name: the tensor of the module, which says how it
     lies."""
-    return states.transpose(-1, -2) if name.endswith(TURNED) else states
+    return states.transpose(-1, -2) if name.endswith(TRANSPOSED) else states

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...ir.builder import Algorithm
-from ...ir.differentiate import TURNED, chunk_states, derivative
+from ...ir.differentiate import TRANSPOSED, chunk_states, derivative
 from .arguments import Tensors
 from .compiling import compiling
 from .given import in_page_order
@@ -40,7 +40,7 @@ def gradients(page: Algorithm, inputs: dict[str, Tensor | None], t: Tensors, x: 
     about, t, x = prepared(page, {n: y for n, y in inputs.items() if n not in raw}, t, x)
     call = call_for(about, t, x)
     named = dict(zip(_order(page, inputs), (*about.inputs, *about.of_heads), strict=True))
-    (before, back), state = modules_for(call), partial(_turned, x)
+    (before, back), state = modules_for(call), partial(_in_order, x)
     (o,) = (y.name for y in page.trace().role("output") if y.index == "token")
     (kept,) = map(chunk_states, page.states)
     run = partial(_run, call, {"scale": scale} if scale is not None else {}, t.cu_seqlens)
@@ -64,7 +64,7 @@ def _dtype(y: Tensor | None) -> torch.dtype:
     return y.dtype
 
 
-def _turned(x: Request, y: Any) -> Any:
+def _in_order(x: Request, y: Any) -> Any:
     """States in the page's order of dims, or back in the caller's."""
     return y if y is None or not x.state_v_first else y.transpose(-1, -2)
 
@@ -84,12 +84,12 @@ def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, m: Any, named
     """What a module gives, by name: outputs, final states and states before chunks."""
     host, t = m.HOST, m.HOST.tables
     given = [named.get(row[0]) for rows in (t.inputs, t.head_inputs) for row in rows]
-    given += [in_page_order(n, named[n.removesuffix(TURNED)]).to(getattr(torch, dtype)) for n, _, dtype in t.chunk_inputs]
+    given += [in_page_order(n, named[n.removesuffix(TRANSPOSED)]).to(getattr(torch, dtype)) for n, _, dtype in t.chunk_inputs]
     with compiling(m, call.device.type):
         memory = host.run(given, numbers_for(host, numbers), (start,), (None,) * len(t.outputs), ends, (None,),
                           START in (row[0].removeprefix("d_") for row in t.final))
     made = {n: memory[t.tensors.index(n)] for n in (*(row[0] for rows in (t.outputs, t.final) for row in rows), *t.saved)}
-    return {n.removesuffix(TURNED): in_page_order(n, y) for n, y in made.items()}
+    return {n.removesuffix(TRANSPOSED): in_page_order(n, y) for n, y in made.items()}
 
 
 def _as_input(d: Tensor, y: Tensor | None, x: Request) -> Tensor:
