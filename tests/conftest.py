@@ -184,6 +184,14 @@ def _every_pass_is_checked():
 
 
 @pytest.fixture
+def unchecked(_every_pass_is_checked):
+    """Without interpreting programs after every pass: for what raises, and for what is not about their meaning."""
+    kept, pipelines.observers[:] = list(pipelines.observers), []
+    yield
+    pipelines.observers[:] = kept
+
+
+@pytest.fixture
 def no_peers(monkeypatch):
     """No library that `bench` compares with can be imported, whether it is installed or not."""
     for page in algorithms.names():

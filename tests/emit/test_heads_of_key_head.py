@@ -78,7 +78,7 @@ def test_other_numbers_of_heads_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
-@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("heads", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_it_compiles_for_hopper_without_spills(heads, tmp_path):
     b = build("walk", heads, K=128, V=128)
     (tmp_path / f"{b.name}.py").write_text(render(b))

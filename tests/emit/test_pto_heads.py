@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from reference import TOLERANCE, call, check, module, problem
+from tiers import every
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.cli import main
@@ -25,8 +26,8 @@ def small(compiled=None, schedule="fused", **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value_heads", COUNTS)
-@pytest.mark.parametrize("chunk, schedule, dtype, size", [(64, "fused", "float16", 64), (128, "staged", "bfloat16", 128)])
+@pytest.mark.parametrize("chunk, schedule, dtype, size, value_heads", every(2, [
+    (64, "fused", "float16", 64), (128, "staged", "bfloat16", 128)], COUNTS))
 def test_value_heads(chunk, schedule, dtype, size, value_heads):
     fn = function(Build("pto", chunk, schedule=schedule, dtype=dtype, head_dim_k=size, head_dim_v=size))
     check(fn, problem([chunk + 6, 0, 9], 4, value_heads, size, size, getattr(torch, dtype), gate=-0.1, seed=value_heads))

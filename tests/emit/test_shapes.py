@@ -28,8 +28,8 @@ def build(target, K=36, V=60, chunk=16, schedule="fused", v_block=0, **more):
 
 
 def here(*rows):
-    """Parameters: a target, and what to build for it."""
-    return [pytest.param(t, more, id="-".join([t, *map(str, more.values())])) for t, more in rows if t in HERE]
+    """Parameters: a target, what to build for it, and marks."""
+    return [pytest.param(t, more, id="-".join([t, *map(str, more.values())]), marks=m) for t, more, *m in rows if t in HERE]
 
 
 # --- tensors amid others ---------------------------------------------------------------------------------------------
@@ -92,13 +92,15 @@ def agrees(fn, x, tolerance=5e-3, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("target, more", here(
     ("triton", dict(K=36, V=60)), ("triton", dict(K=100, V=36, schedule="staged", dtype="float32", layout="bhtd")),
-    ("triton", dict(K=60, V=192, schedule="replay", v_block=64)), ("triton", dict(K=192, V=100, dtype="bfloat16")),
     ("triton", dict(K=60, V=36, schedule="walk", layout="bnsd")), ("triton", dict(K=36, V=100, schedule="prepared", chunk=32)),
-    ("triton", dict(K=36, V=60, contract=VIEWS)), ("triton", dict(K=100, V=36, schedule="staged", layout="bhtd", contract=VIEWS)),
+    ("triton", dict(K=100, V=36, schedule="staged", layout="bhtd", contract=VIEWS)),
     ("tilelang", dict(K=36, V=60)), ("tilelang", dict(K=60, V=100, schedule="walk", v_block=32, layout="bhtd", contract=VIEWS)),
     ("tilelang", dict(K=100, V=36, schedule="staged", dtype="float32")),
     ("pto", dict(K=36, V=60)), ("pto", dict(K=60, V=36, dtype="float32", layout="bhtd")),
-    ("pto", dict(K=60, V=36, layout="bhtd", contract=VIEWS)), ("pto", dict(K=36, V=100, schedule="staged", v_block=16))))
+    ("pto", dict(K=60, V=36, layout="bhtd", contract=VIEWS)), ("pto", dict(K=36, V=100, schedule="staged", v_block=16)),
+    *((*x, pytest.mark.long) for x in (
+        ("triton", dict(K=60, V=192, schedule="replay", v_block=64)), ("triton", dict(K=192, V=100, dtype="bfloat16")),
+        ("triton", dict(K=36, V=60, contract=VIEWS))))))
 def test_padded_tiles_read_and_write_what_there_is(target, more):
     b, views = build(target, **more), more.get("contract") == VIEWS
     x = problem([b.chunk + 5, 0, 7], 2, 4, b.head_dim_k, b.head_dim_v, getattr(torch, b.dtype))
@@ -251,9 +253,9 @@ def projections(x, layout, gap=8):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target, more", here(
-    ("triton", dict(K=32, V=64)), ("triton", dict(K=60, V=36, schedule="staged", dtype="bfloat16", layout="bhtd")),
-    ("tilelang", dict(K=32, V=64)), ("tilelang", dict(K=32, V=64, layout="bhtd")), ("pto", dict(K=32, V=64)),
-    ("pto", dict(K=36, V=32, schedule="staged", layout="bhtd"))))
+    ("triton", dict(K=60, V=36, schedule="staged", dtype="bfloat16", layout="bhtd")), ("tilelang", dict(K=32, V=64)),
+    ("pto", dict(K=36, V=32, schedule="staged", layout="bhtd")), ("triton", dict(K=32, V=64), pytest.mark.long),
+    ("tilelang", dict(K=32, V=64, layout="bhtd"), pytest.mark.long), ("pto", dict(K=32, V=64), pytest.mark.long)))
 def test_slices_of_a_projection_equal_dense_tensors_to_the_bit(target, more, monkeypatch):
     b = build(target, **more)
     layout = b.layout
@@ -318,7 +320,7 @@ def test_offsets_past_2_to_the_31(target):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["triton", "tilelang", "pto"])
 def test_addresses_of_tensors_are_in_64_bits(name):
-    text = render(Build(name, schedule="staged"))
+    text = render(Build(name, schedule="staged", head_dim_k=64, head_dim_v=64))
     if name == "triton":  # a row, a slot and a sequence are 64 bits wide before they are multiplied
         assert "start = tl.load(cu_seqlens + n).to(tl.int64)" in text and "slot = (pid // HV).to(tl.int64)" in text
         wide = r"\(((?:row|slot)(?:_next|_rest)?|n\.to\(tl\.int64\)) \* H"

@@ -30,8 +30,8 @@ BUILDS = {b.name: b for b in (
     Build("tilelang", schedule=replace(named("fused_walk", "sm_90a"), name="fusedstate", partition="decay", warm_up="state",
                                        longest_first=True), dtype="bfloat16", arch="sm_90a"),
 )}
-#: What nvcc makes of these, it makes of others: the walk in the other layout and dtype, and warm-ups of a state in `walkstate`.
-ALIKE = ("gdn_c64_bthd_sm90a", "gdn_c64_bthd_bf16_fusedstate_decay_sm90a")
+#: What nvcc makes of these, it makes of others: the walk and warm-ups of a state in `walkstate`.
+ALIKE = ("gdn_c64_bthd_sm90a", "gdn_c64_bhtd_bf16_sm90a", "gdn_c64_bthd_walk64_sm90a", "gdn_c64_bthd_bf16_fusedstate_decay_sm90a")
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_no_head_past_the_last_is_read():
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("accept, schedule, kernel", [
     ("beta=sigmoid/bfloat16,g=raw/bfloat16,strided", "fused_walk", "G_beta"),
-    ("k=unit", UNIT, "G_beta_F_chunk")])
+    pytest.param("k=unit", UNIT, "G_beta_F_chunk", marks=pytest.mark.long)])
 def test_compiles_for_hopper(accept, schedule, kernel, tmp_path):
     """Four blocks of 256 threads share a multiprocessor."""
     b = Build("tilelang", schedule=schedule, arch="sm_90a", contract=Contract.parse(accept))

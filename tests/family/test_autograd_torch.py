@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from problems import Problem
+from tiers import every
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -43,9 +44,7 @@ def found(fn: Any, a: list[Tensor], **more: Any) -> list[Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("save", ["nothing", "states"])
-@pytest.mark.parametrize("fn", [model, simple])
+@pytest.mark.parametrize("fn, save, dynamic", every(2, [model, simple], ["nothing", "states"], [False, True]))
 def test_compiled_whole(fn: Any, save: str, dynamic: bool) -> None:
     """The gradients of a graph without breaks are those of eager calls, bit by bit."""
     torch._dynamo.reset()

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiers import every
 
 from gdn_codegen import derived_pages
 from gdn_codegen.algorithms import names
@@ -88,14 +89,14 @@ def test_verify_of_each_page(name: str, gate: float | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, accept", [
+@pytest.mark.parametrize("name, accept, case", every(2, [
     ("gated_delta_rule", "beta=sigmoid,g=raw,k=l2norm,q=l2norm,state=vk"),
     ("gated_delta_rule", "beta=twice_sigmoid/bfloat16,g=linear/float16,k=unit,strided"), ("gated_delta_rule", "g=safe"),
     ("gated_delta_rule", "g=floored"), ("kimi_delta_attention", "beta=sigmoid,g=raw,k=l2norm,q=l2norm"),
     ("kimi_delta_attention", "g=bounded/float16"), ("mamba2", "dt=softplus"), ("mamba2", "dt=rectified"),
-    ("delta_rule", "k=l2norm"), ("rwkv7", "w=raw")])
-@pytest.mark.parametrize("case", [Case((17, 16, 15), 2, 4), Case((20, 20), gate=None, batched=True, initial=False)],
-                         ids=["packed", "batched"])
+    ("delta_rule", "k=l2norm"), ("rwkv7", "w=raw")],
+    [Case((17, 16, 15), 2, 4), Case((20, 20), gate=None, batched=True, initial=False)]),
+    ids=lambda x: ("packed", "batched")[x.batched] if isinstance(x, Case) else x)
 def test_verify_of_callers_forms(name: str, accept: str, case: Case) -> None:
     """The gradient is that of what callers pass."""
     line, ok = verified(name, case, accept, layout="bhtd", dtype="float32")

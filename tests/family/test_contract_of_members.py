@@ -20,15 +20,16 @@ CELLS = [(n, page) for n in FEATURES for page in CALLS]
 
 def tiers():
     """Cells by target. One member of every third feature is in the fast tier. TileLang's kernels take seconds to compile, so that
-    each member has some of the features there. On Triton every second cell is run by hand only (`-m long`): then each member has
-    every second feature, and each feature five members."""
+    each member has some of the features there. On Triton two cells of ten run by default, the others by hand (`-m long`): each
+    feature has two members, and one of what torch traces, which takes longest."""
     for target in GPU:
         for n, (name, page) in enumerate((n, p) for n, p in CELLS if (n, p) not in REFUSED):
             f, at = FEATURES[name], (n + [*FEATURES].index(name)) % len(CALLS)
             if target == "triton" or at == 0:
                 fast = target == "triton" and at == 0 and [*FEATURES].index(name) % 3 == 0
-                fast = fast and f.__name__ not in ("opcheck", "compiled", "captured")
-                marks = () if fast else pytest.mark.long if at % 2 else pytest.mark.slow
+                traced = f.__name__ in ("opcheck", "compiled")
+                fast = fast and not traced and f.__name__ != "captured"
+                marks = () if fast else pytest.mark.long if at % (len(CALLS) if traced else 5) else pytest.mark.slow
                 yield pytest.param(name, page, target, marks=marks, id=f"{f.__name__}-{page}-{target}")
 
 
@@ -44,6 +45,7 @@ def test_what_makes_no_sense_is_refused(name, page):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("page", [p for p in CALLS if p != "gated_delta_product"])
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 def test_few_tokens_are_chunks_of_one_token_on_a_gpu(page, target):

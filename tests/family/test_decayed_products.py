@@ -5,6 +5,7 @@ import pytest
 import torch
 from members import Case, drawn, expected
 from reference import rms_error
+from tiers import every
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.host.pto import _mask
@@ -82,9 +83,7 @@ def test_the_bound_follows_from_the_page(block, chunk):
     assert found == (len(levels) + 2, [*blocks, *(("pairs", n) for n in levels)])
 
 
-@pytest.mark.parametrize("target", ["triton", "tilelang", pytest.param("pto", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", GATES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("target, name, dtype", every(2, ["triton", "tilelang", "pto"], GATES, ["bfloat16", "float32"]))
 def test_after_every_pass_it_is_the_recurrence(name, target, dtype):
     page, seen = find(name), []
     x = given(name, page.trace(), SIZES, STRONG)

@@ -57,8 +57,8 @@ def call(b, x, more):
     ("gla", "g=raw/bfloat16", "triton"), ("rwkv7", "w=bounded", "triton"), ("rwkv7", "w=safe", "triton"),
     ("gated_delta_rule_2", "g=bounded", "triton"),
     ("kimi_delta_attention", "g=raw/bfloat16", "tilelang"), ("kimi_delta_attention", "g=bounded/bfloat16", "pto"),
-    ("kimi_delta_attention", "g=safe/bfloat16", "triton"), ("gated_delta_rule_2", "g=safe", "tilelang"),
-    ("kimi_delta_attention", "g=safe", "pto")])
+    pytest.param("kimi_delta_attention", "g=safe/bfloat16", "triton", marks=pytest.mark.long),
+    ("gated_delta_rule_2", "g=safe", "tilelang"), pytest.param("kimi_delta_attention", "g=safe", "pto", marks=pytest.mark.long)])
 def test_raw_gates_of_channels(name, accept, target):
     b = build(name, accept, target, dtype="bfloat16" if "safe" in accept else "float16")
     form = "raw" if "raw" in accept else "bounded"
@@ -94,9 +94,9 @@ def test_norms_of_rows(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, accept", [("kimi_delta_attention", "beta=sigmoid,g=raw,k=l2norm,q=l2norm"),
-                                          ("rwkv7", ""), ("rwkv7", "w=floored"),
-                                          ("gla", "g=linear/bfloat16"), ("gated_delta_rule_2", "")])
+@pytest.mark.parametrize("name, accept", [
+    ("kimi_delta_attention", "beta=sigmoid,g=raw,k=l2norm,q=l2norm"), ("rwkv7", "w=floored"), ("gla", "g=linear/bfloat16"),
+    *(pytest.param(n, "", marks=pytest.mark.long) for n in ("rwkv7", "gated_delta_rule_2"))])
 def test_modules_check_themselves(name, accept):
     for what, (error, most) in function(build(name, accept)).__globals__["check"]().items():
         assert error <= most / 5, what

@@ -96,6 +96,7 @@ def test_states_of_another_chunk_are_computed_again(monkeypatch: pytest.MonkeyPa
     assert (found[0] - found[1]).norm() < 1e-5 * found[0].norm() and not torch.equal(*found)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("page, chunk, arch", [("gated_delta_rule", 64, "sm_90a"), ("kimi_delta_attention", 32, "")])
 def test_builds_of_a_hopper(page: str, chunk: int, arch: str) -> None:
     """With as many value heads as key heads no sum follows, so that the gradients of q and k have their dtype. Both builds have

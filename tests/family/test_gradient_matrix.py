@@ -23,6 +23,8 @@ from gdn_codegen.tools.cases import Case, inputs
 from gdn_codegen.tools.verify_backward import accepted, compare, run
 
 CHUNK = 16
+#: One of each kind: gates of tokens and of channels, numbers of heads.
+ONES = ("gated_delta_rule", "kimi_delta_attention", "mamba2")
 LENGTHS = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
 
 
@@ -57,7 +59,7 @@ def test_kernels_of_schedules(name: str, schedule: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [n if n in ONES else pytest.param(n, marks=pytest.mark.long) for n in names()])
 def test_lengths_and_grouped_heads(name: str) -> None:
     """Sequences without tokens, of one token, and about a chunk; two value heads of each of two key heads; equal keys."""
     right(build(name), Case(LENGTHS, 2, 4))
@@ -112,7 +114,7 @@ SIZES = {"C": 4, "K": 2, "V": 3}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [n if n in ONES else pytest.param(n, marks=pytest.mark.long) for n in names()])
 def test_gradcheck(name: str) -> None:
     """torch.autograd.gradcheck of the page's program in float64, whose backward is the program of its gradients."""
     forward, backward = (replace(derived(f"{name}.{kind}").trace(), dims=tuple(SIZES.items())) for kind in ("saving", "gradient"))

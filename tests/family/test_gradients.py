@@ -13,8 +13,8 @@ from gdn_codegen.algorithms import names
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.load import function
 
-#: Pages that all targets run in every run of the suite. TileLang and PTO take others by hand (`-m long`), as kernels take
-#: seconds to compile.
+#: Pages that all targets run in every run of the suite. TileLang, PTO and three kernels take others by hand (`-m long`), as
+#: kernels take seconds to compile.
 OFTEN = ("gated_delta_rule", "kimi_delta_attention", "mamba2")
 ACCEPTED = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 
@@ -58,8 +58,7 @@ def test_gradients(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in ("gated_delta_product", "rwkv7") else [])
-                                  for n in names()])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.long]) for n in names()])
 def test_gradients_by_three_kernels(name: str) -> None:
     """A walk for the derivative by the state alone, and kernels over chunks before and after it. The state is transposed."""
     found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), THREE_KERNELS, chunk=16, head_dim_k=16, head_dim_v=32,
@@ -68,7 +67,7 @@ def test_gradients_by_three_kernels(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gated_delta_rule", "kimi_delta_attention"])
+@pytest.mark.parametrize("name", ["gated_delta_rule", pytest.param("kimi_delta_attention", marks=pytest.mark.long)])
 def test_large_states_on_pto(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that fit on a vector core only in an order for that, and with loads for each reader. Several chunks."""
     monkeypatch.setenv("GDN_CODEGEN_POISON", "1")

@@ -1,6 +1,7 @@
 """operand_walk: a kernel over chunks computes all that depends on no state, so that Hopper's warp groups walk any member."""
 import pytest
 from members import MEMBERS
+from tiers import every
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.passes.storage.live_bytes import live_bytes
@@ -30,8 +31,7 @@ def states(walk):
     return found
 
 
-@pytest.mark.parametrize("page", MEMBERS)
-@pytest.mark.parametrize("K", [128, 64])
+@pytest.mark.parametrize("K, page", every(2, [128, 64], MEMBERS))
 def test_every_member_fits_and_walks_what_depends_on_a_state(page, K):
     """Each product of the walk reads a state, or adds to one that does: its columns are of V, and it accumulates."""
     earlier, walk = lowered(build(page, K, v_block=64)).kernels
@@ -101,6 +101,7 @@ def test_what_only_outputs_read_has_one_slot_where_rings_do_not_fit():
     ("kimi_delta_attention", 4, {"v_block": 64}), ("kimi_delta_attention", 8, {}), ("gla", 8, {}), ("rwkv7", 8, {}),
     ("gated_delta_product", 8, {"v_block": 64})])
 @pytest.mark.parametrize("few", [True, False])
+@pytest.mark.usefixtures("unchecked")
 def test_dispatch_takes_it_where_other_walks_do_not_fit(page, walks, want, few):
     """walks: the power of two nearest to their number. Few walks have halves of V; so has a page whose tiles leave no room."""
     options = choose.modelled(Build("tilelang", algorithm=page, dtype="bfloat16"), "sm_90a", few, (0, walks, 13), None)
@@ -110,6 +111,7 @@ def test_dispatch_takes_it_where_other_walks_do_not_fit(page, walks, want, few):
 
 @pytest.mark.parametrize("page, walks, tokens", [
     ("gated_delta_product", 5, 11), ("gla", 4, 14), ("kimi_delta_attention", 4, 14), ("gated_delta_rule_2", 3, 15)])
+@pytest.mark.usefixtures("unchecked")
 def test_dispatch_splits_few_walks(page, walks, tokens):
     """Of more walks, halves of V occupy most multiprocessors. The bound of channels pays for long sequences only."""
     def parts(*shape_class):

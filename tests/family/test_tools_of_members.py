@@ -79,6 +79,8 @@ def by_head(q, k, v, tau, D, S):
 
 
 OWN = {n: f"{__file__}:{n}" for n in ("by_token", "by_channel", "by_head")}
+#: One of each kind: gates of tokens and of channels, numbers of heads.
+ONES = ("gated_delta_rule", "kimi_delta_attention", "mamba2")
 
 
 # --- dispatch --------------------------------------------------------------------------------------------------------
@@ -117,6 +119,7 @@ def test_list_says_what_each_page_needs(capsys):
     assert "w=linear|raw|bounded" in block(out, "rwkv7") and "numbers  scale = 1.0" in block(out, "rwkv7")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_list_of_one_page_says_which_schedules_serve_it(capsys):
     assert main(["list", "--algorithm", OWN["by_channel"]]) == 0
     out = capsys.readouterr().out
@@ -127,6 +130,7 @@ def test_list_of_one_page_says_which_schedules_serve_it(capsys):
 
 
 # --- show ------------------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("target", ["triton", "pto"])
 @pytest.mark.parametrize("page", [*names(), *OWN])
 def test_show_has_all_that_a_page_reads(page, target, capsys):
@@ -171,7 +175,7 @@ def test_keys_that_are_equal():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [*names(), *OWN])
+@pytest.mark.parametrize("page", [p if p in (*OWN, *ONES) else pytest.param(p, marks=pytest.mark.long) for p in (*names(), *OWN)])
 def test_verify(page, capsys):
     assert main(["verify", "--algorithm", OWN.get(page, page), *SMALL, "--schedule", "fused"]) == 0
     out = capsys.readouterr().out

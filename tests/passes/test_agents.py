@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from devices import lower_for
 from reference import ON_CORES, in_form
+from tiers import every
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices import HOPPER
@@ -23,15 +24,6 @@ def lowered(name="fused", form=None, dtype="float16", page="gated_delta_rule", s
     return lower(find(page).trace(), "pto", s, sizes, dtype)
 
 
-@pytest.fixture
-def _unchecked():
-    """Without interpreting every pass: for large sizes, and for what raises."""
-    from gdn_codegen.passes import pipelines
-    kept, pipelines.observers[:] = list(pipelines.observers), []
-    yield
-    pipelines.observers[:] = kept
-
-
 # --- waits -----------------------------------------------------------------------------------------------------------
 CHANGES = {"blocks": {"inverse_block": 16}, "page": {"value_heads": 1, "order": "page", "cache_masks": False}}
 
@@ -44,7 +36,7 @@ def test_every_wait_of_a_variant_is_needed(name, changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla"])
+@pytest.mark.parametrize("page", ["gated_delta_rule", pytest.param("simple_gla", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ON_CORES)
 def test_every_wait_and_barrier_is_needed(name, page):
     """Take one out and the check fails: none is redundant."""
@@ -121,11 +113,9 @@ def test_ids_are_the_devices(name):
 
 # --- places ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("size", [(16, 64, 64), (128, 128, 128)])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ON_CORES)
-def test_schedules_fit(_unchecked, name, form, size, dtype):
+@pytest.mark.parametrize("size", [pytest.param((16, 64, 64), marks=pytest.mark.long), (128, 128, 128)])
+@pytest.mark.parametrize("name, form, dtype", every(2, ON_CORES, FORMS, ["float16", "float32"]))
+def test_schedules_fit(unchecked, name, form, size, dtype):
     p = lowered(name, form, dtype, sizes=dict(zip("CKV", size, strict=True)), inverse="doubling")
     for k in p.kernels:
         for b in k.buffers:
@@ -134,13 +124,13 @@ def test_schedules_fit(_unchecked, name, form, size, dtype):
         assert spaces <= set(ASCEND_A2.spaces)
 
 
-def test_too_much_is_an_error_that_names_values_and_bytes(_unchecked):
+def test_too_much_is_an_error_that_names_values_and_bytes(unchecked):
     with pytest.raises(ScheduleError, match=r"kernel o_S on ascend_a2: (UB|L0C|L0A|L0B) has \d+ bytes, and at the fullest "
                                             r"point \d+ are live: \w+ \d+, \w+ \d+.*; use a smaller chunk"):
         lowered("fused", sizes={"C": 128, "K": 256, "V": 256})
 
 
-def test_rows_that_do_not_halve_are_refused(_unchecked, monkeypatch):
+def test_rows_that_do_not_halve_are_refused(unchecked, monkeypatch):
     """On a device whose tiles may have any extent."""
     lower_for(monkeypatch, replace(ASCEND_A2, extents=()), "pto")
     with pytest.raises(ScheduleError, match=r"8 rows; accepted: multiples of 16, for 2 cores"):
@@ -148,7 +138,7 @@ def test_rows_that_do_not_halve_are_refused(_unchecked, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_smaller_device_is_respected(_unchecked, monkeypatch):
+def test_a_smaller_device_is_respected(unchecked, monkeypatch):
     small = replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L1": 64 * 1024})
     lower_for(monkeypatch, small, "pto")
     for b in (b for k in lowered("fused").kernels for b in k.buffers if b.space == "L1"):

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import recurrence
+from tiers import every
 
 from gdn_codegen.ir import interpret
 from gdn_codegen.runtime.build import Build, lowered
@@ -49,8 +50,7 @@ def error(target, name, changes, chunk, dtype, beta, noise, draws=2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk, dtype", [(32, "float16"), (64, "bfloat16")])
-@pytest.mark.parametrize("target, name, changes", BUILDS,
+@pytest.mark.parametrize("target, name, changes, chunk, dtype", every(2, BUILDS, [(32, "float16"), (64, "bfloat16")]),
                          ids=lambda x: "-".join(map(str, x.values())) if isinstance(x, dict) else x)
 def test_alike_keys_cost_at_most_twice_what_they_cost_tilelangs_default(target, name, changes, chunk, dtype):
     """The interpreter rounds as kernels do. Twice: TileLang's own error differs from draw to draw by as much."""

@@ -13,7 +13,6 @@ from gdn_codegen.algorithms import find
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.emit import tilelang
 from gdn_codegen.ir.core import map_ops
-from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.agents.tasks import Tasks
 from gdn_codegen.passes.agents.warp_groups import warp_groups
 from gdn_codegen.schedule import Schedule, ScheduleError, named
@@ -102,14 +101,7 @@ def test_what_is_computed_from_an_inverse_alone_has_a_place():
     assert {o.agent for o in inside(p) if o.out == "U_offset"} == {"state"}
 
 
-@pytest.fixture
-def _unchecked():
-    kept, pipelines.observers[:] = list(pipelines.observers), []
-    yield
-    pipelines.observers[:] = kept
-
-
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("agents, sizes, message", [
     ("two", {}, r"agents=two has no agent for Tinv_below_f16 \(inverse\); accepted: an assignment with these tasks"),
     ("walk", {}, r"agents=walk has no agent for Tinv_below_f16 \(inverse\)"),

@@ -9,7 +9,6 @@ from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.builder import lower as below
 from gdn_codegen.ir.core import walk
-from gdn_codegen.passes import pipelines
 from gdn_codegen.schedule import Schedule, ScheduleError, named
 from gdn_codegen.targets import lower
 
@@ -149,14 +148,7 @@ def test_only_kernels_that_walk_have_groups():
     assert {o.agent for o in walk(lowered().kernels[0].body) if o.kind != "wait"} == {"block"}
 
 
-@pytest.fixture
-def _unchecked():
-    kept, pipelines.observers[:] = list(pipelines.observers), []
-    yield
-    pipelines.observers[:] = kept
-
-
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("plan, sizes, dtype, message", [
     ("walk", {"C": 32}, "float16", "C=64, K and V of 64 or 128"), ("walk", {"K": 32}, "float16", "C=64, K and V of 64 or 128"),
     ("walk", {"V": 32}, "float16", r"carried values \(S\) have 32 rows; state takes 64, 128"),
@@ -171,7 +163,7 @@ def test_what_does_not_fit_says_what_does(plan, sizes, dtype, message):
         lowered(named(plan, "sm_90a") if plan == "fused" else plan, sizes={**SIZES, **sizes}, dtype=dtype)
 
 
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_the_largest_fits_shared_memory(stages, dtype):
@@ -179,7 +171,7 @@ def test_the_largest_fits_shared_memory(stages, dtype):
     assert walker(p).agents
 
 
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 def test_too_much_shared_memory_is_an_error(monkeypatch):
     small = replace(SM_90A, spaces={**SM_90A.spaces, "shared": 128 * 1024})
     lower_for(monkeypatch, small, "tilelang", "sm_90a")

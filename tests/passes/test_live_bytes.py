@@ -20,7 +20,7 @@ def allocated(b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["rwkv7", "gla"])
+@pytest.mark.parametrize("page", [pytest.param("rwkv7", marks=pytest.mark.long), "gla"])
 def test_tilelang_allocates_what_is_live_at_once(page):
     """A walk holds all its buffers throughout."""
     b = Build("tilelang", algorithm=page, head_dim_k=64, head_dim_v=64, schedule="fused", dtype="bfloat16")

@@ -9,7 +9,6 @@ from gdn_codegen.algorithms import find
 from gdn_codegen.emit import tilelang
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.core import loops
-from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.agents.order import Cycle, needs_in_place, topological
 from gdn_codegen.schedule import Schedule, ScheduleError, named
 from gdn_codegen.targets import lower as lower_program
@@ -93,14 +92,7 @@ def lowered(page, plan, size=128):
     return lower_program(page.trace(), "tilelang", plan, {"C": 64, "K": size, "V": size}, "bfloat16", "sm_90a")
 
 
-@pytest.fixture
-def _unchecked():
-    kept, pipelines.observers[:] = list(pipelines.observers), []
-    yield
-    pipelines.observers[:] = kept
-
-
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page, stages", [(ssd, 2), (delta_net, 2), (dplr, 1)])
 def test_walks_of_128_rows_are_emitted(page, name, stages):
@@ -109,7 +101,7 @@ def test_walks_of_128_rows_are_emitted(page, name, stages):
     assert all(x.name in text.body for k, text in zip(p.kernels, tilelang.emit(p, "bthd"), strict=True) for x in k.buffers)
 
 
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 def test_tiles_of_more_rows_than_a_group_holds_go_to_those_who_hold_them():
     (walk,) = loops(lowered(ssd, named("walk", "sm_90a")).kernels[1].body)
     tall = [o for o in walk.body if o.kind in ("cast", "mul", "matmul") and o.type.dims[0] == "V"]
@@ -118,7 +110,7 @@ def test_tiles_of_more_rows_than_a_group_holds_go_to_those_who_hold_them():
     assert {o.agent for o in walk.body if o.kind == "cast" and o.type.dims == ("V", "C")} == {"aux", "state"}
 
 
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name, stages, hint", [("walk", 2, "stages=1 fits"), ("fused_walk", 3, "stages=1 fits")])
 def test_too_large_a_walk_names_values_and_bytes(name, stages, hint):
     size = stages * 16384
@@ -137,7 +129,7 @@ REFUSED = {(64, 128, 256): "carried values .* have 256 rows; state takes 64, 128
            (64, 100, 100): "has rows of 200 bytes; copies of tiles need multiples of 16: K and V that are multiples of 8"}
 
 
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", MEMBERS, ids=lambda p: p.name)
 def test_every_size_builds_or_is_refused_in_words(page, name):
@@ -154,7 +146,7 @@ def test_every_size_builds_or_is_refused_in_words(page, name):
             lower_for(*sizes)
 
 
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", [x for x in MEMBERS if x is not two_states], ids=lambda p: p.name)
 def test_parts_build_or_are_refused_in_words(page, name):

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from reference import expected, problem, rms_error
+from tiers import every
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.emit.triton import emit
@@ -57,9 +58,7 @@ def test_the_last_entry_of_a_workspaces_vector_is_a_load_of_one_number():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("span", [0, 1, 2])
-@pytest.mark.parametrize("how", [None, "decay", "exact"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule, how, span", every(2, SCHEDULES, [None, "decay", "exact"], [0, 1, 2]))
 def test_it_means_the_same(schedule, how, span):
     x = problem(LENGTHS, 1, 2, 16, 16, torch.float32, gate=-0.3)
     given = {**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]}

@@ -203,6 +203,7 @@ def test_threads_share_a_row_in_pieces_of_16_bytes(layout, columns, lanes, state
     assert k.blocks_per_sm * k.registers * k.threads <= 65536
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("states", ["bfloat16", "float32"])
 @pytest.mark.parametrize("K", HOPPER.extents)
 @pytest.mark.parametrize("layout, columns", [("vk", 8), ("vk", 16), ("kv", 16), ("kv", 32)])
@@ -219,10 +220,13 @@ def test_each_entry_of_a_state_has_a_register_of_its_own(layout, columns, K, sta
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("layout, columns, most", [("kv", 16, 128), ("vk", 16, 128), ("vk", 8, 96)])
-def test_registers_hold_the_state_where_their_number_is_limited(layout, columns, most, tmp_path):
+@pytest.mark.parametrize("layout, columns, most, accept", [
+    ("vk", 16, 128, "state=vk/bfloat16/pool/in_place"), pytest.param("kv", 16, 128, SERVED, marks=pytest.mark.long),
+    pytest.param("vk", 16, 128, SERVED, marks=pytest.mark.long), pytest.param("vk", 8, 96, SERVED, marks=pytest.mark.long)])
+def test_registers_hold_the_state_where_their_number_is_limited(layout, columns, most, accept, tmp_path):
+    """TileLang lays out the many vectors of a server's gates and norms for half a minute: those are run by hand."""
     path = tmp_path / "m.py"
-    path.write_text(render(build("tilelang", K=128, V=128, accept=SERVED, state_layout=layout, v_block=columns)))
+    path.write_text(render(build("tilelang", K=128, V=128, accept=accept, state_layout=layout, v_block=columns)))
     (found,) = compiled(path)
     assert not found.error and not found.spills and found.registers <= most
 

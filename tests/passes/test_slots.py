@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 from reference import problem, rms_error
-from test_agents import _unchecked, lowered, needed  # noqa: F401
+from test_agents import lowered, needed
 from test_passes import run
 
 from gdn_codegen.algorithms import find
@@ -103,7 +103,7 @@ def test_slots_of_a_channel_are_interpreted():
 
 
 # --- L0 --------------------------------------------------------------------------------------------------------------
-def test_operands_of_products_take_the_halves_of_l0_in_turn(_unchecked):  # noqa: F811
+def test_operands_of_products_take_the_halves_of_l0_in_turn(unchecked):
     for k in lowered("staged", sizes={"C": 128, "K": 128, "V": 128}).kernels:
         for space in ("L0A", "L0B"):
             here = {b.name: b.offset for b in k.buffers if b.space == space}
@@ -112,12 +112,12 @@ def test_operands_of_products_take_the_halves_of_l0_in_turn(_unchecked):  # noqa
             assert set(order) <= {0, ASCEND_A2.spaces[space] // 2}
 
 
-def test_one_tile_in_l0(_unchecked):  # noqa: F811
+def test_one_tile_in_l0(unchecked):
     p = lowered("staged", sizes={"C": 128, "K": 128, "V": 128}, l0_slots=1)
     assert {b.offset for k in p.kernels for b in k.buffers if b.space in ("L0A", "L0B")} == {0}
 
 
-def test_halves_that_are_too_small_are_no_error(_unchecked):  # noqa: F811
+def test_halves_that_are_too_small_are_no_error(unchecked):
     lowered("staged", dtype="float32", sizes={"C": 128, "K": 128, "V": 128})
 
 

@@ -18,7 +18,6 @@ from gdn_codegen.ir.builder import (
     strictly_lower,
     unit_lower_inverse,
 )
-from gdn_codegen.passes import pipelines
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import SCHEDULES
 
@@ -180,20 +179,13 @@ def kernels(page, target, arch, schedule):
     return [k.body for k in b.of.emit(lowered(b), b.layout, b.heads)]
 
 
-@pytest.fixture
-def _unchecked():
-    """Without the interpretation of every pass: test_canonical.py has it for the pass that differs."""
-    kept, pipelines.observers[:] = list(pipelines.observers), []
-    yield
-    pipelines.observers[:] = kept
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("target, arch, schedule", BUILDS)
 def test_ten_spellings_make_the_same_kernels(target, arch, schedule):
+    """On Triton all of them; on other targets, whose passes see the same program, three or four in turn."""
     want = kernels("gated_delta_rule", target, arch, schedule)
-    for page in PAGES:
+    for page in PAGES if target == "triton" else PAGES[BUILDS.index((target, arch, schedule)) % 3::3]:
         got = kernels(page, target, arch, schedule)
         assert len(got) == len(want)
         for a, b in zip(want, got, strict=True):

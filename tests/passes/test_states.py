@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from reference import expected, problem, rms_error
+from tiers import every
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.core import Op, walk
@@ -12,7 +13,7 @@ from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.abi.caller_states import caller_states
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import PLAIN, Contract
-from gdn_codegen.targets import lower
+from gdn_codegen.targets import OWN, lower
 
 SIZES = {"C": 16, "K": 32, "V": 16}
 LENGTHS = [65, 0, 1, 33, 130]
@@ -134,16 +135,14 @@ def inputs(seed=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["triton", "tilelang", "pto"])
-@pytest.mark.parametrize("schedule", ["replay", "fused", "walk"])
-@pytest.mark.parametrize("text", CONTRACTS)
+@pytest.mark.parametrize("text, schedule, target", every(3, CONTRACTS, ["replay", "fused", "walk"], OWN))
 def test_states_in_callers_memory(text, schedule, target):
+    """Each contract with each schedule on one target, and on each target with one schedule. The others are run by hand."""
     assert right(lowered(text, target, schedule), inputs(), text)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["exact", "decay"])
-@pytest.mark.parametrize("text", CONTRACTS)
+@pytest.mark.parametrize("text, how", every(2, CONTRACTS, ["exact", "decay"]))
 def test_parts_in_any_order(text, how):
     """Parts of a chunk or two, run from the last to the first: what ends a sequence leaves alone what begins it."""
     x = inputs()

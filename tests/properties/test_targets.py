@@ -32,7 +32,7 @@ BUILDS = {
     "c64-staged-bf16": (64, "bhtd", "staged", "bfloat16", 64, 32),
     "c128-fused-f16": (128, "bthd", "fused", "float16", 64, 64),
 }
-EXAMPLES = int(os.environ.get("GDN_CODEGEN_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("GDN_CODEGEN_EXAMPLES", "3"))
 
 
 def build(target, name):

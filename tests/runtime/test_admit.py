@@ -10,6 +10,7 @@ import pytest
 import torch
 from choices import a_call, choice_for
 from reference import expected, module, problem, rms_error
+from tiers import every
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.emit.page import page_text
@@ -87,8 +88,7 @@ def test_what_is_right_passes_with_room_to_spare(target, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("page", ["gated_delta_rule_2", "rwkv7"])
+@pytest.mark.parametrize("page, dtype", every(2, ["gated_delta_rule_2", "rwkv7"], ["float16", "bfloat16", "float32"]))
 def test_pages_whose_rows_can_make_a_state_grow_are_right(page, dtype):
     """Of 16 channels b k.k of a repeated token may be far below 0, and a state then grows with each token of a chunk."""
     if "triton" not in HERE:

@@ -6,6 +6,7 @@ import torch
 from choices import a_call
 from devices import H200, passes_for
 from reference import passed
+from tiers import every
 
 import gdn_codegen
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
@@ -58,8 +59,7 @@ class Sequences:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", HERE)
-@pytest.mark.parametrize("schedule", [None, "walk"])
+@pytest.mark.parametrize("schedule, target", every(2, [None, "walk"], HERE))
 def test_a_prompt_has_the_same_bits_wherever_it_is_and_however_it_is_cut(target, schedule):
     """Of 37 tokens in chunks of 16, beside sequences of no, one and more tokens."""
     x = Sequences([37, 0, 1, 16, 53], chunk_gated_delta_rule, target=target, chunk_size=16, schedule=schedule)

@@ -178,6 +178,7 @@ def test_candidates_are_tried_in_order(gpu, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("target, dtype, K, V", [("triton", torch.float16, 256, 256), ("triton", torch.float32, 132, 32),
                                                  ("tilelang", torch.float32, 256, 256)])
 def test_what_has_no_room_on_hopper_is_refused_with_the_chunks_that_would(gpu, monkeypatch, target, dtype, K, V):

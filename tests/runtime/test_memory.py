@@ -35,7 +35,7 @@ def views(sizes=(1, 2, 3, 5), gaps=(0, 1, 2, 7)):
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(views(), views())
 def test_nothing_is_said_to_be_shared_that_is_not(x, y):
     assert not shared(x, y) or set(addresses(x)) & set(addresses(y))

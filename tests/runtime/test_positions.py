@@ -170,7 +170,8 @@ def test_how_many_ops_of_torch_make_the_tables(aligned, most):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target, schedule", [("triton", varied("walk", partition="decay", part_chunks=1)), ("triton", "staged"),
+@pytest.mark.parametrize("target, schedule", [("triton", varied("walk", partition="decay", part_chunks=1)),
+                                              pytest.param("triton", "staged", marks=pytest.mark.long),
                                               ("tilelang", varied("replay", partition="exact", part_chunks=1))])
 def test_schedules_of_several_kernels_and_parts(target, schedule):
     if target not in HERE:

@@ -30,6 +30,7 @@ def module(target, arch, schedule, chunk=64, state="", algorithm="gated_delta_ru
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("target, arch", PLANS)
 def test_what_is_unused_changes_nothing_and_all_else_does(target, arch):
     plan = PLANS[target, arch]
