@@ -17,7 +17,8 @@ from .request import DEFAULT_CHUNK, Request
 
 #: Tensors of a call that nobody differentiates by, or through.
 _LENT = ("out", "final_state", "state_indices", *ARGUMENTS, "checkpoint_positions", "checkpoint_slots")
-_NONE = "None beside a tensor that requires grad, or a call under torch.no_grad()"
+#: What is accepted in place of a tensor to which a call writes.
+NONE = "None beside a tensor that requires grad, or a call under torch.no_grad()"
 
 
 def differentiates(tensors: Iterable[Any]) -> bool:
@@ -35,7 +36,7 @@ def differentiable(t: Tensors, x: Request, save: str, called: Mapping[str, str] 
     check_target(x.target)
     for name in _LENT:
         if getattr(t, name) is not None:
-            refuse(name, "a tensor", _NONE)
+            refuse(name, "a tensor", NONE)
     if x.in_place:
         refuse("initial_state", "a tensor that the call overwrites", "inplace_final_state=False beside a tensor that requires "
                "grad, or a call under torch.no_grad()")
