@@ -1,8 +1,9 @@
 """async_copies: marks asynchronous copies, and adds waits for them. For TileLang, in kernels with one agent.
 
 Loads of tiles to shared memory are asynchronous copies. So are loads of vectors of float32; four bytes are the smallest
-asynchronous copy. A tile that a product adds to lies in registers, which no such copy reaches. Copies are marked by the attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. It waits for
-all copies that have been started. Kernels that batch heads by threads have no asynchronous copies.
+asynchronous copy. A tile that a product adds to lies in registers, which no such copy reaches. Copies are marked by the
+attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. It waits for all copies that
+have been started. Kernels that batch heads by threads have no asynchronous copies.
 
 Example:
     before:  k = load k; v = load v; A = k @ k.T
