@@ -85,6 +85,7 @@ def test_errors_of_ours_and_of_peers(timed, capsys):
 
 def test_options_that_mean_nothing_beside_it(capsys):
     for words, said in ((["--schedule", "fused"], "schedule: got 'fused' with --backward"), ([], "torch sees none"),
-                        (["--plot", "x.png"], "plot: got 'x.png'"), (["--errors", "1", "--interpret"], "interpret: got True with --backward")):
+                        (["--plot", "x.png"], "plot: got 'x.png'"),
+                        (["--errors", "1", "--interpret"], "interpret: got True with --backward")):
         assert main(["bench", "--backward", "--target", "triton", *words]) == 2
         assert said in capsys.readouterr().err
