@@ -5,7 +5,7 @@ done twice.
 """
 from __future__ import annotations
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program, uses
 from ..common import Rule, rebuild_kernels
 from ..match import matches
