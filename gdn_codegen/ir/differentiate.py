@@ -139,7 +139,7 @@ class _Gradient:
             after.append(Op("store", "", (f"{d}_0",), (("tensor", derivative(self.initial[c.init])),)))
         loop = Loop("chunk", tuple(carried), tuple(body), step=-1)
         (kernel,) = self.p.kernels
-        done = replace(self.p, name=f"{self.p.name}_gradient", tensors=tensors, forgets="", scales=(),
+        done = replace(self.p, name=f"{self.p.name}_gradient", tensors=tensors, scales=(),
                        kernels=(replace(kernel, body=(*before, loop, *after)),))
         return _without_padding(_pruned(done))
 
