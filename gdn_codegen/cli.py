@@ -228,6 +228,9 @@ def tune(a: argparse.Namespace) -> int:
     if a.decode:
         from .tools import tune_decode
         return tune_decode.command(a, _only(a, tune_decode.SHAPES))
+    if a.backward:
+        from .tools import tune_backward
+        return tune_backward.command(a, _only(a, SHAPES))
     targets = tunable() if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
         raise ValueError("out: got one file for several targets; accepted: one --target, as each has its own table")
