@@ -24,6 +24,7 @@ from ..runtime.load import module
 from ..runtime.targets import tunable
 from ..schedule import varied
 from . import bench_gpu
+from .compile_ahead import check_ahead
 from .peers import Run
 from .problems import problem
 from .shapes import Shape
@@ -134,6 +135,9 @@ def call(b: Build, s: Shape, device: str = "cuda") -> Run:
 def command(a: argparse.Namespace, shapes: Sequence[Shape]) -> int:
     """`gdn_codegen tune --backward`. a: the parsed options. ValueError without a GPU, and for a target that is not tuned."""
     targets = tunable() if a.target == "all" else (a.target,)
+    if a.compile is not None:
+        for target in targets:
+            check_ahead(Build(target), a.compile, [(s.H, s.HV) for s in shapes])
     names, arch, units = ((), a.compile, 0) if a.compile is not None else here()
     abouts = [Build(t, layout=a.layout, algorithm=a.algorithm or "gated_delta_rule", dtype=a.dtype, head_dim_k=a.head_dim_k,
                     head_dim_v=a.head_dim_v) for t in targets]
