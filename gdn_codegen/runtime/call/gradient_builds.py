@@ -52,9 +52,9 @@ BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
-    ("triton", "cpu"): (ONE,),
+    ("triton", "cpu"): (ONE, THREE),
     ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8, **x})) for x in (IN_PARTS, {})), ONE),
-    ("tilelang", "cpu"): (ONE,),
+    ("tilelang", "cpu"): (ONE, THREE),
     ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE),
     ("tilelang", "sm_90a"): tuple(Plan(("gradient", {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True,
                                        "sm_90a") for n in (3, 2, 1) for x in (IN_PARTS, {})),
@@ -82,6 +82,7 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     states, gradient = (beside(b.algorithm, kind) for kind in ("states", "gradient"))
     page = algorithms.find(b.algorithm).trace()
     read = tuple(t.name for t in find(gradient).trace().role("input") if t.index == "slot")
+    in_parts = in_parts and bool(page.forgets)
     for chunk in (n for n in CHUNKS if n <= most):
         for plan in (x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())):
             if not in_parts and "partition" in plan.gradient[1]:
@@ -150,17 +151,17 @@ def builds_for(page: str | Algorithm, call: Call) -> Builds:
 @lru_cache(maxsize=256)
 def _fitting(b: Build, asked: str, arch: str, most: int, device: Any, in_parts: bool) -> Builds:
     """The first builds that fit. b, arch, most, in_parts: as for `candidates`, of any target. asked: the call's target."""
-    why = []
+    why: dict[tuple[str, int], str] = {}  # of a target's chunks, why the preferred plan does not fit
     for target in targets_for(device.type, asked):
         for found in candidates(replace(b, target=target), device.type, arch, most, in_parts):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
                 return found
-            why.append(next(filter(None, against)))
+            why.setdefault((target, found.gradient.chunk), next(filter(None, against)))
     page = b.algorithm if isinstance(b.algorithm, str) else b.algorithm.name
     _fail("target", repr(asked), f"a target that has a gradient of {page} with K = {b.head_dim_k}, V = {b.head_dim_v} in "
-                                 f"{b.dtype} ({why[-1]})")
+                                 f"{b.dtype} ({list(why.values())[-1]}), or smaller K or V")
 
 
 def modules_for(page: str | Algorithm, call: Call) -> tuple[Any, Any]:
