@@ -35,12 +35,12 @@ from .tune_meter import Gpu
 CHUNKS = (64, 32)
 #: Schedules of the states before chunks and of gradients, with the values of their fields that are tried, by target.
 BLOCKS: dict[str, tuple[Any, ...]] = {"v_block": (0, 64)}
+PARTS: dict[str, tuple[Any, ...]] = {"partition": (None, "decay")}
 WARPS: dict[str, tuple[Any, ...]] = {"warps": (4, 8)}
 STAGES: dict[str, tuple[Any, ...]] = {"stages": (3, 2, 1)}
 FIELDS = {"triton": {**BLOCKS, **WARPS}, "tilelang": {**BLOCKS, **STAGES}}
 SCHEDULES: dict[str, tuple[tuple[str, dict[str, tuple[Any, ...]]], ...]] = {
-    "states": (("fused_walk", {"partition": (None, "decay")}), ("operand_walk", {}), ("walk", {})),
-    "gradient": (("gradient", {}),)}
+    "states": (("fused_walk", PARTS), ("operand_walk", {}), ("walk", {})), "gradient": (("gradient", PARTS),)}
 
 
 def candidates(b: Build, arch: str) -> Iterator[Build]:

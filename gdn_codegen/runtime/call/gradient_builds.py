@@ -43,10 +43,11 @@ ONE = Plan(("fused", {}), (("fused", {}),))
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again. On an H100 the gradient of
 #: 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves of V, 0.3 ms more whole. In
 #: Triton it took 4.7 ms with 8 warps, 6.8 with 4, and 6.9 as one kernel (bfloat16, K = V = 128). Of gates per channel, walks
-#: for states read operands that another kernel computed.
+#: for states read operands that another kernel computed. Where a page says what tokens forget, walks come in parts: with 16 heads
+#: and 32768 tokens that took 2.1 ms, not 3.0, and in Triton 4.9, not 6.8.
 WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
-IN_PARTS = ("fused_walk", {"partition": "decay"})
+IN_PARTS = {"partition": "decay"}
 THREE = Plan(("gradient", {"v_block": 64}), WALKS, narrow=True)
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
@@ -54,10 +55,11 @@ BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE, THREE),
-    ("triton", "cuda"): (replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8})), ONE),
-    ("tilelang", "cpu"): (ONE, THREE), ("tilelang", "cuda"): (THREE, ONE),
-    ("tilelang", "sm_90a"): tuple(Plan(("gradient", {"v_block": 64, "stages": n}), (IN_PARTS, *WALKS), True, "sm_90a")
-                                  for n in (3, 2, 1)),
+    ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8, **x})) for x in (IN_PARTS, {})), ONE),
+    ("tilelang", "cpu"): (ONE, THREE),
+    ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE),
+    ("tilelang", "sm_90a"): tuple(Plan(("gradient", {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True,
+                                       "sm_90a") for n in (3, 2, 1) for x in (IN_PARTS, {})),
     ("pto", "cpu"): (ONE, BY_CHUNKS), ("pto", "npu"): (BY_CHUNKS, ONE)}
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)
@@ -88,18 +90,22 @@ def undecided(b: Build, rounded: bool) -> Builds:
                   replace(b, algorithm=gradient, contract=replace(b.contract, dtypes=tuple(sorted((*b.contract.dtypes, *kept))))))
 
 
-def candidates(b: Build, device: str, arch: str, most: int) -> Iterator[Builds]:
+def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = True) -> Iterator[Builds]:
     """Builds of a gradient, the best first. b: with target, page, dtype, K, V and contract. device, arch: type and architecture
-    of the device. most: tokens of the largest chunk."""
-    channels = by_channel(algorithms.find(b.algorithm).trace())
+    of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch."""
+    page = algorithms.find(b.algorithm).trace()
+    in_parts, channels = in_parts and bool(page.forgets), by_channel(page)
     for chunk in (n for n in CHUNKS if n <= most):
         for plan in (x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())):
+            if not in_parts and "partition" in plan.gradient[1]:
+                continue
             x = undecided(replace(b, chunk=chunk, arch=plan.arch), plan.narrow)
             back = replace(x.gradient, schedule=_varied(plan.gradient, plan.arch))
             if x.states is None:
                 yield Builds(None, back)
                 continue
-            walks = sorted(plan.states, key=lambda y: channels and y[0] != "operand_walk")
+            walks = sorted((y for y in plan.states if in_parts or "partition" not in y[1]),
+                           key=lambda y: channels and y[0] != "operand_walk")
             yield from (Builds(replace(x.states, schedule=_varied(y, plan.arch)), back) for y in walks)
 
 
@@ -152,7 +158,7 @@ def builds_for(page: str | Algorithm, call: Call) -> Builds:
     b = asked_of(Build("triton", layout=x.layout, algorithm=page, dtype=DTYPES[call.dtype], head_dim_k=call.head_dims[0],
                        head_dim_v=call.head_dims[1], contract=call.contract), call.extent.H == call.extent.HV)
     most = DEFAULT_CHUNK if x.chunk is None else max(x.chunk, CHUNKS[-1])
-    return _fitting(b, x.target, facts(call.device), most, call.device, call.extent.shape_class)
+    return _fitting(b, x.target, facts(call.device), most, call.device, call.extent.shape_class, not x.batch_invariant)
 
 
 def asked_of(b: Build, alone: bool) -> Build:
@@ -168,13 +174,15 @@ def asked_of(b: Build, alone: bool) -> Build:
 
 
 @lru_cache(maxsize=256)
-def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_class: tuple[int, ...]) -> Builds:
-    """The first builds that fit: those that were measured, then those of PLANS. b, most: as for `candidates`, of any target.
-    asked: the call's target. on: what dispatch knows of the device."""
+def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_class: tuple[int, ...], in_parts: bool
+             ) -> Builds:
+    """The first builds that fit: those that were measured, then those of PLANS. b, most, in_parts: as for `candidates`, of any
+    target. Tables are by the size of the batch, too. asked: the call's target. on: what dispatch knows of the device."""
     why: dict[tuple[str, int], str] = {}  # of a target's chunks, why the preferred plan does not fit
     for target in targets_for(device.type, asked):
         mine = replace(b, target=target)
-        for found in chain(measured(mine, on.names, shape_class, most), candidates(mine, device.type, on.arch, most)):
+        known = measured(mine, on.names, shape_class, most) if in_parts else []
+        for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts)):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
