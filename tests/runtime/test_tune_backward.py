@@ -70,7 +70,7 @@ def test_what_is_timed(todo: list[tune_jobs.Job]) -> None:
     assert {(j.build.algorithm, j.HV // j.H, str(j.build.contract)) for j in todo} == {
         ("mamba2.states", 1, "S_chunks=float16"), ("mamba2.states", 2, "S_chunks=float16"),
         ("mamba2.gradient", 1, "S_chunks=float16,d_k=float16,d_q=float16"), ("mamba2.gradient", 2, "S_chunks=float16")}
-    assert len({j.key for j in todo}) == len(todo) == 2 * (2 * 2 * 4 + 2)  # what is taken now is among the candidates of no field here
+    assert len({j.key for j in todo}) == len(todo) == 2 * (2 * 2 * 4 + 2)  # what is taken now is no candidate here
 
 
 def test_candidates_made_for_the_architecture() -> None:
