@@ -208,7 +208,7 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     about: dict[str, Any] = {"page": page, "gates": a.gates, "seed": a.seed, "dtype": a.dtype, "json_to": a.json,
                              "dims": (a.head_dim_k, a.head_dim_v), "command": shlex.join(["gdn_codegen", *a.words])}
     if a.backward:
-        return bench_backward.bench(builds, todo, peers, runs=a.runs, detail=a.detail, **about)
+        return bench_backward.bench(builds, todo, peers, runs=a.runs, detail=a.detail, seeds=a.errors, **about)
     if a.errors is not None:
         return bench_errors.bench(builds, todo, peers, seeds=a.errors, on_cpu=a.interpret, **about)
     return bench_gpu.bench(builds, todo, peers, runs=a.runs, plot_to=a.plot, detail=a.detail, **about)
@@ -225,9 +225,10 @@ def tune(a: argparse.Namespace) -> int:
     from .tools.shapes import SHAPES
     from .tools.tune_meter import Gpu
     options.check_tune(a)
-    if a.decode:
-        from .tools import tune_decode
-        return tune_decode.command(a, _only(a, tune_decode.SHAPES))
+    if a.decode or a.backward:
+        from .tools import tune_backward, tune_decode
+        command = tune_decode.command if a.decode else tune_backward.command
+        return command(a, _only(a, tune_decode.SHAPES if a.decode else SHAPES))
     targets = tunable() if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
         raise ValueError("out: got one file for several targets; accepted: one --target, as each has its own table")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .builder import Body
+from .body import Body
 from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
 from .ops import OPS, TypeRuleError
 from .padding import sums_over_padding
@@ -139,7 +139,7 @@ class _Gradient:
             after.append(Op("store", "", (f"{d}_0",), (("tensor", derivative(self.initial[c.init])),)))
         loop = Loop("chunk", tuple(carried), tuple(body), step=-1)
         (kernel,) = self.p.kernels
-        done = replace(self.p, name=f"{self.p.name}_gradient", tensors=tensors, forgets="", scales=(),
+        done = replace(self.p, name=f"{self.p.name}_gradient", tensors=tensors, scales=(),
                        kernels=(replace(kernel, body=(*before, loop, *after)),))
         return _without_padding(_pruned(done))
 

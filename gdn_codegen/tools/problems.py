@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from .. import algorithms
-from ..ir.builder import Algorithm
 from ..ir.decays import by_channel, log_decays
 from ..ir.interpret import TORCH, interpret
 from ..ir.interpret import Problem as Sequences
+from ..ir.page import Algorithm
 from .peers import Problem
 from .shapes import Shape
 from .verify import rms_error
@@ -123,6 +123,14 @@ def reference(x: Problem, heads: Sequence[int] = (0, -1)) -> Reference:
         got = interpret(p, Sequences(list(x.lengths), len(mine), len(mine)), given, x.numbers)
     outs = p.role("output")
     return Reference(mine, *(tuple(got[t.name] for t in outs if t.index == index) for index in ("token", "sequence")))
+
+
+def gradients(x: Problem, d_o: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The gradients by all inputs in float64, through `reference` of all value heads. d_o: of the loss by o [1, T, HV, ...]."""
+    leaves = {n: t.detach().double().requires_grad_() for n, t in x.inputs.items()}
+    with torch.enable_grad():
+        (o,) = reference(replace(x, inputs=leaves), range(x.heads[1])).outputs
+    return dict(zip(leaves, torch.autograd.grad(o, list(leaves.values()), d_o[0].double()), strict=True))
 
 
 def head_errors(results: Sequence[torch.Tensor], want: Reference) -> tuple[list[float], list[float]]:

@@ -44,7 +44,7 @@ def found(fn: Any, a: list[Tensor], **more: Any) -> list[Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fn, save, dynamic", every(2, [model, simple], ["nothing", "states"], [False, True]))
+@pytest.mark.parametrize("fn, save, dynamic", every(2, [model, simple], ["nothing", "states", "rounded_states"], [False, True]))
 def test_compiled_whole(fn: Any, save: str, dynamic: bool) -> None:
     """The gradients of a graph without breaks are those of eager calls, bit by bit."""
     torch._dynamo.reset()
@@ -67,7 +67,7 @@ def test_opcheck() -> None:
             return func(*args, **kwargs or {})
     with Record():
         for fn in (model, simple):
-            for save in ("nothing", "states"):
+            for save in ("nothing", "rounded_states"):
                 fn(*given(), save=save).backward()
     assert len(seen) == 8
     for func, args in seen:

@@ -69,9 +69,22 @@ def test_another_target_where_one_has_none(monkeypatch: pytest.MonkeyPatch) -> N
         builds_for(PAGE, call(target=first))
 
 
-def test_sizes_for_which_nothing_fits() -> None:
-    with pytest.raises(ValueError, match="K = 256, V = 256 in bfloat16"):
-        builds_for(PAGE, call((256, 256), target="triton"))
+@pytest.mark.slow
+@pytest.mark.parametrize("dims", [(256, 128), (128, 256)])
+def test_sizes_that_one_kernel_does_not_take(dims: tuple[int, int]) -> None:
+    b = builds_for(PAGE, call(dims, target="triton"))
+    assert (b.gradient.plan.name, b.gradient.chunk, b.states.plan.name) == ("gradient", 32, "fused_walk")
+
+
+@pytest.mark.parametrize("target, limit", [
+    ("triton", "takes about .* bytes of shared memory, and an H100 has 232448"),
+    pytest.param("tilelang", "shared of hopper has 232448 bytes", marks=pytest.mark.slow),
+    pytest.param("pto", "UB has 188416 bytes", marks=pytest.mark.slow)])
+def test_sizes_for_which_nothing_fits(target: str, limit: str) -> None:
+    """The error has the limit of the smallest chunk."""
+    if runs(target, "cpu"):
+        with pytest.raises(ValueError, match=rf"K = 256, V = 256 in bfloat16 \(.*{limit}.*\), or smaller K or V"):
+            builds_for("mamba2", call((256, 256), target=target, chunk_size=16))
 
 
 def test_a_refused_build_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +120,27 @@ def test_builds_of_a_hopper(page: str, chunk: int, arch: str) -> None:
     assert (found.gradient.chunk, found.gradient.arch, found.gradient.plan.name) == (chunk, arch, "gradient")
     of = {t.name: t.dtype for x in (found.states, found.gradient) for t in lowered(x).tensors}
     assert of["S_chunks_vk"] == of["d_q"] == of["d_k"] == "bfloat16"
+
+
+@pytest.mark.parametrize("target, arch", [("tilelang", "sm_90a"), ("tilelang", ""), ("triton", "")])
+def test_walks_come_in_parts(target: str, arch: str) -> None:
+    """Where the page bounds what tokens forget. Not where the bits of a sequence may depend on that sequence alone."""
+    def first(page: str, in_parts: bool = True) -> list[str | None]:
+        b = Build(target, algorithm=page, dtype="bfloat16")
+        found = next(x for x in gradient_builds.candidates(b, "cuda", arch, 64, in_parts)
+                     if not (choose.unfit(x.gradient) or choose.unfit(x.states) or gradient_builds._apart(x)))
+        return [found.states.plan.partition, found.gradient.plan.partition]
+    assert first("gated_delta_rule") == ["decay" if arch else None, "decay"]
+    assert first("gated_delta_rule", in_parts=False) == [None, None] and first("rwkv7") == [None, None]
+
+
+def test_a_batch_invariant_call_has_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    of = gradient_builds.candidates
+    monkeypatch.setattr(gradient_builds, "candidates", lambda *x: (seen.append(x[-1]), of(*x))[1])
+    for wanted in (False, True):
+        builds_for(PAGE, call(target="triton", batch_invariant=wanted))
+    assert seen == [True, False]
 
 
 def test_states_of_another_orientation_are_passed_over() -> None:

@@ -44,7 +44,8 @@ def differentiable(t: Tensors, x: Request, save: str, called: Mapping[str, str] 
         refuse("checkpoint_chunks", x.checkpoint_chunks, "0 beside a tensor that requires grad, or a call under torch.no_grad()")
     if save == "nothing" or x.decode:  # a decoding step has one chunk, or few
         return x
-    return replace(x, algorithm=x.algorithm + SAVED[save], chunk_size=x.chunk_size or DEFAULT_CHUNK)
+    ending, rounded = SAVED[save]
+    return replace(x, algorithm=x.algorithm + ending, rounded_states=rounded, chunk_size=x.chunk_size or DEFAULT_CHUNK)
 
 
 def asked_of(t: Tensors, x: Options, decode: bool) -> Request:
