@@ -194,6 +194,7 @@ def test_command_rebuilds(tmp_path, capsys):
     assert "partition='decay'; accepted for pto is None" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 @pytest.mark.parametrize("how", ["exact", "decay"])
 def test_text_is_stable_ascii_and_short_lined(target, how):

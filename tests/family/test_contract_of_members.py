@@ -6,6 +6,7 @@ import torch
 from devices import H200
 from features import FEATURES, REFUSED, table
 from problems import CALLS
+from tiers import every
 
 from gdn_codegen.runtime.build import lowered
 from gdn_codegen.runtime.call import launch
@@ -46,8 +47,7 @@ def test_what_makes_no_sense_is_refused(name, page):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("page", [p for p in CALLS if p != "gated_delta_product"])
-@pytest.mark.parametrize("target", ["triton", "tilelang"])
+@pytest.mark.parametrize("target, page", every(2, ["triton", "tilelang"], [p for p in CALLS if p != "gated_delta_product"]))
 def test_few_tokens_are_chunks_of_one_token_on_a_gpu(page, target):
     """Those of Gated DeltaNet, for each page: one kernel without the axis of tokens."""
     forms = "dt=softplus" if page == "mamba2" else ""

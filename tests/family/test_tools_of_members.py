@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from choices import a_call
+from tiers import every
 
 from gdn_codegen.algorithms import find, names
 from gdn_codegen.cli import main
@@ -131,8 +132,7 @@ def test_list_of_one_page_says_which_schedules_serve_it(capsys):
 
 # --- show ------------------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("target", ["triton", "pto"])
-@pytest.mark.parametrize("page", [*names(), *OWN])
+@pytest.mark.parametrize("target, page", every(2, ["triton", "pto"], [*names(), *OWN]))
 def test_show_has_all_that_a_page_reads(page, target, capsys):
     spec = OWN.get(page, page)
     words = ["show", "--algorithm", spec, "--target", target, "--schedule", "fused", *SMALL[2:]]

@@ -2,6 +2,7 @@
 import pytest
 import torch
 from guarded import STATES, TENSORS, every_way, laid
+from tiers import every
 
 from gdn_codegen.runtime.targets import runs
 
@@ -16,8 +17,7 @@ def ways(name, target, **options):
     assert every_way(name, target=target, chunk_size=16, **options) > 3
 
 
-@pytest.mark.parametrize("name", TENSORS)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target, name", every(2, TARGETS, TENSORS))
 def test_nothing_beside_a_tensor_is_touched(target, name):
     ways(name, target)
 
