@@ -51,8 +51,8 @@ BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE,), ("triton", "cuda"): (replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8})), ONE),
     ("tilelang", "cpu"): (ONE,), ("tilelang", "cuda"): (THREE, ONE),
-    ("tilelang", "sm_90a"): tuple(Plan(("gradient", {"v_block": 64, "stages": n}), (IN_PARTS, *WALKS), True, "sm_90a")
-                                  for n in (3, 2, 1)),
+    ("tilelang", "sm_90a"): tuple(Plan((name, {"v_block": 64, "stages": n}), (IN_PARTS, *WALKS), True, "sm_90a")
+                                  for name in ("gradient", "operand_gradient") for n in (3, 2, 1)),
     ("pto", "cpu"): (ONE, BY_CHUNKS), ("pto", "npu"): (BY_CHUNKS, ONE)}
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)
