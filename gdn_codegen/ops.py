@@ -108,7 +108,7 @@ def chunk_gated_delta_rule(
       batch_invariant: the bits of a sequence's result do not depend on the rest of the batch, nor on where a prompt is cut, if
         it is cut at multiples of the chunk (64 tokens, or chunk_size). States are float32. None asks
         GDN_CODEGEN_BATCH_INVARIANT=1. docs/contract.md says what it costs.
-      save: "nothing", or "states": a call that is differentiated keeps the state before each chunk for its gradient.
+      save: what a call keeps for its gradient: "nothing", "states" or "rounded_states", those before chunks (docs/training.md).
       chunk_indices, chunk_offsets: FLA's tables of chunks. Kernels do not use them; values are checked for CPU tensors, and with
         GDN_CODEGEN_CHECK=1. Other keywords are those of other libraries (docs/contract.md).
 

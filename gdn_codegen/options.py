@@ -32,7 +32,7 @@ LEAST = {"tokens": 1, "sequences": 1, "tensor_parallel": 1, "value_heads": 1, "b
 BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0, "runs": 15, "gates": "layer"}
 #: The ways of `bench`, and the options that only some ways have.
 WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
-MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "backward": ("gpu",), "interpret": ("errors",),
+MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "backward": ("gpu", "errors"), "interpret": ("errors",),
          "plot": ("pto", "gpu"), "detail": ("pto", "gpu"),
          **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
 #: Defaults of `tune`: --budget in seconds, --memory in GiB, and --runs of each measurement.
@@ -205,7 +205,7 @@ def check_bench(a: argparse.Namespace) -> str:
         if way not in ways:
             refuse(a, [name], WAYS[way], " or ".join(WAYS[w] for w in ways))
     if a.backward:
-        refuse(a, ("plot",), "with --backward", "without --backward")
+        refuse(a, ("plot", "interpret"), "with --backward", "without --backward")
         if a.schedule not in (None, "auto"):
             raise ValueError(f"schedule: got {a.schedule!r} with --backward; accepted: auto, because the op chooses both builds")
         a.schedule = "auto"

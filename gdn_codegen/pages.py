@@ -55,13 +55,13 @@ def source(page: Algorithm, **options: Any) -> str:
 
 
 def compile(page: Algorithm, **options: Any) -> Callable[..., Any]:
-    """The generated function. Its docstring gives shapes and dtypes.
+    """The op: the generated function. Its docstring gives shapes and dtypes.
 
     The module is written to the package's cache and imported; kernels compile in the first call. An equal page and equal options
-    give the same module.
+    give the same function. torch can differentiate it by its inputs and initial states (docs/training.md).
     """
-    from .runtime.load import function
-    return function(_build(page, options))
+    from .runtime.page_op import op
+    return op(_build(page, options))
 
 
 def verify(page: Algorithm, cases: Sequence[Case] | None = None, device: str = "cpu", reference: Recurrence | None = None,

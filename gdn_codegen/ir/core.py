@@ -91,7 +91,7 @@ class Loop:
     "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
     core group or thread block runs. warm_up: the value with the warm-up length: the loop begins this number of chunks before its
     part. A negative length means no warm-up. In a loop over the chunks of a part, stores have no effect in the iterations of the
-    warm-up. step: -1 for a loop from the last chunk to the first.
+    warm-up. step: -1 for a loop from the last chunk to the first. Parts, and what is before them, are then counted from there.
 
     A loop "before" with carried values hands them to the next loop, over the chunks of the part. The names in its body are the
     names of the same ops in that loop.
@@ -149,9 +149,9 @@ class Kernel:
         """The ops of the kernel, as `walk` gives them. Kept, since passes and checks ask for them often."""
         return tuple(walk(self.body))
 
-    @property
+    @cached_property
     def step(self) -> int:
-        """-1 if the kernel walks from a sequence's last chunk to its first, else 1."""
+        """-1 if the kernel walks from a sequence's last chunk to its first, else 1. Kept, since each access to memory asks."""
         return min((lp.step for lp in loops(self.body)), default=1)
 
     @property

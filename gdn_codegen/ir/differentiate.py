@@ -39,13 +39,14 @@ def derivative(name: str) -> str:
 
 
 def saving(p: Program, outputs: bool = True) -> Program:
-    """The traced program `p`, which also stores its states before each chunk.
+    """The traced program `p`, which also stores the states before each chunk that its gradient reads.
 
     outputs: whether it stores the page's outputs, too.
     """
     loop = p.walk
-    kept = tuple(Tensor(chunk_states(c.name), "output", "slot", "HV", c.type.dims) for c in loop.carried)
-    stores = [Op("store", "", (c.name,), (("tensor", t.name),)) for c, t in zip(loop.carried, kept, strict=True)]
+    kept = tuple(replace(t, role="output") for t in differentiate(p).role("input") if t.index == "slot")
+    states = {chunk_states(c.name): c.name for c in loop.carried}
+    stores = [Op("store", "", (states[t.name],), (("tensor", t.name),)) for t in kept]
     dropped = {t.name for t in p.role("output") if t.index == "token" and not outputs}
     body = [o for o in loop.body if not (isinstance(o, Op) and o.kind == "store" and o.attr("tensor") in dropped)]
     done = replace(p, name=f"{p.name}_saving" if outputs else f"{p.name}_states",
@@ -138,7 +139,7 @@ class _Gradient:
             after.append(Op("store", "", (f"{d}_0",), (("tensor", derivative(self.initial[c.init])),)))
         loop = Loop("chunk", tuple(carried), tuple(body), step=-1)
         (kernel,) = self.p.kernels
-        done = replace(self.p, name=f"{self.p.name}_gradient", tensors=tensors, forgets="", scales=(),
+        done = replace(self.p, name=f"{self.p.name}_gradient", tensors=tensors, scales=(),
                        kernels=(replace(kernel, body=(*before, loop, *after)),))
         return _without_padding(_pruned(done))
 
@@ -190,5 +191,5 @@ def _pruned(p: Program) -> Program:
             alive |= set(s.args)
             body.append(s)
     read = {s.attr("tensor") for s in body if isinstance(s, Op)}
-    p = replace(p, tensors=tuple(t for t in p.tensors if t.index not in ("token", "head") or t.name in read))
+    p = replace(p, tensors=tuple(t for t in p.tensors if t.index not in ("token", "head", "slot") or t.name in read))
     return p.with_walk(replace(loop, body=tuple(reversed(body))))

@@ -70,7 +70,7 @@ class _At:
     block: int = 0
     iteration: int = 0  # of the innermost loop
     part: int = 0
-    begin: int = 0  # the chunk at which the walk of a part begins
+    begin: int = 0  # how many chunks a walk passes before the first of a part and its warm-up
     half: int = 0
     before: bool = False  # whether the chunk comes before the part, in a loop over "before"
 
@@ -211,7 +211,7 @@ class Interpreter:
                 self.body(k, (s,), env, at, sizes)
 
     def own(self, at: _At, sizes: dict[str, int]) -> int:
-        """The index of the part's first chunk, without the warm-up."""
+        """How many chunks a walk of the whole sequence passes before the part."""
         return at.part * self.problem.part(sizes["C"]) // sizes["C"]
 
     def iterations(self, k: Kernel, lp: Loop, at: _At, sizes: dict[str, int]) -> list[_At]:
@@ -219,12 +219,21 @@ class Interpreter:
         if lp.index == "part":
             return [replace(at, part=i) for i in range(at.part)]
         if lp.index == "before":
-            return [replace(at, chunk=i, iteration=i, before=True) for i in range(max(at.begin, 0), self.own(at, sizes))]
-        stop = -(-self.problem.lengths[at.seq] // sizes["C"])
+            return [replace(at, chunk=self.along(k, at, i), iteration=i, before=True)
+                    for i in range(max(at.begin, 0), self.own(at, sizes))]
+        stop = self.chunks(at)
         if k.grid == "parts":
             stop = min(stop, self.own(replace(at, part=at.part + 1), sizes))
         begin = at.begin if lp.warm_up else self.own(at, sizes)
-        return [replace(at, chunk=i, iteration=n) for n, i in enumerate(range(begin, stop)[::lp.step], begin)]
+        return [replace(at, chunk=self.along(k, at, i), iteration=i) for i in range(begin, stop)]
+
+    def chunks(self, at: _At) -> int:
+        """The number of chunks of the sequence."""
+        return -(-self.problem.lengths[at.seq] // self.p.sizes["C"])
+
+    def along(self, k: Kernel, at: _At, n: int) -> int:
+        """The chunk that a walk comes to after n others, and how many come before chunk n. A walk back begins at the last."""
+        return n if k.step > 0 else self.chunks(at) - 1 - n
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         """Run statements in order. A loop passes its carried values from iteration to iteration."""
@@ -248,8 +257,8 @@ class Interpreter:
         attrs, past = dict(o.attrs), False
         if ahead := attrs.get("ahead", 0):
             at, past = self.later(k, at, ahead, sizes)
-        if past or (attrs.get(OWN_PART) and at.chunk < self.own(at, sizes)):  # no effect, and no op may read its value
-            if o.out:
+        if past or (attrs.get(OWN_PART) and self.along(k, at, at.chunk) < self.own(at, sizes)):
+            if o.out:  # no op may read it
                 assert o.type is not None
                 env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
             return
@@ -259,7 +268,7 @@ class Interpreter:
         elif o.kind == "load":
             env[o.out] = self.load(k, o, self.headed(at, o), sizes)
         elif o.kind == "warm_up_length":
-            env[o.out] = torch.tensor(float(self.warm_up_length(attrs, at, sizes)), dtype=self.dtype("float32"))
+            env[o.out] = torch.tensor(float(self.warm_up_length(k, attrs, at, sizes)), dtype=self.dtype("float32"))
         elif o.kind == "return_unless_negative":
             if env[o.args[0]] >= 0:
                 raise _Leave
@@ -300,10 +309,9 @@ class Interpreter:
     def later(self, k: Kernel, at: _At, ahead: int, sizes: dict[str, int]) -> tuple[_At, bool]:
         """The position so many iterations later, and whether it is past the last one. Outside of the loop, `at` is before the
         first iteration."""
-        chunks = -(-self.problem.lengths[at.seq] // sizes["C"])
-        now = at.chunk if at.chunk >= 0 else at.begin - 1 if k.step > 0 else chunks
-        there = replace(at, chunk=now + k.step * ahead, iteration=at.iteration + ahead)
-        return there, not 0 <= there.chunk < chunks
+        now = self.along(k, at, at.chunk) if at.chunk >= 0 else at.begin - 1
+        there = replace(at, chunk=self.along(k, at, now + ahead), iteration=at.iteration + ahead)
+        return there, not 0 <= there.chunk < self.chunks(at)
 
     def item(self, o: Op, env: dict[str, torch.Tensor], at: _At) -> None:
         """Claim an item, or go on with it. One block runs all items, so that each claims the next one; ValueError if it does not.
@@ -327,7 +335,7 @@ class Interpreter:
             return torch.full(shape, o.attr("value"), dtype=dtype)
         return torch.diag(torch.arange(shape[0]) < self.p.memory.get(o.attr("within", ""), shape[0])).to(dtype)
 
-    def warm_up_length(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
+    def warm_up_length(self, k: Kernel, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
         """The warm-up length of a part in chunks: the least number of chunks whose entries of the tensor sum to -`bound` or less.
 
         If the sum stays above, all chunks back to the sequence's first. -1 if it is more than `most` times the chunks of a part.
@@ -340,7 +348,7 @@ class Interpreter:
         first, total = self.own(replace(at, part=part), sizes), 0.0
         slot = self.problem.starts[at.seq] // sizes["C"] + at.seq
         for n in range(1, first + 1):
-            total += float(self.memory[attrs["tensor"]][slot + first - n, at.head])
+            total += float(self.memory[attrs["tensor"]][slot + self.along(k, at, first - n), at.head])
             if n > attrs["most"] * self.problem.span:
                 return -1
             if total <= -attrs["bound"]:
@@ -438,7 +446,7 @@ class Interpreter:
             self.channel[slot] = whole
             return
         if k.grid == "parts" and (at.part + 1 < self.problem.parts(at.seq, sizes["C"]) if t.index == "sequence" else
-                                  0 <= at.chunk < self.own(at, sizes) and not at.before):
+                                  at.chunk >= 0 and self.along(k, at, at.chunk) < self.own(at, sizes) and not at.before):
             return
         if t.index == "checkpoint" and (not self.kept(t, at) if t.at else (at.chunk + 1) % self.problem.every or
                                         self.rows(at, sizes) < sizes["C"]):

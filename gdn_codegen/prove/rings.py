@@ -236,7 +236,8 @@ class _Check:
         c = self.clocks
         units = c.number.get((o.agent, str(o.attr("channel")))) if o.kind == "load" else None
         known = c.known(pipe)
-        whole = units is not None and i >= self.warm_up and not o.attr("tail")
+        tails = self.loop.step < 0 or i >= self.warm_up  # a walk back begins with the sequence's last chunk
+        whole = units is not None and tails and not o.attr("tail")
         if whole and is_filled(self.p, o) and o.type is not None and o.type.rank == 2:
             raise self.error(f"{o.out} of {o.agent} is copied in whole tiles in iteration {i}, where a chunk may have fewer rows")
         begun, sources = [b.out for b, _ in self.begun.get(o.agent, ())], self.sources[o]

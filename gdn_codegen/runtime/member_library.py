@@ -77,7 +77,7 @@ def _empty(given: tuple[Any, ...]) -> list[Tensor | None]:
             states(sequences) if final else None,
             states(tokens // (x.checkpoint_chunks * (x.chunk_size or DEFAULT_CHUNK))) if x.checkpoint_chunks else
             like.new_empty((tokens // (x.chunk_size or DEFAULT_CHUNK) + sequences, sizes["HV"], sizes["K"], sizes["V"]),
-                           dtype=torch.float32) if x.saves else None]
+                           dtype=like.dtype if x.rounded_states else torch.float32) if x.saves else None]
 
 
 def _sizes(page: Algorithm, inputs: dict[str, Any], x: Request) -> tuple[dict[str, Any], Tensor]:

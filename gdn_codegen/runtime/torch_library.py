@@ -82,7 +82,8 @@ def _empty_checkpoints(t: Tensors, x: Request) -> Tensor:
 
 def _empty_chunks(t: Tensors, x: Request) -> Tensor:
     slots = t.q.shape[0] * t.q.shape[x.axes[0]] // (x.chunk_size or DEFAULT_CHUNK) + _sequences(t)
-    return t.v.new_empty((slots, t.v.shape[x.axes[1]], t.q.shape[3], t.v.shape[3]), dtype=torch.float32)
+    return t.v.new_empty((slots, t.v.shape[x.axes[1]], t.q.shape[3], t.v.shape[3]),
+                         dtype=t.v.dtype if x.rounded_states else torch.float32)
 
 
 @gated_delta_rule.register_fake

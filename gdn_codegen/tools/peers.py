@@ -135,10 +135,13 @@ GATES = {"g": ("float32", "1, T, HV"), "beta": ("float32", "1, T, HV")}
 
 
 def _flashqla(x: Problem, check: Callable[..., None]) -> Run:
-    op = importlib.import_module("flash_qla").chunk_gated_delta_rule_fwd
-    given: dict[str, Any] = dict(x.inputs)
+    """FlashQLA's forward pass, or its differentiable op where an input requires a gradient."""
+    module, given = importlib.import_module("flash_qla"), dict[str, Any](x.inputs)
     rest = {"cu_seqlens": x.ends} if len(x.lengths) > 1 else {}
     check(**given, **rest)
+    if any(t.requires_grad for t in given.values()):
+        return lambda: module.chunk_gated_delta_rule(*given.values(), **x.numbers, output_final_state=True, **rest)
+    op = module.chunk_gated_delta_rule_fwd
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         results = op(*given.values(), **x.numbers, output_final_state=True, **rest)

@@ -125,6 +125,14 @@ def reference(x: Problem, heads: Sequence[int] = (0, -1)) -> Reference:
     return Reference(mine, *(tuple(got[t.name] for t in outs if t.index == index) for index in ("token", "sequence")))
 
 
+def gradients(x: Problem, d_o: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The gradients by all inputs in float64, through `reference` of all value heads. d_o: of the loss by o [1, T, HV, ...]."""
+    leaves = {n: t.detach().double().requires_grad_() for n, t in x.inputs.items()}
+    with torch.enable_grad():
+        (o,) = reference(replace(x, inputs=leaves), range(x.heads[1])).outputs
+    return dict(zip(leaves, torch.autograd.grad(o, list(leaves.values()), d_o[0].double()), strict=True))
+
+
 def head_errors(results: Sequence[torch.Tensor], want: Reference) -> tuple[list[float], list[float]]:
     """RMSE over RMS of outputs [1, T, HV, ...] and of states [N, HV, ...], each head of `want`. Zeros are 1 off, and NaN gives
     NaN."""

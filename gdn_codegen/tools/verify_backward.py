@@ -79,7 +79,8 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], weights: dict[str, tor
     given = {n: to_layout(tensors[n], y, b, case).to(device) for n, y in x.items() if n in tensors}
     initial = {t.name: in_order(x[t.name]).to(device) for t in states.page.trace().role("input") if t.optional and case.initial}
     kept = [t for t in lowered(b).role("input") if t.index == "slot"]
-    saved = function(states)(**{n: y for n, y in given.items() if n in states.page.inputs}, **initial, **more)[-len(kept):]
+    saved = function(states)(**{n: y for n, y in given.items() if n in states.page.inputs}, **initial, **more)[-len(kept):] \
+        if kept else ()
     chunks = {t.name: in_page_order(t.name, y).to(TORCH[t.dtype]).contiguous() for t, y in zip(kept, saved, strict=True)}
     given |= {f"d_{n}": to_layout(tensors[f"d_{n}"], y, b, case).to(device) if tensors[f"d_{n}"].index == "token"
               else in_order(y).to(device) for n, y in weights.items()}

@@ -411,12 +411,13 @@ def find_sequence_cuda(cu_seqlens, slot, sequences, size):
 
 
 @T.macro
-def warm_up_length_cuda(totals, slot, head, chunks, most, bound):
+def warm_up_length_cuda(totals, slot, head, chunks, most, bound, step=1):
     """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
-    is more than `most`. The chunks begin at `slot`."""
+    is more than `most`. The first is that of `slot`. step: from one to the next, -1 in a walk back."""
     T.import_source(HELPERS)
     last = T.alloc_var(T.int32, init=chunks)  # a variable, since the expression would be repeated
-    return T.call_extern("float32", "warm_up_length", T.address_of(totals[slot + last, head]), totals.shape[1], last, most, bound)
+    return T.call_extern("float32", "warm_up_length", T.address_of(totals[slot + step * last, head]), step * totals.shape[1],
+                         last, most, bound)
 
 
 def bounded(x, least):

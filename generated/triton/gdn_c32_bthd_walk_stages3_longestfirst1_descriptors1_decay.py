@@ -51,7 +51,7 @@ def find_sequence(cu_seqlens, slot, N, size):
 @triton.jit
 def warm_up_length(totals, stride, chunks, most, bound):
     """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that is
-    more than `most`."""
+    more than `most`. totals: of the first of them. stride: from one to the next, below 0 in a walk back."""
     i = tl.arange(0, 32)  # of a warp: sums cross no other
     limit = tl.minimum(chunks, most)
     total = tl.full([], 0.0, tl.float32)

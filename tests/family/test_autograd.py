@@ -78,6 +78,22 @@ def test_one_result_of_two(ends: tuple[bool, bool], save: str) -> None:
     right(errors(Problem("gated_delta_rule", HERE[0], (17, 0, 5), dtype=torch.float32), ends=ends, save=save))
 
 
+@pytest.mark.parametrize("page", ["gated_delta_rule", "kimi_delta_attention"])
+@pytest.mark.parametrize("save, kept", [("nothing", None), ("states", torch.float32), ("rounded_states", torch.bfloat16)])
+def test_what_is_kept(page: str, save: str, kept: torch.dtype | None) -> None:
+    """States before chunks of 16 tokens: three slots of (21, 11) tokens, and one more."""
+    p, packed = Problem(page, HERE[0], (21, 11), dtype=torch.bfloat16), []
+    def pack(y: Tensor) -> Tensor:
+        packed.append((tuple(y.shape), y.dtype))
+        return y
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y):
+        x = {n: y.clone().requires_grad_() for n, y in p.x.items()}
+        p.call(x, chunk_size=16, save=save)
+    states = [dtype for shape, dtype in packed if shape == (4, 2, *p.S.shape[2:])]
+    assert states == ([] if kept is None else [kept])
+    right(errors(p, save=save), torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_inputs_of_16_bits(dtype: torch.dtype) -> None:
     """Gates and beta in 16 bits get gradients in their dtype."""

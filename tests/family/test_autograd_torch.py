@@ -44,7 +44,7 @@ def found(fn: Any, a: list[Tensor], **more: Any) -> list[Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("save", ["nothing", "states"])
+@pytest.mark.parametrize("save", ["nothing", "states", "rounded_states"])
 @pytest.mark.parametrize("fn", [model, simple])
 def test_compiled_whole(fn: Any, save: str, dynamic: bool) -> None:
     """The gradients of a graph without breaks are those of eager calls, bit by bit."""
@@ -68,7 +68,7 @@ def test_opcheck() -> None:
             return func(*args, **kwargs or {})
     with Record():
         for fn in (model, simple):
-            for save in ("nothing", "states"):
+            for save in ("nothing", "rounded_states"):
                 fn(*given(), save=save).backward()
     assert len(seen) == 8
     for func, args in seen:

@@ -21,6 +21,9 @@ from gdn_codegen.schedule.contract import Contract
 pytestmark = pytest.mark.skipif(not runs("triton", "cpu"), reason="Triton does not run here")
 
 
+PAGE = "gated_delta_rule"
+
+
 def call(dims: tuple[int, int] = (32, 32), **asked: Any) -> Call:
     return a_call(Extent(1, 2, 1, 64), torch.bfloat16, dims=dims, **asked)
 
@@ -43,7 +46,7 @@ def without(monkeypatch: pytest.MonkeyPatch, against: Any) -> None:
 
 @pytest.mark.parametrize("asked, chunk", [({}, 64), ({"chunk_size": 32}, 32), ({"chunk_size": 128}, 128), ({"decode": True}, 16)])
 def test_the_chunk_of_the_call(asked: dict[str, Any], chunk: int) -> None:
-    b = builds_for(call(target="triton", **asked))
+    b = builds_for(PAGE, call(target="triton", **asked))
     assert (b.states.chunk, b.gradient.chunk, b.states.dtype) == (chunk, chunk, "bfloat16")
     assert (b.states.algorithm, b.gradient.algorithm) == ("gated_delta_rule.states", "gated_delta_rule.gradient")
 
@@ -51,24 +54,24 @@ def test_the_chunk_of_the_call(asked: dict[str, Any], chunk: int) -> None:
 def test_a_smaller_chunk_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both builds have one chunk, also where only one of them does not fit."""
     without(monkeypatch, lambda b: b.chunk > 32 and b.algorithm.endswith("gradient"))
-    b = builds_for(call(target="triton"))
+    b = builds_for(PAGE, call(target="triton"))
     assert b.states.chunk == b.gradient.chunk == 32
 
 
 def test_another_target_where_one_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = builds_for(call()).gradient.target
+    first = builds_for(PAGE, call()).gradient.target
     gradient_builds._fitting.cache_clear()
     without(monkeypatch, lambda b: b.target == first)
     others = [t for t in TARGETS if t != first and runs(t, "cpu")]
     if others:
-        assert builds_for(call()).gradient.target in others
+        assert builds_for(PAGE, call()).gradient.target in others
     with pytest.raises(ValueError, match=rf"target: got '{first}'; accepted: .*K = 32, V = 32 in bfloat16 \(too large\)"):
-        builds_for(call(target=first))
+        builds_for(PAGE, call(target=first))
 
 
 def test_sizes_for_which_nothing_fits() -> None:
     with pytest.raises(ValueError, match="K = 256, V = 256 in bfloat16"):
-        builds_for(call((256, 256), target="triton"))
+        builds_for(PAGE, call((256, 256), target="triton"))
 
 
 def test_a_refused_build_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +80,7 @@ def test_a_refused_build_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None
             raise Refused(f"{b.name} gives wrong results")
     monkeypatch.setattr(gradient_builds, "admit", admit)
     with pytest.warns(RuntimeWarning, match="Gradients take another build"):
-        before, back = modules_for(call(target="triton", chunk_size=32))
+        before, back = modules_for(PAGE, call(target="triton", chunk_size=32))
     assert before.HOST.tables.chunk == back.HOST.tables.chunk == 16
 
 

@@ -64,3 +64,12 @@ def test_other_targets_load_as_before():
     for target in ("triton", "pto"):
         p = lower(find("gated_delta_rule").trace(), target, named("fused"), SIZES, "float16")
         assert not any(isinstance(o, Op) and o.kind == "load" and o.attr("channel") for k in p.kernels for o in walk(k.body))
+
+
+@pytest.mark.parametrize("name", ["rwkv7", "gated_delta_rule", "gated_delta_product"])
+def test_no_copy_goes_to_registers(name):
+    """A workspace that a product adds to is loaded to registers."""
+    p = lower(find(name).trace(), "tilelang", named("staged"), SIZES, "bfloat16")
+    for k in p.kernels:
+        space = {b.name: b.space for b in k.buffers}
+        assert {space[o.buffer] for o in walk(k.body) if o.kind == "load" and o.attr("channel")} <= {"shared"}

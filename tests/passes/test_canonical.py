@@ -11,7 +11,20 @@ from test_spelled_decays import SAME
 from test_spellings import PAGES
 
 from gdn_codegen.algorithms import find, names
-from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, log, lower, maximum, sigmoid, strictly_lower
+from gdn_codegen.ir.builder import (
+    algorithm,
+    apply,
+    carried,
+    cumsum,
+    exp,
+    last,
+    log,
+    lower,
+    maximum,
+    row_sum,
+    sigmoid,
+    strictly_lower,
+)
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import verify
@@ -52,6 +65,7 @@ def signs_and_sums(q, k, v, g, b, S, *, scale=0.5):
     o = o + ((exp(g) * exp(b)) + (g * exp(b)) * exp(g) + exp(b) / exp(g))[:, None] * v
     r, t = g[None, :], b[None, :]
     row = row + P * (r / (2 + t * t)) + P * (r / 2.0) + P * (1.0 / (2 + r * r)) + exp(P * (0.5 * t)) + (3 - r * r) * M
+    o = o + row_sum(0.5 * x)[:, None] * v + apply("column_sum", r * t)[:, None] * v
     row = row + (exp(r * r) + log(2 + r * r) * sigmoid(r * r) - (r * r - t * t) * (r * r + t * t) * (r * r - 1)) * M
     wide = (-q).T @ row.T + q.T @ (-row).T + (q.T @ P.T + q.T @ M.T) + (k.T @ P.T - k.T @ M.T)
     S = 0.5 * S + k.T @ (w * 0.01) + wide @ v + (k.T @ v - k.T @ (v * v))

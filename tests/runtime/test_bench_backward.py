@@ -26,8 +26,9 @@ def small(page="simple_gla"):
 def test_a_run_is_the_gradient_by_all_inputs():
     """Of a loss that is a random weighted sum of the outputs; the same run after run."""
     x = small()
-    run = bench_backward.gradient_of(Auto(OPS["simple_gla"], "triton", 16).prepare, x)
+    forward, run, _ = bench_backward.directions(Auto(OPS["simple_gla"], "triton", 16).prepare, x)
     found, again = run(), run()
+    assert forward()[0].requires_grad
     assert [d.shape for d in found] == [t.shape for t in x.inputs.values()]
     assert all(torch.equal(d, e) and d.any() for d, e in zip(found, again, strict=True))
     assert not any(t.requires_grad for t in x.inputs.values())
@@ -35,7 +36,7 @@ def test_a_run_is_the_gradient_by_all_inputs():
 
 def test_a_call_without_a_gradient_is_refused():
     with pytest.raises(Refused, match="this call gives none"):
-        bench_backward.gradient_of(lambda x: lambda: (x.inputs["v"].detach().clone(),), small())
+        bench_backward.directions(lambda x: lambda: (x.inputs["v"].detach().clone(),), small())
 
 
 @pytest.fixture
@@ -60,15 +61,31 @@ def test_rows_of_ours_and_of_peers(timed, tmp_path, capsys):
     assert bench_backward.bench([ours], [SMALL], [other], **about) == 0
     out = capsys.readouterr().out
     assert "fla                  other is absent" in out and "triton auto              2.0000    3.0000" in out
-    assert "d_S_kernel             2.0000" in out
+    assert "d_S_kernel             2.0000" in out and "forward inference" in out
     first, second = json.loads((tmp_path / "x.json").read_text())["rows"]
     assert first["absent"] == "other is absent" and second["device_ms"] == 2.0 and second["shape"] == "small"
     assert bench_backward.bench([replace(ours, target="nowhere")], [SMALL], [], **about) == 1
     assert "nowhere auto" in capsys.readouterr().out
 
 
+def test_errors_of_ours_and_of_peers(timed, capsys):
+    """Each gradient beside torch.autograd through the page in float64. A wrong peer has large errors, and that is no error of the
+    command; wrong gradients of ours are."""
+    ours = Auto(OPS["simple_gla"], "triton", 16)
+
+    def twice(x, check):
+        run = ours.prepare(x)
+        return lambda: (2 * run()[0],)
+    other, about = Peer("fla", "torch", ("torch",), {}, twice, head_dims=(16,)), {"page": find("simple_gla"), "seeds": 1}
+    assert bench_backward.bench([ours], [SMALL], [other], **about) == 0
+    names, theirs, mine = (line.split()[-4:] for line in capsys.readouterr().out.splitlines()[-3:])
+    assert names == ["d_q", "d_k", "d_v", "d_g"]
+    assert all(float(e) < 5e-3 for e in mine) and all(.9 < float(e) < 1.1 for e in theirs)
+
+
 def test_options_that_mean_nothing_beside_it(capsys):
     for words, said in ((["--schedule", "fused"], "schedule: got 'fused' with --backward"), ([], "torch sees none"),
-                        (["--plot", "x.png"], "plot: got 'x.png'"), (["--errors", "1"], "backward: got True with --errors")):
+                        (["--plot", "x.png"], "plot: got 'x.png'"),
+                        (["--errors", "1", "--interpret"], "interpret: got True with --backward")):
         assert main(["bench", "--backward", "--target", "triton", *words]) == 2
         assert said in capsys.readouterr().err

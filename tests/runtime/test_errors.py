@@ -295,6 +295,8 @@ OTHERS = {
     "'a number: the page has no default'": "a module of a page of the caller's own",
     "'a tensor that requires grad'": "a module that is called directly",
     "a target that has a gradient of": "sizes for which no schedule of a gradient fits",
+    "states with {word}": "the op of a page of the caller's own, whose contract has no gradient",
+    "_fail(name, 'a tensor', NONE)": "the op of a page of the caller's own, with memory for results",
     "which have gradients": "a target of another package",
     "under torch.compile": "torch.compile, which raises an error of its own around it",
 }

@@ -129,24 +129,26 @@ class KernelWriter(Addresses):
             w(f"const int64_t c = (length - 1) / {size} - {count};")
         self.chunk(size)
         if any(isinstance(o, Op) and o.attr("ahead") and o.kind not in ("signal", "wait") for o in s.body):
-            self.chunk(size, "_next", "c + 1" if s.step > 0 else "c - 1")
+            self.chunk(size, "_next", step=s.step)
         w(*(f"TASSIGN({self.name(v)}, {tile.address});" for v, tile in self.tiles().items() if self.iterations(v) == s.index))
         self.body(s.body)
         w.indent -= 1
         w("}")
         w.line = NO_LINE
 
-    def chunk(self, size: int, which: str = "", c: str = "c") -> None:
-        """Print the slot and the rows of chunk `c` of a sequence, "" for the first. which: a suffix of the variables' names."""
-        self.w(f"const int64_t slot{which} = first / {size} + n{f' + {c}' if c else ''};")
-        self.rows(size, which, c)
+    def chunk(self, size: int, which: str = "", c: str = "c", step: int = 0) -> None:
+        """Print the slot and the rows of chunk `c` of a sequence, "" for the first. which: a suffix of the variables' names.
+        step: from `c` to the chunk, 1 or -1 for that of the loop's next iteration."""
+        of = f"{c} {'+' if step > 0 else '-'} 1" if step else c
+        self.w(f"const int64_t slot{which} = first / {size} + n{f' + {of}' if of else ''};")
+        self.rows(size, which, f"({of})" if step else of, step)
 
-    def rows(self, size: int, which: str = "", c: str = "c") -> None:
-        """Print the first token of chunk `c`, and its number of tokens."""
-        before = f"({c}) * {size}" if " " in c else f"{c} * {size}" if c else ""
+    def rows(self, size: int, which: str = "", c: str = "c", step: int = 0) -> None:
+        """Print the first token of chunk `c`, and its number of tokens. step: as for `chunk`."""
+        before = f"{c} * {size}" if c else ""
         left = f"length - {before}" if c else "length"
         rows = f"part_of({left}, 0, {size})" if which else f"{left} < {size} ? {left} : {size}"
-        if c == "c - 1":
+        if step < 0:
             rows = f"c > 0 ? {size} : 0"  # only the last chunk of a sequence is ragged
         self.w(f"const int64_t t{which} = first - b * T{f' + {before}' if c else ''};", f"const int64_t rows{which} = {rows};")
         if self.agent == "vector":

@@ -41,6 +41,11 @@ class Addresses:
         self.uses[name] = None
         return name
 
+    @property
+    def passed(self) -> str:
+        """The variable with the chunks that a walk has passed: `chunk`, or in a walk back `passed`."""
+        return "chunk" if self.k.step > 0 else "passed"
+
     def dim(self, d: Dim) -> str:
         """The size of a dim in this kernel's tiles."""
         return f"B{d}" if d == self.k.blocked_dim else self.tiled(d)
@@ -157,7 +162,7 @@ class Addresses:
             if o.attr("parts_ahead") and self.part == "part":
                 out.append("(first + span) * C < length")
             if is_of_a_part(self.k, t, o):
-                out.append("chunk >= first")
+                out.append(f"{self.passed} >= first")
         if t.index == "checkpoint" and t.at:
             out.append(f"{self.kept_at(t)} >= 0")
         elif t.index == "checkpoint":

@@ -46,7 +46,7 @@ class GroupsWriter(KernelWriter):
     @property
     def iteration(self) -> str:
         """The number of iterations before this one, for slots of rings. It counts those of earlier items, too."""
-        return "iteration" if self.k.grid == "parts" or self.items else "chunk" if self.k.step > 0 else "passed"
+        return "iteration" if self.k.grid == "parts" or self.items else self.passed
 
     @property
     def tails(self) -> str:
@@ -60,7 +60,7 @@ class GroupsWriter(KernelWriter):
     def counted(self, x: Buffer) -> str:
         """The number of the iteration, for slots of ring `x`. A barrier may count only the chunks of the walk's own part. Rings
         of the loop over items count items."""
-        return "(chunk - first)" if x.own else "items_before" if x.name in self.of_items else self.iteration
+        return f"({self.passed} - first)" if x.own else "items_before" if x.name in self.of_items else self.iteration
 
     def row_of_several(self, t: Tensor) -> tuple[str, int]:
         """A row of a ragged tail of `t`, and how many rows the threads of the agent access at a time: TAIL, or in a loop over
@@ -122,7 +122,7 @@ class GroupsWriter(KernelWriter):
         if not any(s.agent == self.agent.name for s in lp.ops) or (once and lp.index == "before"):
             return
         if self.k.grid != "parts":
-            self.iterations(f"for {'chunk' if lp.step > 0 else 'passed'} in T.serial(T.ceildiv(length, C)):", lp.body)
+            self.iterations(f"for {self.passed} in T.serial(T.ceildiv(length, C)):", lp.body)
             return
         begin = self.use("begin")
         first, stop = f"first - {begin}", f"stop - {begin}"
@@ -140,10 +140,9 @@ class GroupsWriter(KernelWriter):
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.w(head)
         self.w.indent += 1
-        passed = "chunk" if self.k.step > 0 else "passed"
-        count = [f"iteration = iterations_before + {passed}", "T.assume(iteration >= 0)"] if self.items else []
-        back = [BACKWARDS] if self.k.step < 0 else []
-        for text in (*back, *count, *(["chunk = begin + iteration"] if self.k.grid == "parts" else []), *self.chunk()):
+        count = [f"iteration = iterations_before + {self.passed}", "T.assume(iteration >= 0)"] if self.items else []
+        of_part = [f"{self.passed} = begin + iteration"] if self.k.grid == "parts" else []
+        for text in (*count, *of_part, *([BACKWARDS] if self.k.step < 0 else []), *self.chunk()):
             self.line(text)
         self.w.indent -= 1
         self.w.lines += after

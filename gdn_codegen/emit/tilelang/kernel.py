@@ -121,11 +121,11 @@ class KernelWriter(Head):
         if lp.index == "part":
             self.w("for earlier in T.serial(part - T.truncdiv(first, span), part):")
         elif lp.index == "before":
-            self.w(f"for chunk in T.serial(T.max({self.use('begin')}, 0) + slice_index, first, {self.k.slices}):")
+            self.w(f"for {self.passed} in T.serial(T.max({self.use('begin')}, 0) + slice_index, first, {self.k.slices}):")
         elif self.k.grid == "parts":
-            self.w(f"for chunk in T.serial({self.use('begin')}, stop):")
+            self.w(f"for {self.passed} in T.serial({self.use('begin')}, stop):")
         else:
-            self.w(f"for {'chunk' if lp.step > 0 else 'passed'} in T.serial(T.ceildiv(length, C)):")
+            self.w(f"for {self.passed} in T.serial(T.ceildiv(length, C)):")
         self.w.indent += 1
         if lp.step < 0:
             self.w(BACKWARDS)

@@ -246,7 +246,9 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
         text = f"T.Select({here}, -1.0, 0.0)" if here else "-1.0"
     else:
         chunks = f"T.if_then_else({has_next}, first + span, 0)" if ahead else "first"
-        text = (f"t.warm_up_length({w.params[name]}, start // C + n, hv, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
+        last, back = ("", "") if w.k.step > 0 else (" + T.ceildiv(length, C) - 1", ", -1")  # of a walk back the first chunk
+        text = (f"t.warm_up_length({w.params[name]}, start // C + n{last}, hv, {chunks}, {o.attr('most')} * span, "
+                f"{o.attr('bound')}{back})")
     if o.attr("kept"):
         w.line(f"if {SUMMED} != 0 and first > 0:")
         w.line(f"    {w.name(o.buffer)} = {w.address(w.p.tensor(o.attr('kept')), ())}")

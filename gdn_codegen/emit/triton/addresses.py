@@ -11,8 +11,8 @@ from ..base import CLEAR, EVERY, SUMMED, EmitError, Kernel, Op, Program, is_of_a
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
-       "warm_up_length", "span", "size", "part", "earlier", "first", "begin", "stop", "slice_index", "checkpoint", "instance",
-       "rest", "row_rest", "valid_rest", "row_end", "clear_begin", "clear_end", EVERY, SUMMED}
+       "warm_up_length", "passed", "span", "size", "part", "earlier", "first", "begin", "stop", "slice_index", "checkpoint",
+       "instance", "rest", "row_rest", "valid_rest", "row_end", "clear_begin", "clear_end", EVERY, SUMMED}
 
 
 class Addresses:
@@ -39,6 +39,15 @@ class Addresses:
         """Record that the kernel's head must define `name`, and return it."""
         self.uses[name] = None
         return name
+
+    @property
+    def passed(self) -> str:
+        """The variable with the tokens that a walk has passed: the first token of the chunk, or in a walk back `passed`."""
+        return "t" if self.k.step > 0 else "passed"
+
+    def token(self, passed: str) -> str:
+        """The first token of the chunk to which a walk back comes after so many tokens. passed: "" for none."""
+        return f"tl.cdiv({self.use('length')}, {self.use('C')}) * C - C" + (f" - {passed}" if passed else "")
 
     def name(self, value: str) -> str:
         """The variable for a value or buffer. It gets a suffix if the kernel's text uses the name."""
@@ -183,7 +192,7 @@ class Addresses:
             if o.attr("parts_ahead") and self.part == "part":
                 out.append("first + size < length")
             if is_of_a_part(self.k, t, o):
-                out.append("t >= first")
+                out.append(f"{self.passed} >= first")
         if t.index == "checkpoint" and t.at:
             out.append(f"{self.kept_at(t)} >= 0")
         elif t.index == "checkpoint":

@@ -107,20 +107,18 @@ class KernelWriter(Head):
         elif lp.index == "before":
             begin = self.use("begin")
             slices = f"tl.maximum({begin}, 0) + slice_index * {self.use('C')}"
-            self.iterations(lp, "t", slices if self.k.slices > 1 else begin, "first", self.k.slices)
+            self.iterations(lp, self.passed, slices if self.k.slices > 1 else begin, "first", self.k.slices)
         elif self.k.grid == "parts":
             begins = lp.warm_up or not self.warm_up  # in a kernel without warm-ups `begin` is the part's first token
-            self.iterations(lp, "t", self.use("begin") if begins else "first", self.use("stop"))
+            self.iterations(lp, self.passed, self.use("begin") if begins else "first", self.use("stop"))
         else:
-            self.iterations(lp, "t", "0", self.use("length"))
+            self.iterations(lp, self.passed, "0", self.use("length"))
         self.part = "part"
 
     def iterations(self, lp: Loop, index: str, begin: str, stop: str, step: int = 1) -> None:
         """Print a loop from `begin` to `stop`, with the variables of each chunk. step: take every `step`-th chunk."""
         size = self.use("C") + (f" * {step}" if step > 1 else "")
         over = f"{begin}, {stop}" if index == "earlier" else f"{begin}, {stop}, {size}"
-        if lp.step < 0:  # from the last chunk to the first
-            over = f"tl.cdiv({stop}, C) * C - C, -1, -{size}"
         self.w(f"for {index} in range({over}):")
         self.w.indent += 1
         first = len(self.w.lines)
@@ -129,7 +127,10 @@ class KernelWriter(Head):
             if self.env[c.next].code != self.env[c.name].code:
                 self.line(f"{self.env[c.name]} = {self.env[c.next]}")
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
-        self.w(*([*self.chunk(), *self.following("t + C" if lp.step > 0 else "tl.maximum(t - C, 0)")] if index == "t" else []))
+        if index == "passed":
+            self.w(f"t = {self.token('passed')}")
+        following = "t + C" if lp.step > 0 else "tl.maximum(t - C, 0)"
+        self.w(*([*self.chunk(), *self.following(following)] if index == self.passed else []))
         self.w.lines += after
         self.w.indent -= 1
 
@@ -162,7 +163,7 @@ class KernelWriter(Head):
         """Print the ops that work one iteration ahead, before the loop: they work on the first chunk."""
         begin = self.use("begin") if self.k.grid == "parts" else ""
         if self.k.step < 0:
-            begin = f"tl.maximum(tl.cdiv({self.use('length')}, {self.use('C')}) * C - C, 0)"
+            begin = f"tl.maximum({self.token(begin)}, 0)"
         first = len(self.w.lines)
         self.before_loops = True
         self.body(ops)

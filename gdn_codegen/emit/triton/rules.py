@@ -264,8 +264,9 @@ def warm_up_length(w: KernelWriter, o: Op) -> Text:
             return Text("-1.0" if ahead else "tl.where(earlier > part - first // size, -1.0, 0.0)")
         return Text(f"tl.where({'first + size < length' if ahead else 'first > 0'}, -1.0, 0.0)")
     chunks = "tl.where(first + size < length, (first + size) // C, 0)" if ahead else "first // C"
-    at = f"{name}_ptr + ((start // {w.use('C')} + n) * HV + hv)"
-    found = f"warm_up_length({at}, HV, {chunks}, {o.attr('most')} * span, {o.attr('bound')})"
+    last, stride = ("", "HV") if w.k.step > 0 else (" + tl.cdiv(length, C) - 1", "-HV")  # of a walk back the first chunk
+    at = f"{name}_ptr + ((start // {w.use('C')} + n{last}) * HV + hv)"
+    found = f"warm_up_length({at}, {stride}, {chunks}, {o.attr('most')} * span, {o.attr('bound')})"
     if not o.attr("kept"):
         return Text(found)
     w.line(f"if ({w.use(SUMMED)} != 0) & (first > 0):")

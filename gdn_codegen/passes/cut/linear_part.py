@@ -5,17 +5,17 @@ from ...ir.builder import Body
 from ...ir.core import Op
 from ...ir.ops import TypeRuleError
 from ...schedule.schedule import ScheduleError
+from ..common import dead_code
 from .parts import Parts
 
 
 def linear_part(parts: Parts, b: Body) -> str:
-    """Append the walk's body without terms that do not depend on the state. Returns the name of the state's next value."""
+    """Append what the state's next value needs of the walk's body, without terms that do not depend on the state. Returns its
+    name."""
     linear = {parts.c.name: parts.c.name}  # a value that depends on the state -> its linear part
-    for o in parts.loop.body:
+    for o in dead_code(tuple(o for o in parts.loop.body if isinstance(o, Op) and o.kind != "store"), {parts.c.next}):
         assert isinstance(o, Op)
         depends = [a in linear for a in o.args]
-        if o.kind == "store":
-            continue
         if not any(depends):
             b.copy(o)
             continue

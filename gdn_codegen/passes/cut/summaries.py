@@ -70,7 +70,7 @@ def _looped(parts: Parts, b: Body, body: tuple[Stmt, ...], init: str, new: str, 
     """Append the walk of the state alone, and the store of the last state to the tensor `to`."""
     c = Carry(parts.c.name, init, new, parts.c.result, b.types[init])
     kept = dead_code(tuple(o for o in body if isinstance(o, Op) and o.kind != "store"), {new})
-    b.stmts.append(Loop(parts.loop.index, (c,), kept, warm_up))
+    b.stmts.append(Loop(parts.loop.index, (c,), kept, warm_up, parts.loop.step))
     b.types[c.result] = c.type
     b.op("store", c.result, tensor=to)
 

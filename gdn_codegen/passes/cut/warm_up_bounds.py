@@ -51,19 +51,19 @@ def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
     b.op("store", least, tensor=t.name)
     b.op("store", b.op("const", value=inf), tensor=at)
     first = replace(k, name=k.name.replace(p.forgets, t.name.removesuffix("_ws")), body=b.finish())
-    second = _before(p.forgets, b.tensors, bound, begins(t.name, device, dtype))
+    second = _before(p.forgets, b.tensors, bound, begins(t.name, device, dtype), min(k.step for k in p.kernels))
     return replace(p, tensors=(*p.tensors, t), kernels=(*p.kernels[:i], first, second, *p.kernels[i + 1:]))
 
 
-def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begins: dict[str, Any]) -> Kernel:
-    """A kernel that runs `body` for the chunks before a part."""
+def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begins: dict[str, Any], step: int) -> Kernel:
+    """A kernel that runs `body` for the chunks that a walk of this step passes before a part."""
     b = Body(tensors)
     b.taken |= {o.out for o in walk(body)}
     # -1: no warm-up is short enough, whatever the norms are
     enough = b.op("warm_up_length", name=b.fresh("warm_up_least"), **begins)
     more = b.op("mul", enough, b.op("const", value=1 + MARGIN), name=b.fresh("warm_up_with_margin"))
     warm_up = b.op("add", more, b.op("const", value=1.0), name=b.fresh("warm_up"))
-    b.stmts.append(Loop("before", (), body, warm_up))
+    b.stmts.append(Loop("before", (), body, warm_up, step))
     return Kernel(name, "parts", b.finish(), slices=SLICES)
 
 

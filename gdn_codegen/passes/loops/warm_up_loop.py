@@ -5,7 +5,8 @@ of it: one over the chunks before the part, without these ops, and one over the 
 hands its carried values to the second one. The pass runs after `synchronise`, because buffers and barriers are derived for one
 body, and both loops use them alike. It runs before the proofs, so that they are about the loops that are emitted.
 
-The chunks before a part have all their rows. So copies of the first loop need no barrier for a ragged tail.
+The chunks before a part have all their rows, but for the first chunk of a walk back, which is the sequence's last. So copies
+of the first loop need no barrier for a ragged tail in a walk from the first chunk.
 
 An agent may have the same ops in both loops, as one that inverts a tile has. It runs them as one loop (`Kernel.one_loop`).
 Smaller code made such kernels faster, likely because multiprocessors share an instruction cache (docs/performance.md).
@@ -40,8 +41,9 @@ def _split(k: Kernel, loop: Loop) -> list[Loop]:
         return [loop]
     taken = {o.out for o in k.ops} | {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
     handed = {c.name: _fresh(f"{c.name}_begun", taken) for c in loop.carried}
+    kept = [o for o in ops if not o.attr(OWN_PART)]
     before = Loop("before", tuple(replace(c, result=handed[c.name]) for c in loop.carried),
-                  tuple(o.with_attrs(tail=None) for o in ops if not o.attr(OWN_PART)), loop.warm_up)
+                  tuple(o.with_attrs(tail=None) for o in kept) if loop.step > 0 else tuple(kept), loop.warm_up, loop.step)
     return [before, replace(loop, carried=tuple(replace(c, init=handed[c.name]) for c in loop.carried),
                             body=tuple(o.with_attrs(**{OWN_PART: None}) for o in ops), warm_up="")]
 

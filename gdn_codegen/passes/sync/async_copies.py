@@ -1,8 +1,9 @@
 """async_copies: marks asynchronous copies, and adds waits for them. For TileLang, in kernels with one agent.
 
-Loads of tiles are asynchronous copies. So are loads of vectors of float32; four bytes are the smallest asynchronous copy. They
-are marked by the attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. It waits for
-all copies that have been started. Kernels that batch heads by threads have no asynchronous copies.
+Loads of tiles to shared memory are asynchronous copies. So are loads of vectors of float32; four bytes are the smallest
+asynchronous copy. A tile that a product adds to lies in registers, which no such copy reaches. Copies are marked by the
+attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. It waits for all copies that
+have been started. Kernels that batch heads by threads have no asynchronous copies.
 
 Example:
     before:  k = load k; v = load v; A = k @ k.T
@@ -26,18 +27,19 @@ def async_copies(p: Program, device: Device) -> Program:
     if not device.async_loads:
         return p
     def marked(k: Kernel) -> Kernel:
-        return replace(k, body=_Arrive(p, k, device.agents[0]).body(k.body))
+        return replace(k, body=_Arrive(p, k, device).body(k.body))
 
     return p.map_kernels(lambda k: k if k.agents or k.batch.way == "threads" else marked(k))
 
 
 class _Arrive:
     """Adds marks and waits to one kernel."""
-    def __init__(self, p: Program, k: Kernel, agent: str) -> None:
+    def __init__(self, p: Program, k: Kernel, device: Device) -> None:
         self.p, self.tensors = p, {t.name: t for t in p.tensors}
         self.home = {o.out: o.buffer for o in k.ops if o.buffer}
+        self.reached = {b.name for b in k.buffers if b.space == device.loaded}
         self.under = stored_under(k.body)
-        self.agent = agent
+        self.agent = device.agents[0]
         self.coming: set[str] = set()  # buffers that copies are still filling
 
     def body(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -63,10 +65,10 @@ class _Arrive:
         return tuple(out)
 
     def copied(self, o: Op) -> bool:
-        """Whether the load is an asynchronous copy: of a tile that is given, not padded and not transposed, or of float32
-        numbers of tokens."""
-        if o.attr("one_token"):
-            return False  # it goes to registers
+        """Whether the load is an asynchronous copy to shared memory: of a tile that is given, not padded and not transposed, or
+        of float32 numbers of tokens."""
+        if o.attr("one_token") or o.buffer not in self.reached:
+            return False
         t = self.tensors[o.attr("tensor")]
         whole = not t.optional and not any(self.p.padded(t))
         if len(t.dims) == 1:

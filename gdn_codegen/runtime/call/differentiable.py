@@ -17,7 +17,8 @@ from .request import DEFAULT_CHUNK, Request
 
 #: Tensors of a call that nobody differentiates by, or through.
 _LENT = ("out", "final_state", "state_indices", *ARGUMENTS, "checkpoint_positions", "checkpoint_slots")
-_NONE = "None beside a tensor that requires grad, or a call under torch.no_grad()"
+#: What is accepted in place of a tensor to which a call writes.
+NONE = "None beside a tensor that requires grad, or a call under torch.no_grad()"
 
 
 def differentiates(tensors: Iterable[Any]) -> bool:
@@ -35,7 +36,7 @@ def differentiable(t: Tensors, x: Request, save: str, called: Mapping[str, str] 
     check_target(x.target)
     for name in _LENT:
         if getattr(t, name) is not None:
-            refuse(name, "a tensor", _NONE)
+            refuse(name, "a tensor", NONE)
     if x.in_place:
         refuse("initial_state", "a tensor that the call overwrites", "inplace_final_state=False beside a tensor that requires "
                "grad, or a call under torch.no_grad()")
@@ -43,7 +44,8 @@ def differentiable(t: Tensors, x: Request, save: str, called: Mapping[str, str] 
         refuse("checkpoint_chunks", x.checkpoint_chunks, "0 beside a tensor that requires grad, or a call under torch.no_grad()")
     if save == "nothing" or x.decode:  # a decoding step has one chunk, or few
         return x
-    return replace(x, algorithm=x.algorithm + SAVED[save], chunk_size=x.chunk_size or DEFAULT_CHUNK)
+    ending, rounded = SAVED[save]
+    return replace(x, algorithm=x.algorithm + ending, rounded_states=rounded, chunk_size=x.chunk_size or DEFAULT_CHUNK)
 
 
 def asked_of(t: Tensors, x: Options, decode: bool) -> Request:

@@ -24,8 +24,8 @@ from .request import Call, Request, call_for
 
 #: Tensors of each value head for raw gates.
 RAW = "A_log", "dt_bias"
-#: The argument whose gradient is that of the states from which sequences start.
-START = "initial_state"
+#: The states from which sequences start, and those after them, where a page has one state.
+START, FINAL = "initial_state", "final_state"
 
 
 def gradients(page: Algorithm, inputs: dict[str, Tensor | None], t: Tensors, x: Request, scale: float | None, d_o: Tensor | None,
@@ -40,16 +40,34 @@ def gradients(page: Algorithm, inputs: dict[str, Tensor | None], t: Tensors, x: 
     about, t, x = prepared(page, {n: y for n, y in inputs.items() if n not in raw}, t, x)
     call = call_for(about, t, x)
     named = dict(zip(_order(page, inputs), (*about.inputs, *about.of_heads), strict=True))
-    (before, back), state = modules_for(call), partial(_in_order, x)
     (o,) = (y.name for y in page.trace().role("output") if y.index == "token")
-    (kept,) = map(chunk_states, page.states)
-    run = partial(_run, call, {"scale": scale} if scale is not None else {}, t.cu_seqlens)
-    if states is None or x.chunk_size != back.HOST.tables.chunk:
-        states = run(before, named, state(t.initial_state))[kept]
-    given = {**named, kept: states, derivative(o): _made_zero(d_o, about.dtype, like=_shape_of_o(call, about.rows), call=call)}
-    made = run(back, given, state(d_final))
-    return [state(made[derivative(START)]).contiguous().to(_dtype(t.initial_state)) if n == START else
-            _as_input(made[derivative(n)], inputs[n], x) for n in wanted]
+    if d_o is None:
+        d_o = torch.zeros(_shape_of_o(call, about.rows), dtype=about.dtype, device=call.device)
+    kept = {} if states is None else dict.fromkeys(map(chunk_states, page.states), states)
+    made = walked_back(x.page, call, named, {"scale": scale} if scale is not None else {}, t.cu_seqlens,
+                       {START: t.initial_state}, {o: d_o}, {FINAL: d_final}, kept)
+    return [by_argument(made[n], t.initial_state if n == START else inputs[n], x.axes) for n in wanted]
+
+
+def walked_back(page: str | Algorithm, call: Call, named: Mapping[str, Any], numbers: dict[str, Any], ends: Tensor | None,
+                starts: Mapping[str, Tensor | None], by_outputs: Mapping[str, Tensor], by_finals: Mapping[str, Tensor | None],
+                kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients by the inputs and initial states of a page, by their names, as kernels give them: a row for each value head,
+    and for each token of what a head has. States lie as those of the call.
+
+    named: the inputs, with those of input forms. numbers: those that the caller gave. starts: initial states. by_outputs,
+    by_finals: gradients of the loss by outputs and final states. None among states is zero. kept: states before chunks of
+    call.request.chunk_size tokens, empty to compute them.
+    """
+    before, back = modules_for(page, call)
+    state, run = partial(_in_order, call.contract.state_layout), partial(_run, call, numbers, ends)
+    if before is not None and (not kept or call.request.chunk_size != back.HOST.tables.chunk):
+        kept = run(before, named, {n: state(y) for n, y in starts.items()})
+    dtypes = {row[0]: getattr(torch, row[3]) for row in back.HOST.tables.inputs}
+    given = {derivative(n): y.to(dtypes[derivative(n)]) for n, y in by_outputs.items()}
+    made = run(back, {**named, **kept, **given}, {derivative(n): state(y) for n, y in by_finals.items()})
+    return {n: state(made[derivative(n)]) if n in starts else made[derivative(n)] for n in (*named, *starts)
+            if derivative(n) in made}
 
 
 def _order(page: Algorithm, inputs: Mapping[str, Any]) -> list[str]:
@@ -59,14 +77,9 @@ def _order(page: Algorithm, inputs: Mapping[str, Any]) -> list[str]:
     return [*tokens, *heads, *(n for n in inputs if n not in page.inputs)]
 
 
-def _dtype(y: Tensor | None) -> torch.dtype:
-    assert y is not None
-    return y.dtype
-
-
-def _in_order(x: Request, y: Any) -> Any:
-    """States in the page's order of dims, or back in the caller's."""
-    return y if y is None or not x.state_v_first else y.transpose(-1, -2)
+def _in_order(layout: str, y: Any) -> Any:
+    """A state in the page's order of dims, or back in the caller's."""
+    return y if y is None or layout == "kv" or y.ndim < 4 else y.transpose(-1, -2)
 
 
 def _shape_of_o(call: Call, rows: tuple[int, int]) -> tuple[int, ...]:
@@ -74,30 +87,26 @@ def _shape_of_o(call: Call, rows: tuple[int, int]) -> tuple[int, ...]:
     return (batch, *((tokens, heads) if call.request.layout == "bthd" else (heads, tokens)), call.head_dims[1])
 
 
-def _made_zero(y: Tensor | None, dtype: torch.dtype, like: tuple[int, ...], call: Call) -> Tensor:
-    """The gradient by o, with zeros in place of None."""
-    return torch.zeros(like, dtype=dtype, device=call.device) if y is None else y.to(dtype)
-
-
-def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, m: Any, named: dict[str, Any], start: Tensor | None
-         ) -> dict[str, Tensor]:
+def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, m: Any, named: Mapping[str, Any],
+         starts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """What a module gives, by name: outputs, final states and states before chunks."""
     host, t = m.HOST, m.HOST.tables
     given = [named.get(row[0]) for rows in (t.inputs, t.head_inputs) for row in rows]
     given += [in_page_order(n, named[n.removesuffix(TRANSPOSED)]).to(getattr(torch, dtype)) for n, _, dtype in t.chunk_inputs]
     with compiling(m, call.device.type):
-        memory = host.run(given, numbers_for(host, numbers), (start,), (None,) * len(t.outputs), ends, (None,),
-                          START in (row[0].removeprefix("d_") for row in t.final))
+        memory = host.run(given, numbers_for(host, numbers), [starts[row[0]] for row in t.initial], (None,) * len(t.outputs),
+                          ends, (None,) * len(t.final), t.backward)
     made = {n: memory[t.tensors.index(n)] for n in (*(row[0] for rows in (t.outputs, t.final) for row in rows), *t.saved)}
     return {n.removesuffix(TRANSPOSED): in_page_order(n, y) for n, y in made.items()}
 
 
-def _as_input(d: Tensor, y: Tensor | None, x: Request) -> Tensor:
-    """The gradient by an input `y`, of what kernels give of it: summed over tokens, or over the value heads of a key head."""
+def by_argument(d: Tensor, y: Tensor | None, axes: tuple[int, int]) -> Tensor:
+    """The gradient by an argument `y`, of what `walked_back` gives of it: summed over tokens, or over the value heads of a key
+    head, with the dtype of `y`, and contiguous. axes: of tokens and heads."""
     assert y is not None
-    tokens, heads = x.axes
+    tokens, heads = axes
     if d.ndim > y.ndim:
         d = d.sum((0, tokens))
     elif d.shape[heads] != y.shape[heads]:
         d = reduce(torch.add, torch.unflatten(d, heads, (y.shape[heads], -1)).unbind(heads + 1))
-    return d.to(y.dtype)
+    return d.contiguous().to(y.dtype)

@@ -8,9 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 from ... import algorithms
+from ...derived_pages import beside, find
 from ...host.tensors import _fail
+from ...ir.builder import Algorithm
 from ...ir.decays import by_channel
-from ...ir.differentiate import chunk_states, derivative
+from ...ir.differentiate import derivative
 from ...schedule import Schedule, varied
 from ...targets import names
 from ..admit import Refused, admit
@@ -60,24 +62,33 @@ CHUNKS = (128, 64, 32, 16)
 
 @dataclass(frozen=True)
 class Builds:
-    """The builds of a gradient: the states before chunks, and the gradient itself."""
+    """The builds of a gradient: the states before chunks, None where the gradient reads none, and the gradient itself."""
 
-    states: Build
+    states: Build | None
     gradient: Build
+
+    @property
+    def all(self) -> tuple[Build, ...]:
+        """The builds, in the order in which they run."""
+        return (*filter(None, [self.states]), self.gradient)
 
 
 def candidates(b: Build, device: str, arch: str, most: int) -> Iterator[Builds]:
     """Builds of a gradient, the best first. b: with target, page, dtype, K, V and contract. device, arch: type and architecture
     of the device. most: tokens of the largest chunk."""
-    states, gradient = (f"{b.algorithm}.{kind}" for kind in ("states", "gradient"))
+    states, gradient = (beside(b.algorithm, kind) for kind in ("states", "gradient"))
     page = algorithms.find(b.algorithm).trace()
+    read = tuple(t.name for t in find(gradient).trace().role("input") if t.index == "slot")
     for chunk in (n for n in CHUNKS if n <= most):
         for plan in (x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())):
-            kept = tuple((chunk_states(n), b.dtype) for n in algorithms.find(b.algorithm).states) if plan.narrow else ()
+            kept = tuple((n, b.dtype) for n in read) if plan.narrow else ()
             typed = tuple(sorted((*b.contract.dtypes, *kept)))
             c = replace(b, chunk=chunk, arch=plan.arch, contract=replace(b.contract, dtypes=kept))
             back = replace(c, algorithm=gradient, schedule=_varied(plan.gradient, plan.arch),
                            contract=replace(b.contract, dtypes=typed))
+            if not read:
+                yield Builds(None, back)
+                continue
             walks = sorted(plan.states, key=lambda x: by_channel(page) and x[0] != "operand_walk")
             yield from (Builds(replace(c, algorithm=states, schedule=_varied(x, plan.arch)), back) for x in walks)
 
@@ -89,6 +100,8 @@ def _varied(plan: tuple[str, dict[str, Any]], arch: str) -> str | Schedule:
 
 def _apart(x: Builds) -> str:
     """Why one build does not read what the other stores: states before chunks in the other orientation. "" if it does."""
+    if x.states is None:
+        return ""
     stored, read = ({t.name for t in lowered(b).tensors if t.index == "slot" and t.role != "workspace"}
                     for b in (x.states, x.gradient))
     return "" if stored == read else f"schedule {x.states.plan.name} stores {', '.join(stored)}, not {', '.join(read)}"
@@ -111,18 +124,18 @@ def targets_for(device: str, asked: str) -> list[str]:
     return found if asked == "auto" and found else [choose(device, asked)]
 
 
-def builds_for(call: Call) -> Builds:
-    """The builds of the gradient of a call. ValueError where none fits.
+def builds_for(page: str | Algorithm, call: Call) -> Builds:
+    """The builds of the gradient of a call of a page. ValueError where none fits.
 
     States lie as the pages have them, in float32: the gradient makes of them what the caller has. Gradients of inputs of key
     heads are in float32 where they are summed over value heads, and else in the inputs' dtype.
     """
     x = call.request
     alone = call.extent.H == call.extent.HV  # no sum over value heads follows
-    narrow = tuple((derivative(y.name), DTYPES[call.dtype]) for y in algorithms.find(x.page).trace().role("input")
+    narrow = tuple((derivative(y.name), DTYPES[call.dtype]) for y in algorithms.find(page).trace().role("input")
                    if alone and y.index == "token" and y.heads == "H" and len(y.dims) > 1 and not y.wide)
     contract = replace(call.contract.unpromised(), dtypes=tuple(sorted(narrow)), state_layout="kv", state_dtype="float32")
-    b = Build("triton", layout=x.layout, algorithm=x.page, dtype=DTYPES[call.dtype], head_dim_k=call.head_dims[0],
+    b = Build("triton", layout=x.layout, algorithm=page, dtype=DTYPES[call.dtype], head_dim_k=call.head_dims[0],
               head_dim_v=call.head_dims[1], contract=contract)
     most = DEFAULT_CHUNK if x.chunk is None else max(x.chunk, CHUNKS[-1])
     return _fitting(b, x.target, facts(call.device).arch, most, call.device)
@@ -134,21 +147,23 @@ def _fitting(b: Build, asked: str, arch: str, most: int, device: Any) -> Builds:
     why = []
     for target in targets_for(device.type, asked):
         for found in candidates(replace(b, target=target), device.type, arch, most):
-            against = [unfit(y) or refused(y, device) for y in (found.states, found.gradient)]
+            against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
                 return found
             why.append(next(filter(None, against)))
-    _fail("target", repr(asked), f"a target that has a gradient of {b.algorithm} with K = {b.head_dim_k}, V = {b.head_dim_v} in "
+    page = b.algorithm if isinstance(b.algorithm, str) else b.algorithm.name
+    _fail("target", repr(asked), f"a target that has a gradient of {page} with K = {b.head_dim_k}, V = {b.head_dim_v} in "
                                  f"{b.dtype} ({why[-1]})")
 
 
-def modules_for(call: Call) -> tuple[Any, Any]:
-    """The modules of the gradient of a call, after admission: states before chunks, and the gradient. A build that is refused on
-    the device, or that does not compile, is passed over; its warning says so. ValueError where none is left."""
+def modules_for(page: str | Algorithm, call: Call) -> tuple[Any, Any]:
+    """The modules of the gradient of a call, after admission: states before chunks, None where the gradient reads none, and
+    the gradient. A build that is refused on the device, or that does not compile, is passed over; its warning says so. ValueError
+    where none is left."""
     while True:
-        builds, made = builds_for(call), []
-        for b in (builds.states, builds.gradient):
+        builds, made = builds_for(page, call), dict[Build | None, Any]()
+        for b in builds.all:
             m = module(b)
             try:
                 with compiling(m, call.device.type):
@@ -159,6 +174,6 @@ def modules_for(call: Call) -> tuple[Any, Any]:
                 warnings.warn(f"{e}. Gradients take another build", RuntimeWarning, stacklevel=2)
                 _fitting.cache_clear()
                 break
-            made.append(m)
+            made[b] = m
         else:
-            return made[0], made[1]
+            return made.get(builds.states), made[builds.gradient]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,8 +26,9 @@ from .request import DECODE_CHUNK, DTYPES, SAVING, Request
 #: The words for forms of g and beta, with the contract's names of them. The first word is for what the page reads.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", **{form: form for form in algorithms.FORMS["beta"]}}
-#: What a call keeps for its gradient beside its arguments.
-SAVED = {"nothing": "", "states": SAVING}
+#: What a call keeps for its gradient beside its arguments: how the name of its page ends, and whether states are rounded.
+SAVED = {"nothing": ("", False), "states": (SAVING, False), "rounded_states": (SAVING, True)}
+_T = TypeVar("_T")
 _INTEGERS = frozenset(Tensors._fields[n] for n in INTEGERS)
 
 
@@ -100,7 +101,7 @@ def _check_dtypes(t: Tensors) -> None:
             _fail(name, y.dtype, f"{t.v.dtype}, that of v{', or torch.float32, which is rounded to it' if wide else ''}")
 
 
-def _word(name: str, x: Any, accepted: dict[str, str]) -> str:
+def _word(name: str, x: Any, accepted: dict[str, _T]) -> _T:
     if not isinstance(x, str) or x not in accepted:
         _fail(name, repr(x), ", ".join(accepted))
     return accepted[x]

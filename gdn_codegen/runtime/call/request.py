@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ... import derived_pages
 from ...host.tensors import _FLOATS
 from ...schedule.contract import PLAIN, Contract
 from .tables import Extent
@@ -42,7 +43,7 @@ class Request:
     decoding step. batch_invariant: whether the bits of a sequence's result may depend on that sequence alone. aligned_positions:
     whether states at positions are states after chunks. longest: about how many tokens the longest sequence has, 0 where the
     host does not know; only the choice of a build and of the length of parts depends on it. forms: input forms of other inputs
-    than g, beta, q and k, as a contract has them.
+    than g, beta, q and k, as a contract has them. rounded_states: whether states saved for a gradient have the dtype of q.
     """
 
     output_final_state: bool = False
@@ -65,6 +66,7 @@ class Request:
     aligned_positions: bool = False
     longest: int = field(default=0, compare=False)
     forms: str = ""
+    rounded_states: bool = False
 
     @property
     def page(self) -> str:
@@ -164,7 +166,9 @@ def call_of(t: Tensors, x: Request) -> Call:
 def call_for(about: Inputs, t: Tensors, x: Request) -> Call:
     """The call of a Request on these inputs. t: its other tensors. If it is batch invariant, extent and contract say
     nothing of the batch: neither its size, nor the strides of views, which kernels would get. The host then copies views."""
-    contract = _contract(x, about.numbers, t.state_indices is not None, t.checkpoint_positions is not None,
+    saved = derived_pages.find(x.algorithm).trace().role("output") if x.rounded_states else ()
+    rounded = tuple((y.name, about.dtype) for y in saved if y.index == "slot")
+    contract = _contract(x, about.numbers + rounded, t.state_indices is not None, t.checkpoint_positions is not None,
                          not x.batch_invariant and _strided(about.inputs, t.out))
     rows, tokens = about.rows
     sequences = rows if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape

@@ -27,27 +27,28 @@ def find_sequence_cpu(cu_seqlens, slot, sequences, size):
 
 
 @T.macro
-def warm_up_length_cuda(totals, slot, head, chunks, most, bound):
+def warm_up_length_cuda(totals, slot, head, chunks, most, bound, step=1):
     """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
-    is more than `most`. The chunks begin at `slot`."""
+    is more than `most`. The first is that of `slot`. step: from one to the next, -1 in a walk back."""
     T.import_source(HELPERS)
     last = T.alloc_var(T.int32, init=chunks)  # a variable, since the expression would be repeated
-    return T.call_extern("float32", "warm_up_length", T.address_of(totals[slot + last, head]), totals.shape[1], last, most, bound)
+    return T.call_extern("float32", "warm_up_length", T.address_of(totals[slot + step * last, head]), step * totals.shape[1],
+                         last, most, bound)
 
 
 @T.macro
-def warm_up_length_cpu(totals, slot, head, chunks, most, bound):
+def warm_up_length_cpu(totals, slot, head, chunks, most, bound, step=1):
     """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
-    is more than `most`. The chunks begin at `slot`."""
+    is more than `most`. The first is that of `slot`. step: from one to the next, -1 in a walk back."""
     # variables, since expressions would be repeated, divisions and all
     every = T.alloc_var(T.int32, init=chunks)
     limit = T.alloc_var(T.int32, init=T.min(chunks, most))
-    last = T.alloc_var(T.int32, init=slot + chunks - 1)
+    last = T.alloc_var(T.int32, init=slot + step * (chunks - 1))
     done = T.alloc_var(T.int32, init=0)
     total = T.alloc_var(T.float32, init=0.0)
     found = T.alloc_var(T.float32, init=-1.0)
     while found < 0.0 and done < limit:
-        total = total + totals[last - done, head]
+        total = total + totals[last - step * done, head]
         done = done + 1
         if total <= -bound:
             found = T.cast(done, T.float32)

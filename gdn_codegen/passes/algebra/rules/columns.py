@@ -52,3 +52,5 @@ for _v, _kind in VIEWS:
         JOINING.rule(f"{_name} of {_kind}s", f"x{_v} {_op} y{_v}", f"(x {_op} y){_v}", _name)
         JOINING.rule(f"{_name} of a {_kind} and a number", f"x{_v} {_op} y", f"(x {_op} y){_v}", _name, _number)
     JOINING.rule(f"a number by a {_kind}", f"y / x{_v}", f"(y / x){_v}", "div", _number)
+JOINING.rule("the sum of a column", "row_sum(x[:, None])", "x", "row_sum")
+JOINING.rule("the sum of a row", "column_sum(x[None, :])", "x", "column_sum")
