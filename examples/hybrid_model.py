@@ -42,7 +42,15 @@ class Sizes:
 
 def reference(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
               dtype: torch.dtype = torch.float32) -> Tensor:
-    """The recurrence, token by token, in plain torch: an `Op`. S = exp(g) S; S = S + beta k (v - k S); o = q S. dtype: of S."""
+    """The recurrence, token by token, in plain torch: an `Op`. S = exp(g) S; S = S + beta k (v - k S); o = q S. dtype: of all
+    values between, also under autocast, which would round operands of products."""
+    with torch.autocast(v.device.type, enabled=False):
+        return _recurrence(q, k, v, a, b, A_log, dt_bias, dtype)
+
+
+def _recurrence(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, dtype: torch.dtype
+                ) -> Tensor:
+    """`reference` without autocast."""
     groups, given = v.shape[2] // q.shape[2], v.dtype
     q, k, v, a, b, A_log, dt_bias = (x.to(dtype) for x in (q, k, v, a, b, A_log, dt_bias))
     q, k = (x.repeat_interleave(groups, 2) for x in (q, k))

@@ -6,10 +6,11 @@
     python examples/train_lm.py --out run --op gdn_codegen --target tilelang
 
 The first command trains with a recurrence in plain torch and float32, the second with the same in float64, the third with this
-package's op. The text is the language reference that `help()` shows, 0.5 MB; --text takes another file. The folder has the losses
-(run/OP/losses.csv) and a plot of them (run/losses.png). The same command again goes on from the checkpoint, run/OP/checkpoint.pt:
-it also resumes what was stopped, and the losses are those of a run that was not. Ctrl-C ends after the step under way and keeps a
-checkpoint.
+package's op. The text is the language reference that `help()` shows, 0.5 MB; --text takes another file. The folder has the
+losses (run/OP/losses.csv) and a plot of them (run/losses.png). The same command again goes on from the checkpoint,
+run/OP/checkpoint.pt: it also resumes what was stopped, and the losses are those of a run that was not; on a GPU up to the
+rounding of torch's attention and embedding, whose sums have no fixed order there. On a GPU the op multiplies float32 as TF32,
+so its losses are further from the reference's. Ctrl-C ends after the step under way and keeps a checkpoint.
 Exits with 0; 1 if a loss is not finite; 2 for bad arguments; 130 if stopped.
 """
 from __future__ import annotations

@@ -94,6 +94,19 @@ def test_bfloat16_rounds(run, tmp_path):
     assert TOLERANCE / 10 < apart(x, y) < 0.05
 
 
+def test_autocast_does_not_round_the_recurrence(example):
+    """Its operands are those that it was given; only the result has their dtype."""
+    import torch
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 9, h, 8, generator=gen).bfloat16() for h in (1, 1, 2))
+    a, b, A_log, dt_bias = (torch.randn(s, generator=gen) for s in ((1, 9, 2), (1, 9, 2), (2,), (2,)))
+    for dtype in (torch.float32, torch.float64):
+        op = example["hybrid_model"].reference
+        want = op(q, k, v, a, b, A_log, dt_bias, dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(op(q, k, v, a, b, A_log, dt_bias, dtype), want)
+
+
 def test_a_seed_changes_losses_and_a_run_again_does_not(run, tmp_path):
     x, y, z = (run(tmp_path / str(i), "--steps", "3", "--seed", seed)[1] for i, seed in enumerate("001"))
     assert x == y and x[0] != z[0]

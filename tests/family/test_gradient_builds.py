@@ -69,9 +69,22 @@ def test_another_target_where_one_has_none(monkeypatch: pytest.MonkeyPatch) -> N
         builds_for(PAGE, call(target=first))
 
 
-def test_sizes_for_which_nothing_fits() -> None:
-    with pytest.raises(ValueError, match="K = 256, V = 256 in bfloat16"):
-        builds_for(PAGE, call((256, 256), target="triton"))
+@pytest.mark.slow
+@pytest.mark.parametrize("dims", [(256, 128), (128, 256)])
+def test_sizes_that_one_kernel_does_not_take(dims: tuple[int, int]) -> None:
+    b = builds_for(PAGE, call(dims, target="triton"))
+    assert (b.gradient.plan.name, b.gradient.chunk, b.states.plan.name) == ("gradient", 32, "fused_walk")
+
+
+@pytest.mark.parametrize("target, limit", [
+    ("triton", "takes about .* bytes of shared memory, and an H100 has 232448"),
+    pytest.param("tilelang", "shared of hopper has 232448 bytes", marks=pytest.mark.slow),
+    pytest.param("pto", "UB has 188416 bytes", marks=pytest.mark.slow)])
+def test_sizes_for_which_nothing_fits(target: str, limit: str) -> None:
+    """The error has the limit of the smallest chunk."""
+    if runs(target, "cpu"):
+        with pytest.raises(ValueError, match=rf"K = 256, V = 256 in bfloat16 \(.*{limit}.*\), or smaller K or V"):
+            builds_for("mamba2", call((256, 256), target=target, chunk_size=16))
 
 
 def test_a_refused_build_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,9 @@ BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
-    ("triton", "cpu"): (ONE,), ("triton", "cuda"): (replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8})), ONE),
-    ("tilelang", "cpu"): (ONE,), ("tilelang", "cuda"): (THREE, ONE),
+    ("triton", "cpu"): (ONE, THREE),
+    ("triton", "cuda"): (replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8})), ONE),
+    ("tilelang", "cpu"): (ONE, THREE), ("tilelang", "cuda"): (THREE, ONE),
     ("tilelang", "sm_90a"): tuple(Plan((name, {"v_block": 64, "stages": n}), (IN_PARTS, *WALKS), True, "sm_90a")
                                   for name in ("gradient", "operand_gradient") for n in (3, 2, 1)),
     ("pto", "cpu"): (ONE, BY_CHUNKS), ("pto", "npu"): (BY_CHUNKS, ONE)}
@@ -144,17 +145,17 @@ def builds_for(page: str | Algorithm, call: Call) -> Builds:
 @lru_cache(maxsize=256)
 def _fitting(b: Build, asked: str, arch: str, most: int, device: Any) -> Builds:
     """The first builds that fit. b, arch, most: as for `candidates`, of any target. asked: the call's target."""
-    why = []
+    why: dict[tuple[str, int], str] = {}  # of a target's chunks, why the preferred plan does not fit
     for target in targets_for(device.type, asked):
         for found in candidates(replace(b, target=target), device.type, arch, most):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
                 return found
-            why.append(next(filter(None, against)))
+            why.setdefault((target, found.gradient.chunk), next(filter(None, against)))
     page = b.algorithm if isinstance(b.algorithm, str) else b.algorithm.name
     _fail("target", repr(asked), f"a target that has a gradient of {page} with K = {b.head_dim_k}, V = {b.head_dim_v} in "
-                                 f"{b.dtype} ({why[-1]})")
+                                 f"{b.dtype} ({list(why.values())[-1]}), or smaller K or V")
 
 
 def modules_for(page: str | Algorithm, call: Call) -> tuple[Any, Any]:
