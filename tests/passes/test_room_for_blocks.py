@@ -37,7 +37,7 @@ def test_early_values_come_before_the_walk() -> None:
     assert "d_q" in stored and not read & {"q", "d_o"}
 
 
-@pytest.mark.parametrize("page", ["kimi_delta_attention", "gla"])
+@pytest.mark.parametrize("page", ["gla", pytest.param("kimi_delta_attention", marks=pytest.mark.slow)])
 def test_gradients_of_a_gate_for_each_channel_fit_in_chunks_of_64(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk back runs on warp groups. Kimi Delta Attention fits if each reader of a decayed operand computes it again."""
     assert [bool(k.agents) for k in gradient(page, "operand_gradient").kernels] == [False, True, False]
