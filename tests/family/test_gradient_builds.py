@@ -128,6 +128,27 @@ def test_builds_of_a_hopper(page: str, forms: tuple[tuple[str, str], ...], sched
     assert of["S_chunks_vk"] == of["d_q"] == of["d_k"] == "bfloat16"
 
 
+@pytest.mark.parametrize("target, arch", [("tilelang", "sm_90a"), ("tilelang", ""), ("triton", "")])
+def test_walks_come_in_parts(target: str, arch: str) -> None:
+    """Where the page bounds what tokens forget. Not where the bits of a sequence may depend on that sequence alone."""
+    def first(page: str, in_parts: bool = True) -> list[str | None]:
+        b = Build(target, algorithm=page, dtype="bfloat16")
+        found = next(x for x in gradient_builds.candidates(b, "cuda", arch, 64, in_parts)
+                     if not (choose.unfit(x.gradient) or choose.unfit(x.states) or gradient_builds._apart(x)))
+        return [found.states.plan.partition, found.gradient.plan.partition]
+    assert first("gated_delta_rule") == ["decay" if arch else None, "decay"]
+    assert first("gated_delta_rule", in_parts=False) == [None, None] and first("rwkv7") == [None, None]
+
+
+def test_a_batch_invariant_call_has_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    of = gradient_builds.candidates
+    monkeypatch.setattr(gradient_builds, "candidates", lambda *x: (seen.append(x[-1]), of(*x))[1])
+    for wanted in (False, True):
+        builds_for(PAGE, call(target="triton", batch_invariant=wanted))
+    assert seen == [True, False]
+
+
 def test_states_of_another_orientation_are_passed_over() -> None:
     b = Build("triton", 64, algorithm="gla.gradient", schedule="gradient")
     apart = gradient_builds.Builds(replace(b, algorithm="gla.states", schedule="fused"), b)

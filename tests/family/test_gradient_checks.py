@@ -11,6 +11,7 @@ from reference import module
 from gdn_codegen.algorithms import names
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
 
 SMALL: dict[str, Any] = {"chunk": 16, "head_dim_k": 16, "head_dim_v": 32}
@@ -68,7 +69,7 @@ def test_states_with_their_dims_in_the_other_order_pass(kind: str) -> None:
 
 #: Of each: the kind of page, what is found in the text of a module and what is put there.
 BROKEN = {
-    "the order of chunks": ("gradient", r"for t in range\(tl.*, -1, -C\):", "for t in range(0, length, C):"),
+    "the order of chunks": ("gradient", r"t = tl\.cdiv\(length, C\) \* C - C - passed", "t = passed"),
     "a slot": ("gradient", r"slot = start // C \+ n \+ t // C", "slot = start // C + n"),
     "a sign": ("gradient", r"-\(beta\[:, None\] \* Tinv_product_UT \* D\)", "(beta[:, None] * Tinv_product_UT * D)"),
     "a mask": ("gradient", r"tl\.where\(i_C\[:, None\] > i_C\[None, :\], (-\(beta.*?), 0\.0\)", r"\1"),
@@ -85,3 +86,14 @@ def test_what_is_broken_is_refused(what: str) -> None:
     bad, n = re.subn(find, put, render(Build("triton", algorithm=f"gated_delta_rule.{kind}", **{**SMALL, "head_dim_v": 16})))
     assert n, "nothing to break"
     assert any(not e <= accepted for e, accepted in found(bad).values())
+
+
+@pytest.mark.slow
+def test_a_walk_back_in_parts_is_compared_in_parts() -> None:
+    """A derivative by the final state that only the first part would see, not a warm-up that begins where it does, is refused."""
+    if not runs("triton", "cpu"):
+        pytest.skip("triton does not run here")
+    text = render(Build("triton", algorithm="gated_delta_rule.gradient", schedule=varied("gradient", partition="decay"), **SMALL))
+    assert all(e <= accepted for e, accepted in found(text).values())
+    bad = text.replace("if begin == 0:", "if first == 0:")
+    assert bad != text and any(not e <= accepted for e, accepted in found(bad).values())

@@ -41,10 +41,11 @@ ONE = Plan(("fused", {}), (("fused", {}),))
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again. On an H100 the gradient of
 #: 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves of V, 0.3 ms more whole. In
 #: Triton it took 4.7 ms with 8 warps, 6.8 with 4, and 6.9 as one kernel (bfloat16, K = V = 128). Of gates per channel, walks
-#: for states read operands that another kernel computed.
+#: for states read operands that another kernel computed. Where a page says what tokens forget, walks come in parts: with 16 heads
+#: and 32768 tokens that took 2.1 ms, not 3.0, and in Triton 4.9, not 6.8.
 WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
-IN_PARTS = ("fused_walk", {"partition": "decay"})
+IN_PARTS = {"partition": "decay"}
 THREE = Plan(("gradient", {"v_block": 64}), WALKS, narrow=True)
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
@@ -52,10 +53,12 @@ BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE, THREE),
-    ("triton", "cuda"): (replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8})), ONE),
-    ("tilelang", "cpu"): (ONE, THREE), ("tilelang", "cuda"): (THREE, ONE),
-    ("tilelang", "sm_90a"): tuple(Plan((name, {"v_block": 64, "stages": n}), (IN_PARTS, *WALKS), True, "sm_90a")
-                                  for name in ("gradient", "operand_gradient") for n in (3, 2, 1)),
+    ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8, **x})) for x in (IN_PARTS, {})), ONE),
+    ("tilelang", "cpu"): (ONE, THREE),
+    ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE),
+    ("tilelang", "sm_90a"): tuple(
+        Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
+        for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
     ("pto", "cpu"): (ONE, BY_CHUNKS), ("pto", "npu"): (BY_CHUNKS, ONE)}
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)
@@ -74,14 +77,17 @@ class Builds:
         return (*filter(None, [self.states]), self.gradient)
 
 
-def candidates(b: Build, device: str, arch: str, most: int) -> Iterator[Builds]:
+def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = True) -> Iterator[Builds]:
     """Builds of a gradient, the best first. b: with target, page, dtype, K, V and contract. device, arch: type and architecture
-    of the device. most: tokens of the largest chunk."""
+    of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch."""
     states, gradient = (beside(b.algorithm, kind) for kind in ("states", "gradient"))
     page = algorithms.find(b.algorithm).trace()
     read = tuple(t.name for t in find(gradient).trace().role("input") if t.index == "slot")
+    in_parts = in_parts and bool(page.forgets)
     for chunk in (n for n in CHUNKS if n <= most):
         for plan in (x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())):
+            if not in_parts and "partition" in plan.gradient[1]:
+                continue
             kept = tuple((n, b.dtype) for n in read) if plan.narrow else ()
             typed = tuple(sorted((*b.contract.dtypes, *kept)))
             c = replace(b, chunk=chunk, arch=plan.arch, contract=replace(b.contract, dtypes=kept))
@@ -90,7 +96,8 @@ def candidates(b: Build, device: str, arch: str, most: int) -> Iterator[Builds]:
             if not read:
                 yield Builds(None, back)
                 continue
-            walks = sorted(plan.states, key=lambda x: by_channel(page) and x[0] != "operand_walk")
+            walks = sorted((x for x in plan.states if in_parts or "partition" not in x[1]),
+                           key=lambda x: by_channel(page) and x[0] != "operand_walk")
             yield from (Builds(replace(c, algorithm=states, schedule=_varied(x, plan.arch)), back) for x in walks)
 
 
@@ -139,15 +146,15 @@ def builds_for(page: str | Algorithm, call: Call) -> Builds:
     b = Build("triton", layout=x.layout, algorithm=page, dtype=DTYPES[call.dtype], head_dim_k=call.head_dims[0],
               head_dim_v=call.head_dims[1], contract=contract)
     most = DEFAULT_CHUNK if x.chunk is None else max(x.chunk, CHUNKS[-1])
-    return _fitting(b, x.target, facts(call.device).arch, most, call.device)
+    return _fitting(b, x.target, facts(call.device).arch, most, call.device, not x.batch_invariant)
 
 
 @lru_cache(maxsize=256)
-def _fitting(b: Build, asked: str, arch: str, most: int, device: Any) -> Builds:
-    """The first builds that fit. b, arch, most: as for `candidates`, of any target. asked: the call's target."""
+def _fitting(b: Build, asked: str, arch: str, most: int, device: Any, in_parts: bool) -> Builds:
+    """The first builds that fit. b, arch, most, in_parts: as for `candidates`, of any target. asked: the call's target."""
     why: dict[tuple[str, int], str] = {}  # of a target's chunks, why the preferred plan does not fit
     for target in targets_for(device.type, asked):
-        for found in candidates(replace(b, target=target), device.type, arch, most):
+        for found in candidates(replace(b, target=target), device.type, arch, most, in_parts):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
