@@ -11,9 +11,9 @@ from typing import Any
 from ... import algorithms
 from ...derived_pages import beside, find
 from ...host.tensors import _fail
-from ...ir.builder import Algorithm
 from ...ir.decays import by_channel
 from ...ir.differentiate import derivative
+from ...ir.page import Algorithm
 from ...schedule import Schedule, varied
 from ...targets import names
 from ..admit import Refused, admit
