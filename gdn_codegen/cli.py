@@ -225,9 +225,10 @@ def tune(a: argparse.Namespace) -> int:
     from .tools.shapes import SHAPES
     from .tools.tune_meter import Gpu
     options.check_tune(a)
-    if a.decode:
-        from .tools import tune_decode
-        return tune_decode.command(a, _only(a, tune_decode.SHAPES))
+    if a.decode or a.backward:
+        from .tools import tune_backward, tune_decode
+        command = tune_decode.command if a.decode else tune_backward.command
+        return command(a, _only(a, tune_decode.SHAPES if a.decode else SHAPES))
     targets = tunable() if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
         raise ValueError("out: got one file for several targets; accepted: one --target, as each has its own table")

@@ -150,6 +150,8 @@ def _tune_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--only", action="append", default=[], metavar="NAME", help="only this shape; may be given again")
     p.add_argument("--unit-keys", action="store_true", help="for callers that promise keys of norm 1")
     p.add_argument("--decode", action="store_true", help="decoding steps, of all targets, for one table")
+    p.add_argument("--backward", action="store_true", help="gradients, of one target or of all, for one table")
+    p.add_argument("--algorithm", metavar="NAME", help="with --backward: the page (default: gated_delta_rule)")
     p.add_argument("--budget", type=float, metavar="SECONDS",
                    help="start no measurement after this time; the same command continues")
     p.add_argument("--memory", type=float, metavar="GIB",

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import cache, cached_property
 
 from . import algorithms
-from .ir.builder import Algorithm
 from .ir.core import Program
 from .ir.differentiate import differentiate, saving
+from .ir.page import Algorithm
 from .ir.types import Dim
 
 #: The kinds of pages that are derived from another one.

@@ -94,7 +94,7 @@ def register(name: str, form: InputForm) -> InputForm:
     ValueError if the name is not an identifier, is a word of contracts or is taken, if the form has rows, or if one of its texts
     is not an expression over the names that it may use.
     """
-    from .ir.builder import RESERVED
+    from .ir.page import RESERVED
     from .schedule.contract import DTYPES, STATE_WORDS
     if not isinstance(form, InputForm):
         raise ValueError(f"form: got {type(form).__name__}; accepted: a gdn_codegen.input_forms.InputForm")

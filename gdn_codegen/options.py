@@ -229,6 +229,10 @@ def check_verify(a: argparse.Namespace) -> None:
 
 def check_tune(a: argparse.Namespace) -> None:
     """Sets absent options of `tune` to their defaults. ValueError for options that have no effect."""
+    if not a.backward:
+        refuse(a, ("algorithm",), "without --backward", "with --backward, as other tables are for Gated DeltaNet")
+    elif a.decode or a.unit_keys:
+        raise ValueError(f"{'decode' if a.decode else 'unit_keys'}: got it with --backward; accepted: one of them")
     if a.decode:
         refuse(a, ("unit_keys", "memory"), "with --decode",
                "without --decode, whose callers normalise keys in its only kernel")

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .ir.builder import Algorithm
+from .ir.page import Algorithm
 from .runtime.build import Build, lowered, render
 
 if TYPE_CHECKING:

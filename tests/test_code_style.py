@@ -133,7 +133,6 @@ MOST = {"file": 300, "pass": 150, "function": 60}
 #: What may be longer: (file, function or "" for the file itself) -> why.
 LONG = {
     ("host/check.py", ""): "copied into modules as one text",
-    ("ir/builder.py", ""): "a method or function for each op that a page may write",
     ("ir/interpret.py", ""): "the meaning of each op that moves data, one method a kind",
     ("ir/ops.py", ""): "the op table, with the type rules of its rows",
     ("tools/bench_gpu.py", ""): "each time is measured by a function of its own, beside the rows that show it",

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..ir.builder import Algorithm
+from ..ir.page import Algorithm
 
 #: The input forms that inputs of the package's pages may have. An input of another page may have any form that suits its dims.
 FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw", "bounded", "safe", "floored"),

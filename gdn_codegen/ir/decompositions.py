@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .builder import Body
+    from .body import Body
     from .core import Op
 
 #: Coefficients of 2 artanh(z) / z in powers of z^2, for z in [0, 1/3], from interpolation at Chebyshev points.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .builder import Body
+from .body import Body
 from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
 from .ops import OPS, TypeRuleError
 from .padding import sums_over_padding

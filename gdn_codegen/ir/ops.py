@@ -19,7 +19,7 @@ from .zeros import ZeroRule
 if TYPE_CHECKING:  # `evaluate` functions import torch when they run, so that builds and `--help` need not import it
     import torch
 
-    from .builder import Body
+    from .body import Body
     from .core import Op
     from .reverse import Reverse
 

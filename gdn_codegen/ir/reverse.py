@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .builder import Body
+from .body import Body
 from .core import NO_LINE, Op, Program
 from .ops import TypeRuleError
 from .types import Dim, Tile

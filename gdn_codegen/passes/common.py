@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..ir.builder import Body
+from ..ir.body import Body
 from ..ir.core import Kernel, Loop, Op, Program, Stmt, loops, walk
 from ..ir.ops import OPS
 from ..ir.types import Tensor

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from .. import algorithms, derived_pages
 from ..devices import Device
 from ..emit.base import Heads, KernelText, heads_tag
-from ..ir.builder import Algorithm
 from ..ir.core import Program
+from ..ir.page import Algorithm
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..targets import DEFAULT_SCHEDULE, Target, find, lower

@@ -14,8 +14,8 @@ from torch import Tensor
 from .. import algorithms
 from ..host.arguments import _check_rank
 from ..host.tensors import _fail
-from ..ir.builder import Algorithm
 from ..ir.decays import log_decays
+from ..ir.page import Algorithm
 from .call.arguments import INPUTS, Tensors
 from .call.gradient import RAW
 from .call.members import by_names, check_forms, eager, prepared

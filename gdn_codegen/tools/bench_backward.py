@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..ir.builder import Algorithm
+from ..ir.page import Algorithm
 from ..runtime import cache
 from ..runtime.build import Build
 from ..runtime.progress import under_way

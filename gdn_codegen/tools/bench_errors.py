@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..ir import interpret
-from ..ir.builder import Algorithm
+from ..ir.page import Algorithm
 from ..runtime import cache
 from ..runtime.build import Build, lowered
 from ..runtime.progress import under_way

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ..ir.builder import Algorithm
+from ..ir.page import Algorithm
 from ..runtime import cache
 from ..runtime.build import LAYOUTS, Build, lowered
 from ..runtime.call import tables

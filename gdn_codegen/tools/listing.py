@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from inspect import Parameter
 
 from .. import algorithms, targets
-from ..ir.builder import Algorithm
 from ..ir.decays import log_decays
+from ..ir.page import Algorithm
 from ..ir.types import Tensor
 from ..schedule import SCHEDULES
 

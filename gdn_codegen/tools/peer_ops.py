@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..ir.builder import Algorithm
+from ..ir.page import Algorithm
 from .peers import GATES, OF_GDN, TOKENS, Peer, Problem, Refused, Run
 
 FLA = ("flash-linear-attention", "fla-core")

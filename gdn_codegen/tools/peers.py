@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..ir.builder import Algorithm
+from ..ir.page import Algorithm
 
 #: Returns the outputs [1, T, HV, ...], then the final states [N, HV, ...], in the page's order.
 Run = Callable[[], tuple[torch.Tensor, ...]]

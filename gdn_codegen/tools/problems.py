@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from .. import algorithms
-from ..ir.builder import Algorithm
 from ..ir.decays import by_channel, log_decays
 from ..ir.interpret import TORCH, interpret
 from ..ir.interpret import Problem as Sequences
+from ..ir.page import Algorithm
 from .peers import Problem
 from .shapes import Shape
 from .verify import rms_error

@@ -4,11 +4,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
+from ..ir.differentiate import derivative
 from ..runtime.build import Build
-from ..runtime.call import choose, choose_decode, tables
-from ..runtime.call.request import DECODE_CHUNK
+from ..runtime.call import choose, choose_decode, gradient_builds, tables
+from ..runtime.call.request import DECODE_CHUNK, DEFAULT_CHUNK
 from ..runtime.call.tables import Extent
 from .candidates import candidates
 from .shapes import Shape
@@ -26,6 +28,22 @@ def step_choice(about: Build, x: Extent, units: int) -> Build:
     return next((b for b, _ in choose_decode.modelled(plain, x, units, choose_decode.PREFERRED["cuda"]) if choose.fits(b)), plain)
 
 
+@lru_cache(maxsize=256)
+def gradient_choice(b: Build, arch: str) -> Build:
+    """The build of the states before chunks, or of the gradient, that a gradient takes if no table has a row for it. b: such a
+    build for the same inputs."""
+    page, _, kind = str(b.algorithm).rpartition(".")
+    plain = replace(b, algorithm=page, contract=replace(b.contract, dtypes=rounded_rows(b)))
+    every = gradient_builds.candidates(plain, "cuda", arch, DEFAULT_CHUNK)
+    found = next((x for x in every if all(map(choose.fits, x.all))), None)
+    return b if found is None else found.gradient if kind == "gradient" or found.states is None else found.states
+
+
+def rounded_rows(b: Build) -> tuple[tuple[str, str], ...]:
+    """The dtypes that a contract of a gradient has for gradients of rows, without those of states before chunks."""
+    return tuple(x for x in b.contract.dtypes if x[0].startswith(derivative("")))
+
+
 @dataclass(frozen=True)
 class Job:
     """A build to be timed at a shape, for a table."""
@@ -34,7 +52,7 @@ class Job:
     H: int
     HV: int
     lens: tuple[int, ...]
-    table: str = ""  # "decode", or its target's
+    table: str = ""  # one that targets share, or its target's
 
     @property
     def shape(self) -> Shape:

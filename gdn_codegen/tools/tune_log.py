@@ -19,7 +19,7 @@ from ..runtime.call.request import DEFAULT_CHUNK
 from ..runtime.call.tables import Row
 from ..schedule import changes
 from ..schedule.contract import Contract
-from .tune_jobs import Job, model_choice, step_choice
+from .tune_jobs import Job, gradient_choice, model_choice, step_choice
 
 #: A candidate replaces the model's choice if it takes at most this share of its time.
 MARGIN = 0.98
@@ -88,7 +88,7 @@ def job_of(key: str, table: str) -> Job:
     k = json.loads(key)
     about = {n: k[n] for n in tables.ABOUT} | {"contract": Contract.parse(k["accept"])}
     return Job(tables.chosen(about, k["build"], table), k["H"], k["HV"], tuple(k["lens"]),
-               table if table == tables.DECODE else "")
+               table if table in tables.SHARED else "")
 
 
 def table(log: Log, arch: str, units: int) -> dict[str, Any]:
@@ -107,7 +107,8 @@ def table(log: Log, arch: str, units: int) -> dict[str, Any]:
         model_ms = next((ms for ms, key, _ in found if key == model), None)
         parts: dict[Any, list[tuple[float, str, Job]]] = {}
         for x in found:
-            parts.setdefault(x[2].build.target if name == tables.DECODE else x[2].build.chunk, []).append(x)
+            b = x[2].build
+            parts.setdefault((b.target if name in tables.SHARED else "", 0 if name == tables.DECODE else b.chunk), []).append(x)
 
         def cost(x: tuple[float, str, Job], model: str = model) -> tuple[float, int, str]:
             return x[0] * (MARGIN if x[1] == model else 1), len(changes(x[2].build.plan, x[2].build.arch)), x[1]
@@ -119,6 +120,8 @@ def table(log: Log, arch: str, units: int) -> dict[str, Any]:
 
 def _modelled(j: Job, arch: str, units: int) -> Build:
     """The model's choice for the inputs of a job, at its size."""
+    if j.table == tables.BACKWARD:
+        return gradient_choice(j.build, arch)
     if j.table == tables.DECODE:
         return step_choice(j.build, j.extent, units)
     plain = replace(j.build, schedule=Build(j.build.target).schedule, chunk=DEFAULT_CHUNK, arch="")

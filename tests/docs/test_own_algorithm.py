@@ -7,7 +7,7 @@ import torch
 
 from gdn_codegen import pages
 from gdn_codegen.algorithms import load
-from gdn_codegen.ir.builder import Algorithm
+from gdn_codegen.ir.page import Algorithm
 from gdn_codegen.tools.cases import Case
 
 TEXT = (Path(__file__).parents[2] / "docs" / "your_own_algorithm.md").read_text()

@@ -11,7 +11,8 @@ from reference import problem
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir import interpret as interpreter
-from gdn_codegen.ir.builder import Body, algorithm, carried, cumsum, exp, last, valid
+from gdn_codegen.ir.body import Body
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, valid
 from gdn_codegen.ir.core import Kernel, Program
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import OPS, TypeRuleError, infer

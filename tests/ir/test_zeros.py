@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gdn_codegen.devices import Device
-from gdn_codegen.ir.builder import Body
+from gdn_codegen.ir.body import Body
 from gdn_codegen.ir.core import Kernel, Op, Program, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem, _At
 from gdn_codegen.ir.ops import OPS, infer

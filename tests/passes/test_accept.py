@@ -6,7 +6,8 @@ import torch
 from reference import expected, in_form, passed, problem, rms_error
 
 from gdn_codegen import algorithms
-from gdn_codegen.ir.builder import Body, algorithm, carried
+from gdn_codegen.ir.body import Body
+from gdn_codegen.ir.builder import algorithm, carried
 from gdn_codegen.ir.core import Loop, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify

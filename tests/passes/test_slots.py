@@ -9,7 +9,7 @@ from test_passes import run
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
-from gdn_codegen.ir import builder
+from gdn_codegen.ir import page as pages
 from gdn_codegen.ir.core import Loop, loops, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.rings import rings
@@ -186,7 +186,7 @@ def sums(v, S):
 def test_ids_take_turns(tmp_path, monkeypatch, change, message):
     """A pipe signals the next chunk's tile before this one's signal was taken: two ids alternate. The state has the dims of the
     tile, which pages may not have, so that no product lies between."""
-    monkeypatch.setattr(builder, "_of_state", lambda *declared: ("C", "V"))
+    monkeypatch.setattr(pages, "of_state", lambda *declared: ("C", "V"))
     page = tmp_path / "sums.py"
     page.write_text(SUMS)
     s = Schedule("sums", (("U",), ("o", "S")), prefetch="loads", order="page")

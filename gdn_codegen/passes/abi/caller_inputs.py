@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...input_forms import INPUT_FORMS, InputForm
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Line, Op, Program
 from ...ir.types import Tensor
 from ...schedule.contract import Contract, ContractError

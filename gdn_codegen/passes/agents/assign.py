@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...devices import Cores, Device
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Line, Op, Program, loops, map_ops, walk
 from ...ir.types import Tensor
 from ..common import rebuild_kernels, with_tensors

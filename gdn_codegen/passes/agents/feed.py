@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...devices import Cores
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Loop, Op, Program
 from ...ir.types import Tensor
 from ..common import rebuild_kernels

@@ -12,7 +12,7 @@ entries that each thread holds. States are excluded, because they are stored onc
 from __future__ import annotations
 
 from ...devices import Device
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program, loops, types, uses
 from ...ir.ops import OPS
 from ..common import rebuild_kernel

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...devices import Cores
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Loop, Program, Stmt, Tile, loops, types
 from ...ir.ops import OPS
 from ...ir.types import Tensor

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...devices import Groups
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import NO_LINE, Kernel, Loop, Op, Program, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError

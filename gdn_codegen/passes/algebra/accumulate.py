@@ -6,7 +6,7 @@ x - s a @ (c[:, None] * y) becomes x + a @ ((-s c)[:, None] * y). The product th
 """
 from __future__ import annotations
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program, uses
 from ..common import rebuild_kernels
 from ..stage import takes

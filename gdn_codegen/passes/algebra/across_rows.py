@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Line, Op, Program
 from ...ir.ops import OPS
 from ...ir.types import Dim, Tensor

@@ -10,7 +10,7 @@ and all targets accept it. All targets run this pass first.
 """
 from __future__ import annotations
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op, Program
 from ...schedule.schedule import Schedule
 from ..common import walk_body, with_walk_body

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op, Program
 from ...ir.decays import exponents
 from ..common import walk_body

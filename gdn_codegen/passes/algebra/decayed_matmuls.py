@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op
 
 

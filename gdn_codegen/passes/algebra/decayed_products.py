@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op, Program, uses
 from ..common import walk_body, with_walk_body
 from ..stage import takes

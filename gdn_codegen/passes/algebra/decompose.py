@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 from ...devices import Device
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op, Program, uses
 from ...ir.names import DTYPES
 from ...ir.ops import OPS

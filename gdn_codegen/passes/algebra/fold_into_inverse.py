@@ -10,7 +10,7 @@ where the values between have no other reader.
 """
 from __future__ import annotations
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program, types, uses
 from ...ir.types import BYTES
 from ..common import rebuild_kernels

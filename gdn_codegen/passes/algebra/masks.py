@@ -6,7 +6,7 @@ branch. The pass applies where neither the exponential nor its mask has another 
 """
 from __future__ import annotations
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program, uses
 from ..common import rebuild_kernels
 from ..match import matched

@@ -6,7 +6,7 @@ All targets run it.
 """
 from __future__ import annotations
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program
 from ..common import rebuild_kernels
 from ..match import matched

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program, loops
 from ...ir.names import DTYPES
 from ...ir.types import Tensor

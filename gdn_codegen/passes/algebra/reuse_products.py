@@ -7,7 +7,7 @@ derivative by an operand, and a row sum for the derivative by its scale. FLA has
 """
 from __future__ import annotations
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op, Program
 from ..common import walk_body, with_walk_body
 from ..stage import takes

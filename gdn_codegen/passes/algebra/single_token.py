@@ -12,7 +12,7 @@ Example, a line of the page before and after:
 from __future__ import annotations
 
 from ...devices import Cores, Device, Groups
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program, types
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import rebuild_kernels

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op
 from ...ir.ops import OPS
 from ...ir.types import Dim, Tile

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op
 from ...ir.types import Dim
 

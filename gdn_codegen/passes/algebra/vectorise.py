@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Line, Op, Program
 from ...ir.ops import OPS
 from ...ir.types import Dim, Tensor

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op, Program
 from ...ir.ops import OPS
 from ...ir.types import Tensor

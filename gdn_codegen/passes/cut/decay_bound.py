@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op, Program, Stmt
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError

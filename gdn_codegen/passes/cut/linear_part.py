@@ -1,7 +1,7 @@
 """linear_part: the part of a walk's body that is linear in the state. `summaries` uses it for the factor M of S' = M S + N."""
 from __future__ import annotations
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Op
 from ...ir.ops import TypeRuleError
 from ...schedule.schedule import ScheduleError

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Loop, Op, Program, types
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule, ScheduleError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Stmt
 from ..common import dead_code
 from .linear_part import linear_part

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from ...devices import Cores, Device
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Loop, Program, Stmt, walk
 from ...ir.ops import OPS
 from ...ir.types import Tensor

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Cores
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program
 from ...ir.types import Batch, Tensor
 from ...schedule.schedule import Schedule

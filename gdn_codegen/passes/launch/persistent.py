@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Groups
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Buffer, Kernel, Loop, Op, Program, types
 from ...ir.types import Tensor, Tile
 from ...schedule.schedule import Schedule, ScheduleError

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, map_loops, types
 from ...ir.ops import OPS
 from ..stage import takes

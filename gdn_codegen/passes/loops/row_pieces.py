@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt
 from ...ir.core import types as types_of
 from ...ir.ops import OPS

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Program, types
 from ...ir.ops import AHEAD, OPS
 from ...ir.types import WARP

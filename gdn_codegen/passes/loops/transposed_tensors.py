@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program, loops, map_ops, types
 from ...ir.differentiate import TRANSPOSED
 from ...ir.ops import OPS

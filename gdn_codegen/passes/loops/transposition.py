@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Loop, Op, Program, loops, types, walk
 from ...ir.ops import OPS
 from ...ir.types import Tile

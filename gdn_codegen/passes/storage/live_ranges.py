@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Cores
-from ...ir.builder import Body
+from ...ir.body import Body
 from ...ir.core import Kernel, Loop, Op, Stmt
 from ...ir.ops import OPS
 

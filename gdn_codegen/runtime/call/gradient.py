@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ir.builder import Algorithm
 from ...ir.differentiate import TRANSPOSED, chunk_states, derivative
+from ...ir.page import Algorithm
 from .arguments import Tensors
 from .compiling import compiling
 from .given import in_page_order

@@ -5,23 +5,25 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from ... import algorithms
 from ...derived_pages import beside, find
 from ...host.tensors import _fail
-from ...ir.builder import Algorithm
 from ...ir.decays import by_channel
 from ...ir.differentiate import derivative
+from ...ir.page import Algorithm
 from ...schedule import Schedule, varied
 from ...targets import names
 from ..admit import Refused, admit
 from ..build import Build, lowered
 from ..load import module
 from ..targets import choose, runs, serving
+from . import tables
 from .choose import refuse, refused, unfit
 from .compiling import DoesNotCompile, compiling
-from .device import facts
+from .device import Facts, facts
 from .request import DEFAULT_CHUNK, DTYPES, Call
 
 
@@ -77,28 +79,47 @@ class Builds:
         return (*filter(None, [self.states]), self.gradient)
 
 
+def undecided(b: Build, rounded: bool) -> Builds:
+    """The two builds of a gradient with the schedule and chunk of `b`: what they compute, and their contracts.
+
+    b: as for `candidates`. rounded: whether states before chunks have the dtype of q between the two.
+    """
+    states, gradient = (beside(b.algorithm, kind) for kind in ("states", "gradient"))
+    read = [t.name for t in find(gradient).trace().role("input") if t.index == "slot"]
+    kept = tuple((n, b.dtype) for n in read) if rounded else ()
+    return Builds(replace(b, algorithm=states, contract=replace(b.contract, dtypes=kept)) if read else None,
+                  replace(b, algorithm=gradient, contract=replace(b.contract, dtypes=tuple(sorted((*b.contract.dtypes, *kept))))))
+
+
 def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = True) -> Iterator[Builds]:
     """Builds of a gradient, the best first. b: with target, page, dtype, K, V and contract. device, arch: type and architecture
     of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch."""
-    states, gradient = (beside(b.algorithm, kind) for kind in ("states", "gradient"))
     page = algorithms.find(b.algorithm).trace()
-    read = tuple(t.name for t in find(gradient).trace().role("input") if t.index == "slot")
-    in_parts = in_parts and bool(page.forgets)
+    in_parts, channels = in_parts and bool(page.forgets), by_channel(page)
     for chunk in (n for n in CHUNKS if n <= most):
         for plan in (x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())):
             if not in_parts and "partition" in plan.gradient[1]:
                 continue
-            kept = tuple((n, b.dtype) for n in read) if plan.narrow else ()
-            typed = tuple(sorted((*b.contract.dtypes, *kept)))
-            c = replace(b, chunk=chunk, arch=plan.arch, contract=replace(b.contract, dtypes=kept))
-            back = replace(c, algorithm=gradient, schedule=_varied(plan.gradient, plan.arch),
-                           contract=replace(b.contract, dtypes=typed))
-            if not read:
+            x = undecided(replace(b, chunk=chunk, arch=plan.arch), plan.narrow)
+            back = replace(x.gradient, schedule=_varied(plan.gradient, plan.arch))
+            if x.states is None:
                 yield Builds(None, back)
                 continue
-            walks = sorted((x for x in plan.states if in_parts or "partition" not in x[1]),
-                           key=lambda x: by_channel(page) and x[0] != "operand_walk")
-            yield from (Builds(replace(c, algorithm=states, schedule=_varied(x, plan.arch)), back) for x in walks)
+            walks = sorted((y for y in plan.states if in_parts or "partition" not in y[1]),
+                           key=lambda y: channels and y[0] != "operand_walk")
+            yield from (Builds(replace(x.states, schedule=_varied(y, plan.arch)), back) for y in walks)
+
+
+def measured(b: Build, names: tuple[str, ...], shape_class: tuple[int, ...], most: int) -> list[Builds]:
+    """Builds of a gradient that the tables of `tune --backward` have for calls of a shape class, the fastest first: pairs of rows
+    for the same chunk. names: of the device, from its facts. b, most: as for `candidates`."""
+    wanted = undecided(b, True)
+    rows = [r for r in tables.rows(names, tables.BACKWARD) if r.about.chunk <= most and r.far(shape_class) <= 1]
+    states, gradients = ([(r, replace(x, schedule=r.about.schedule, chunk=r.about.chunk, arch=r.about.arch))
+                          for r in rows if r.serves(x, x.contract)] if x else [] for x in (wanted.states, wanted.gradient))
+    found = [(g.far(shape_class), g.ms + s.ms, Builds(before, back)) for g, back in gradients for s, before in states
+             if g.about.chunk == s.about.chunk]
+    return [x for *_, x in sorted(found, key=lambda x: x[:2])]
 
 
 def _varied(plan: tuple[str, dict[str, Any]], arch: str) -> str | Schedule:
@@ -133,28 +154,36 @@ def targets_for(device: str, asked: str) -> list[str]:
 
 
 def builds_for(page: str | Algorithm, call: Call) -> Builds:
-    """The builds of the gradient of a call of a page. ValueError where none fits.
+    """The builds of the gradient of a call of a page. ValueError where none fits."""
+    x = call.request
+    b = asked_of(Build("triton", layout=x.layout, algorithm=page, dtype=DTYPES[call.dtype], head_dim_k=call.head_dims[0],
+                       head_dim_v=call.head_dims[1], contract=call.contract), call.extent.H == call.extent.HV)
+    most = DEFAULT_CHUNK if x.chunk is None else max(x.chunk, CHUNKS[-1])
+    return _fitting(b, x.target, facts(call.device), most, call.device, call.extent.shape_class, not x.batch_invariant)
+
+
+def asked_of(b: Build, alone: bool) -> Build:
+    """What the gradient of a build's calls computes, as `candidates` takes it. alone: a key head has one value head.
 
     States lie as the pages have them, in float32: the gradient makes of them what the caller has. Gradients of inputs of key
     heads are in float32 where they are summed over value heads, and else in the inputs' dtype.
     """
-    x = call.request
-    alone = call.extent.H == call.extent.HV  # no sum over value heads follows
-    narrow = tuple((derivative(y.name), DTYPES[call.dtype]) for y in algorithms.find(page).trace().role("input")
-                   if alone and y.index == "token" and y.heads == "H" and len(y.dims) > 1 and not y.wide)
-    contract = replace(call.contract.unpromised(), dtypes=tuple(sorted(narrow)), state_layout="kv", state_dtype="float32")
-    b = Build("triton", layout=x.layout, algorithm=page, dtype=DTYPES[call.dtype], head_dim_k=call.head_dims[0],
-              head_dim_v=call.head_dims[1], contract=contract)
-    most = DEFAULT_CHUNK if x.chunk is None else max(x.chunk, CHUNKS[-1])
-    return _fitting(b, x.target, facts(call.device).arch, most, call.device, not x.batch_invariant)
+    rows = tuple((derivative(y.name), b.dtype) for y in algorithms.find(b.algorithm).trace().role("input")
+                 if alone and y.index == "token" and y.heads == "H" and len(y.dims) > 1 and not y.wide)
+    return replace(b, contract=replace(b.contract.unpromised(), dtypes=tuple(sorted(rows)), state_layout="kv",
+                                       state_dtype="float32"))
 
 
 @lru_cache(maxsize=256)
-def _fitting(b: Build, asked: str, arch: str, most: int, device: Any, in_parts: bool) -> Builds:
-    """The first builds that fit. b, arch, most, in_parts: as for `candidates`, of any target. asked: the call's target."""
+def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_class: tuple[int, ...], in_parts: bool
+             ) -> Builds:
+    """The first builds that fit: those that were measured, then those of PLANS. b, most, in_parts: as for `candidates`, of any
+    target. Tables are by the size of the batch, too. asked: the call's target. on: what dispatch knows of the device."""
     why: dict[tuple[str, int], str] = {}  # of a target's chunks, why the preferred plan does not fit
     for target in targets_for(device.type, asked):
-        for found in candidates(replace(b, target=target), device.type, arch, most, in_parts):
+        mine = replace(b, target=target)
+        known = measured(mine, on.names, shape_class, most) if in_parts else []
+        for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts)):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):

@@ -20,8 +20,8 @@ from torch import Tensor
 from ... import algorithms
 from ...host.arguments import _check_rank
 from ...host.tensors import _fail
-from ...ir.builder import Algorithm
 from ...ir.decays import log_decays
+from ...ir.page import Algorithm
 from ...schedule.contract import Contract
 from . import known_members
 from .aliasing import shared

@@ -27,6 +27,10 @@ PACKAGED = Path(__file__).parents[2] / "devices" / "choices"
 PACKAGE, USER = "the package's", "the user's"
 #: The table of decoding steps.
 DECODE = "decode"
+#: The name of the tables of gradients, whose rows have the builds of the states before chunks and of the gradient itself.
+BACKWARD = "backward"
+#: Tables that targets share. Their rows say which target they are of.
+SHARED = DECODE, BACKWARD
 UNIT = Contract((("k", "unit"),))
 
 
@@ -78,8 +82,8 @@ class Row:
     """A measured choice.
 
     about: the build, with the inputs for which it was measured. extent: the size. ms, model_ms: times of a call with this build,
-    and with the model's choice. source: PACKAGE or USER. kind: of the device. table: a target, or DECODE. float16 and bfloat16
-    take the same time."""
+    and with the model's choice. source: PACKAGE or USER. kind: of the device. table: a target, or one of SHARED. float16 and
+    bfloat16 take the same time."""
 
     device: str
     about: Build
@@ -124,13 +128,13 @@ def as_json(r: Row) -> dict[str, Any]:
 
 def choice_json(b: Build, table: str = "") -> dict[str, Any]:
     """The JSON of a chosen build. Its schedule is a named one with changed fields."""
-    target = {"target": b.target} if table == DECODE else {}
+    target = {"target": b.target} if table in SHARED else {}
     return {**target, "schedule": b.plan.name, "set": changes(b.plan, b.arch), "chunk": b.chunk, "arch": b.arch}
 
 
 def chosen(about: dict[str, Any], choice: dict[str, Any], table: str) -> Build:
     """The build of `choice_json` for inputs of a kind."""
-    target = choice["target"] if table == DECODE else table
+    target = choice["target"] if table in SHARED else table
     fields = dict(choice["set"])
     if "kernels" in fields:  # JSON has lists
         fields["kernels"] = tuple(map(tuple, fields["kernels"]))
@@ -164,7 +168,7 @@ def versions(target: str) -> dict[str, str]:
     from ... import __version__
     from ...targets import find
     from ...targets.machine import version
-    used = {n: n for n in ("torch", "triton", "tilelang")} if target == DECODE else \
+    used = {n: n for n in ("torch", "triton", "tilelang")} if target in SHARED else \
         {"torch": "torch", target: find(target).toolchain.package}
     return {"gdn_codegen": __version__, **{n: version(package) if package else "" for n, package in used.items()}}
 

@@ -6,7 +6,7 @@ delta, and b multiplies their other, state-free operand. So no column scales the
 """
 from __future__ import annotations
 
-from ....ir.builder import Body
+from ....ir.body import Body
 from ....ir.core import Line, Loop, Op, types, uses
 from ....schedule.schedule import Schedule
 from ...match import matched

@@ -6,7 +6,7 @@ Take a product M @ (b * (y + z)) of a state-free M and a column b, where only z 
 """
 from __future__ import annotations
 
-from ....ir.builder import Body
+from ....ir.body import Body
 from ....ir.core import Line, Loop, Op, Program
 from ....schedule.schedule import Schedule
 from ...common import walk_body

@@ -1,7 +1,7 @@
 """Questions that forms ask about the ops of a walk."""
 from __future__ import annotations
 
-from ....ir.builder import Body
+from ....ir.body import Body
 from ....ir.core import Line, Loop, Op
 
 
