@@ -37,6 +37,7 @@ from .algebra.reuse_products import reuse_products
 from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
 from .algebra.single_token import single_token
+from .algebra.split_sums import split_sums
 from .algebra.vectorise import vectorise
 from .algebra.whole_vectors import whole_vectors
 from .cut.comments import comments
@@ -106,6 +107,7 @@ FRONT: Passes = (
     ("canonical", lambda p, c: canonical(p, c.schedule)),
     ("check_exponents", lambda p, c: check_exponents(p)),
     ("reuse_products", lambda p, c: reuse_products(p)),
+    ("split_sums", lambda p, c: split_sums(p, c.schedule)),
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("clamp_decay", lambda p, c: clamp_decay(p)),

@@ -11,7 +11,7 @@ from .agents import ASSIGNMENTS
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution",
-         "operand", "summand")
+         "operand", "summand", "early")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -169,6 +169,7 @@ class Schedule:
 
 PREPARED = (("@gate_sum", "@system"), ("@weight", "@offset"), ("@state", "@solution"), ("@output",))
 REPLAYED = (("@gate_sum", "@inverse"), ("@output", "@state"))
+BEFORE_BACK = ("@gate_sum", "@inverse", "@weight", "@offset", "@summand")  # of a gradient, before it walks back
 SCHEDULES = {s.name: s for s in (
     Schedule("staged", (("@gate_sum",), ("@system",), ("@inverse",), *PREPARED[1:]), form="wy"),
     Schedule("prepared", PREPARED, form="wy", value_heads=1),  # two would need more flags than PTO has
@@ -180,8 +181,9 @@ SCHEDULES = {s.name: s for s in (
              warm_up="state"),
     Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state_layout="vk", stages=3,
              warm_up="state"),
-    Schedule("gradient", (("@gate_sum", "@inverse", "@weight", "@offset", "@summand"), ("@state", "@solution"), ("@output",)),
-             state_layout="vk", narrow_workspaces=True),
+    Schedule("gradient", (BEFORE_BACK, ("@state", "@solution"), ("@output",)), state_layout="vk", narrow_workspaces=True),
+    Schedule("operand_gradient", ((*BEFORE_BACK, "@early", "@operand"), ("@state", "@solution"), ("@output",)), state_layout="vk",
+             narrow_workspaces=True),
 )}
 
 #: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a

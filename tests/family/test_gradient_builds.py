@@ -109,15 +109,22 @@ def test_states_of_another_chunk_are_computed_again(monkeypatch: pytest.MonkeyPa
     assert (found[0] - found[1]).norm() < 1e-5 * found[0].norm() and not torch.equal(*found)
 
 
+RAW = (("beta", "sigmoid"), ("g", "raw"), ("k", "l2norm"), ("q", "l2norm"))
+
+
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("page, chunk, arch", [("gated_delta_rule", 64, "sm_90a"), ("kimi_delta_attention", 32, "")])
-def test_builds_of_a_hopper(page: str, chunk: int, arch: str) -> None:
+@pytest.mark.parametrize("page, forms, schedule", [
+    ("gated_delta_rule", (), "gradient"), ("gated_delta_rule", RAW, "operand_gradient"), ("gla", (), "operand_gradient"),
+    pytest.param("kimi_delta_attention", (), "operand_gradient", marks=pytest.mark.slow)])
+def test_builds_of_a_hopper(page: str, forms: tuple[tuple[str, str], ...], schedule: str) -> None:
     """With as many value heads as key heads no sum follows, so that the gradients of q and k have their dtype. Both builds have
-    the states before chunks in one orientation, in 16 bits."""
-    b = Build("tilelang", algorithm=page, dtype="bfloat16", contract=Contract(dtypes=(("d_k", "bfloat16"), ("d_q", "bfloat16"))))
+    the states before chunks in one orientation, in 16 bits. A walk back on warp groups sums no rows and multiplies no tiles that
+    do not depend on a state, so another kernel does."""
+    contract = Contract(inputs=forms, dtypes=(("d_k", "bfloat16"), ("d_q", "bfloat16")))
+    b = Build("tilelang", algorithm=page, dtype="bfloat16", contract=contract)
     found = next(x for x in gradient_builds.candidates(b, "cuda", "sm_90a", 64)
                  if not (choose.unfit(x.states) or choose.unfit(x.gradient) or gradient_builds._apart(x)))
-    assert (found.gradient.chunk, found.gradient.arch, found.gradient.plan.name) == (chunk, arch, "gradient")
+    assert (found.gradient.chunk, found.gradient.arch, found.gradient.plan.name) == (64, "sm_90a", schedule)
     of = {t.name: t.dtype for x in (found.states, found.gradient) for t in lowered(x).tensors}
     assert of["S_chunks_vk"] == of["d_q"] == of["d_k"] == "bfloat16"
 

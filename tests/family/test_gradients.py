@@ -10,8 +10,10 @@ from members import Case, drawn
 from torch import Tensor
 
 from gdn_codegen.algorithms import names
+from gdn_codegen.ir.differentiate import chunk_states
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.load import function
+from gdn_codegen.schedule.contract import Contract
 
 #: Pages that all targets run in every run of the suite. TileLang, PTO and three kernels take others by hand (`-m long`), as
 #: kernels take seconds to compile.
@@ -64,6 +66,26 @@ def test_gradients_by_three_kernels(name: str) -> None:
     found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), THREE_KERNELS, chunk=16, head_dim_k=16, head_dim_v=32,
                    dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "gla"])
+def test_gradients_whose_first_kernel_computes_what_it_can(name: str) -> None:
+    """Outputs that depend on no gradient by a state, summands of others, and the operands of the walk back."""
+    plans = {"states": "operand_walk", "gradient": "operand_gradient"}
+    found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), plans, chunk=16, head_dim_k=16, head_dim_v=32,
+                   dtype="float32")
+    assert all(e < ACCEPTED["float32"] for e in found.values()), found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gated_delta_rule", "kimi_delta_attention"])
+def test_orders_with_room_on_tilelang(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels over chunks that are ordered anew, and that compute operands again, because their tiles leave too little room."""
+    monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
+    plans = {"states": "operand_walk", "gradient": "operand_gradient"}
+    found = errors("tilelang", name, Case((70, 0, 64, 1), 1, 2, repeat=True), plans, chunk=64, head_dim_k=128, head_dim_v=128,
+                   dtype="bfloat16", contract=Contract(dtypes=((chunk_states("S"), "bfloat16"),)))
+    assert all(e < ACCEPTED["bfloat16"] for e in found.values()), found
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ class Given:
 def test_parts_of_a_walk_back_give_its_gradients(name: str) -> None:
     """From summaries to rounding, with warm-ups to the bound on what they leave out. One kernel, and three."""
     given = Given(name)
-    for schedule, span in (("gradient", 1), ("gradient", 2), ("fused", 1)):
+    for schedule, span in (("gradient", 1), ("gradient", 2), ("operand_gradient", 1), ("fused", 1)):
         assert given.run(lowered(name, "exact", schedule), span)[1] < 1e-12, (schedule, span)
         if find(name).forgets:
             i, error = given.run(lowered(name, "decay", schedule), span)
@@ -121,8 +121,8 @@ def test_a_bound_of_the_wrong_chunks_is_seen(monkeypatch: pytest.MonkeyPatch) ->
         test_a_warm_up_looks_at_the_chunks_after_a_part()
 
 
-@pytest.mark.parametrize("warm_up", ["all", "state"])
-def test_walks_of_warp_groups(warm_up: str) -> None:
+@pytest.mark.parametrize("schedule, warm_up", [("gradient", "all"), ("gradient", "state"), ("operand_gradient", "all")])
+def test_walks_of_warp_groups(schedule: str, warm_up: str) -> None:
     """Stage by stage. The last chunk of a sequence, which may be ragged, is the first of a warm-up."""
     sizes, seen = {"C": 64, "K": 64, "V": 64}, []
     given = Given("simple_gla", OF_GROUPS, sizes, (-3.0, -0.2))
@@ -134,7 +134,7 @@ def test_walks_of_warp_groups(warm_up: str) -> None:
             assert (i.memory["d_S_warm_up"] > 0).any()
     pipelines.observers.append(see)
     try:
-        lowered("simple_gla", "decay", target="tilelang", sizes=sizes, dtype="float16", arch="sm_90a", warm_up=warm_up)
+        lowered("simple_gla", "decay", schedule, "tilelang", sizes, "float16", "sm_90a", warm_up=warm_up)
     finally:
         pipelines.observers.remove(see)
     assert [n for n, _ in seen] == ["partition", "mbarriers", "warm_up_loop"] and all(e < 1e-4 for _, e in seen), seen

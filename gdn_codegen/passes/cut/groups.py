@@ -53,6 +53,14 @@ class KernelGroups:
             out |= set(group) - {*read, *self.outputs, *self.states, *self.p.scales, self.p.forgets}
         return out
 
+    def unwalked(self) -> set[str]:
+        """The values of groups that no later walk reads, and that are not a result of the call."""
+        parts, out = [self.slice(i) for i in range(len(self.s.kernels))], set()
+        for i, group in enumerate(self.s.kernels):
+            read = {n for later in parts[i + 1:] if later.walks for n in later.reads}
+            out |= set(group) - {*read, *self.outputs, *self.states}
+        return out
+
     def check(self, apart: bool) -> None:
         """Raise ScheduleError for groups that write nothing, and for workspaces of numbers if cores share no memory (`apart`)."""
         unread = self.unread()

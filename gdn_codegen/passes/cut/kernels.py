@@ -63,9 +63,10 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
 
 
 def resolved(p: Program, s: Schedule) -> Schedule:
-    """`s` with values instead of roles. Values of roles that no later group reads are left out. p: traced, in the form of `s`."""
-    s, came = with_names(p, s)
-    while unread := KernelGroups(p, s).unread() & came:
+    """`s` with values instead of roles. Values of roles that no later group reads are left out, and so are operands that no walk
+    reads: a kernel over chunks computes them again. p: traced, in the form of `s`."""
+    s, came, operands = with_names(p, s)
+    while unread := (g := KernelGroups(p, s)).unread() & came | g.unwalked() & operands:
         s = replace(s, kernels=tuple(x for g in s.kernels if (x := tuple(n for n in g if n not in unread))))
     return s
 

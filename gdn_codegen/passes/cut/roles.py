@@ -11,6 +11,7 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - operand: what a walk needs, if it computes only values that depend on a state, and tiles that these read otherwise than as an
   operand of a product: the operands of products and the vectors that it reads, and that depend on no state.
 - summand: a tile of tokens that depends on no state, and is added to one on which the next state depends.
+- early: an output that depends on no state, or a tile or vector of tokens that depends on none and is added to one that does.
 """
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ from ...ir.ops import OPS
 from ...schedule.schedule import ROLES, Schedule
 
 
-def with_names(p: Program, s: Schedule) -> tuple[Schedule, set[str]]:
-    """`s` with values instead of roles, and the values that roles gave. p: a traced program in the form of `s`.
+def with_names(p: Program, s: Schedule) -> tuple[Schedule, set[str], set[str]]:
+    """`s` with values instead of roles, the values that roles gave, and those that only the role operand gave. p: traced, in the
+    form of `s`.
 
     A value belongs to the group that names it, otherwise to the first group with a role of it. Empty groups are dropped.
     """
@@ -36,7 +38,8 @@ def with_names(p: Program, s: Schedule) -> tuple[Schedule, set[str]]:
             came |= set(new)
             group += new if word.startswith("@") else [word]
         groups.append(tuple(group))
-    return replace(s, kernels=tuple(g for g in groups if g)), came
+    other = {n for g in s.kernels for word in g if word.startswith("@") and word != "@operand" for n in found[word[1:]]}
+    return replace(s, kernels=tuple(g for g in groups if g)), came, came - other
 
 
 def roles(p: Program) -> dict[str, tuple[str, ...]]:
@@ -82,8 +85,8 @@ class _Roles:
             "operand": self.operands(), "summand": self.summands()}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)
                for r, names in found.items()}
-        assert {*own, "output", "state"} == set(ROLES)
-        return {**own, "output": self.outputs, "state": self.states}
+        assert {*own, "early", "output", "state"} == set(ROLES)
+        return {**own, "early": self.early(), "output": self.outputs, "state": self.states}
 
     def inverses(self) -> set[str]:
         """Inverses, and state-free tiles of the same dims that elementwise ops compute from one."""
@@ -120,9 +123,17 @@ class _Roles:
         for o in reversed(self.ops):
             if o.out in needed:
                 needed |= set(o.args)
-        return {a for o in self.ops if o.kind in ("add", "sub") and o.out in self.waits & needed for a in o.args
-                if a not in self.waits and self.defs[a].kind != "load" and self.type[a].dims[:1] == ("C",)
-                and self.type[a].rank == 2}
+        return {n for n in self.added(self.waits & needed) if self.type[n].rank == 2}
+
+    def added(self, sums: set[str]) -> set[str]:
+        """Computed tiles and vectors of tokens that depend on no state, and are operands of the sums and differences `sums`."""
+        return {a for o in self.ops if o.kind in ("add", "sub") and o.out in sums for a in o.args
+                if a not in self.waits and self.defs[a].kind != "load" and self.type[a].dims[:1] == ("C",)}
+
+    def early(self) -> tuple[str, ...]:
+        """Outputs that depend on no state, and what is added to values that do."""
+        found = {n for n in self.added(self.waits & self.wanted) if self.type[n].dims != ("C", "C")} | set(self.outputs)
+        return tuple(n for n in self.defs if n in found - self.waits)
 
     def grown(self, n: str) -> str:
         """The last value of a chain of sums and multiples that starts at `n`, where each value of the chain has one reader."""

@@ -29,7 +29,7 @@ from ...devices import Device
 from ...ir.core import Kernel, Program
 from ...ir.types import BYTES, GROUP, WARP
 from ..stage import takes
-from ..storage.live_bytes import live_bytes
+from ..storage.live_bytes import live_bytes, two_fit
 from .token_threads import MOST_OF_A_FRAGMENT, fragments, of_tokens
 
 #: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.
@@ -42,9 +42,8 @@ MOST_LIVE = 128
 #: The same for the bytes of its tiles in shared memory. The kernel that was timed has 96 KiB, so that two blocks share a
 #: multiprocessor; none with less was.
 MOST_SHARED = 88 * 1024
-#: The registers of a thread that fragments take at once in kernels for which nvcc may take more than two blocks have. Then the
-#: bytes of shared memory that a block takes beside its tiles.
-PAIRED, OF_A_BLOCK = 96, 1024
+#: The registers of a thread that fragments take at once in kernels for which nvcc may take more than two blocks have.
+PAIRED = 96
 
 
 @takes("placed")
@@ -73,7 +72,7 @@ def _paired(k: Kernel, threads: int, device: Device) -> Kernel:
     fragments, and shared memory has room for both."""
     many = threads == 2 * GROUP and live_bytes(k, "fragment") >= PAIRED * threads * BYTES["float32"]
     pair = many and k.grid == "chunks" and any(o.kind == "matmul" for o in k.ops)
-    if not pair or 2 * (live_bytes(k, "shared", "staged") + OF_A_BLOCK) > device.spaces["shared"]:
+    if not pair or not two_fit(k, device):
         return replace(k, threads=threads)
     return replace(k, threads=threads, registers=device.register_file // (2 * threads), blocks_per_sm=2)
 

@@ -3,8 +3,12 @@ from __future__ import annotations
 
 from math import prod
 
+from ...devices import Device
 from ...ir.core import Kernel, Loop
 from ...ir.types import BYTES
+
+#: Bytes of shared memory that a block takes beside its tiles.
+OF_A_BLOCK = 1024
 
 
 def live_bytes(k: Kernel, *spaces: str) -> int:
@@ -23,3 +27,13 @@ def live_bytes(k: Kernel, *spaces: str) -> int:
         for x in ({*read, o.buffer} if o.buffer or not o.out else read) & size.keys():
             ends[x] = ends.get(x, (n, n))[0], n
     return max((sum(size[x] for x, (first, last) in ends.items() if first <= n <= last) for n in range(len(k.body))), default=0)
+
+
+def most_of_two(device: Device) -> int:
+    """The bytes of shared memory that tiles of a block may take, so that a multiprocessor has room for two."""
+    return device.spaces["shared"] // 2 - OF_A_BLOCK
+
+
+def two_fit(k: Kernel, device: Device) -> bool:
+    """Whether shared memory has room for two blocks of `k`, placed."""
+    return live_bytes(k, "shared", "staged") <= most_of_two(device)

@@ -58,8 +58,9 @@ PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8, **x})) for x in (IN_PARTS, {})), ONE),
     ("tilelang", "cpu"): (ONE, THREE),
     ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE),
-    ("tilelang", "sm_90a"): tuple(Plan(("gradient", {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True,
-                                       "sm_90a") for n in (3, 2, 1) for x in (IN_PARTS, {})),
+    ("tilelang", "sm_90a"): tuple(
+        Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
+        for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
     ("pto", "cpu"): (ONE, BY_CHUNKS), ("pto", "npu"): (BY_CHUNKS, ONE)}
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)

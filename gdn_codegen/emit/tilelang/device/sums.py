@@ -110,9 +110,9 @@ def row_sum_cuda(src, dst):
 
 @T.macro
 def column_sum_cuda(src, dst):
-    """The sum of each column, by a thread block."""
+    """The sum of each column, by a thread block. Threads exchange four sums at a time, of which each has so many."""
     total = T.alloc_fragment((src.shape[1],), dst.dtype)
-    T.reduce_sum(src, total, dim=0)
+    T.reduce_sum(src, total, dim=0, batch=4 if min(src.shape) >= 64 else 1)
     for i in T.Parallel(src.shape[1]):
         dst[i] = total[i]
 

@@ -1,0 +1,66 @@
+"""few_live, early_loads and recompute: orders of kernels over chunks for which shared memory has room."""
+from __future__ import annotations
+
+import pytest
+
+from gdn_codegen.devices.sm_90a import SM_90A
+from gdn_codegen.ir.core import Program
+from gdn_codegen.ir.differentiate import chunk_states
+from gdn_codegen.passes.loops.early_loads import early_loads
+from gdn_codegen.passes.storage import place
+from gdn_codegen.passes.storage.live_bytes import live_bytes, most_of_two, two_fit
+from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.schedule import ScheduleError, varied
+from gdn_codegen.schedule.contract import Contract
+
+
+def gradient(page: str, schedule: str) -> Program:
+    """The gradient of a page for sm_90a, in bfloat16 with K = V = 128 and chunks of 64 tokens."""
+    return lowered(Build("tilelang", algorithm=f"{page}.gradient", schedule=varied(schedule, "sm_90a", v_block=64, stages=1),
+                         dtype="bfloat16", arch="sm_90a", contract=Contract(dtypes=((chunk_states("S"), "bfloat16"),))))
+
+
+def test_two_blocks_share_a_multiprocessor_if_another_order_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the page's order a block of the first kernel takes more than half of shared memory. The last has too many fragments."""
+    first, _, last = gradient("gated_delta_rule", "gradient").kernels
+    assert two_fit(first, SM_90A) and not two_fit(last, SM_90A)
+    monkeypatch.setattr(place, "few_live", lambda k, sizes: k)
+    lowered.cache_clear()
+    assert not two_fit(gradient("gated_delta_rule", "gradient").kernels[0], SM_90A)
+    lowered.cache_clear()
+
+
+def test_early_values_come_before_the_walk() -> None:
+    """The gradient by q depends on no gradient by a state. So the last kernel reads neither q nor d_o."""
+    first, _, last = gradient("gated_delta_rule", "operand_gradient").kernels
+    stored, read = ({o.attr("tensor") for o in k.ops if o.kind == kind} for k, kind in ((first, "store"), (last, "load")))
+    assert "d_q" in stored and not read & {"q", "d_o"}
+
+
+@pytest.mark.parametrize("page", ["gla", pytest.param("kimi_delta_attention", marks=pytest.mark.slow)])
+def test_gradients_of_a_gate_for_each_channel_fit_in_chunks_of_64(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk back runs on warp groups. Kimi Delta Attention fits if each reader of a decayed operand computes it again."""
+    assert [bool(k.agents) for k in gradient(page, "operand_gradient").kernels] == [False, True, False]
+    if page == "gla":  # it fits in the order of `few_live` alone
+        return
+    monkeypatch.setattr(place, "recompute", lambda k: k)
+    lowered.cache_clear()
+    with pytest.raises(ScheduleError, match="shared of sm_90a has"):
+        gradient(page, "operand_gradient")
+    lowered.cache_clear()
+
+
+def places(p: Program) -> list[int]:
+    """Where the first kernel of `p` loads tiles."""
+    return [n for n, o in enumerate(p.kernels[0].ops) if o.kind == "load" and o.type is not None and o.type.rank == 2]
+
+
+def test_loads_come_as_early_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room they stay before their first readers."""
+    early = gradient("gated_delta_rule", "gradient")
+    assert live_bytes(early.kernels[0], "shared", "staged") <= most_of_two(SM_90A)
+    monkeypatch.setattr(place, "early_loads", lambda k, limit: early_loads(k, 0))
+    lowered.cache_clear()
+    late = gradient("gated_delta_rule", "gradient")
+    lowered.cache_clear()
+    assert sum(places(early)) < sum(places(late))
