@@ -161,10 +161,12 @@ def test_cores_refuse_parts() -> None:
     pytest.param(n, t, how, marks=pytest.mark.slow if (n, t) == ("gated_delta_rule", "triton") else pytest.mark.long)
     for n in names() for t in ("triton", "tilelang") for how in ("decay", "exact") if how == "exact" or find(n).forgets])
 def test_modules(name: str, target: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of one chunk in generated modules: some from warm-ups, some from summaries, gates from 0 to -50."""
+    """Parts of one chunk in generated modules: some from warm-ups, some from summaries, gates from 0 to -50. States before chunks
+    come from parts, too, where both have warm-ups."""
     pytest.importorskip(target)
     monkeypatch.setattr("test_gradients.function", lambda b: in_parts(function(b), 1))
     case = Case((70, 0, 33, 1), 1, 2, repeat=True)
-    found = errors(target, name, case, {"states": "fused_walk", "gradient": varied("gradient", partition=how)}, chunk=16,
+    states = varied("walk", partition=how) if how == "decay" else "fused_walk"
+    found = errors(target, name, case, {"states": states, "gradient": varied("gradient", partition=how)}, chunk=16,
                    head_dim_k=16, head_dim_v=32, dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found

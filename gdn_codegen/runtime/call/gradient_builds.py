@@ -48,7 +48,7 @@ ONE = Plan(("fused", {}), (("fused", {}),))
 WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = {"partition": "decay"}
-THREE = Plan(("gradient", {"v_block": 64}), WALKS, narrow=True)
+THREE = Plan(("gradient", {"v_block": 64}), (("walk", IN_PARTS), *WALKS), narrow=True)
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
