@@ -131,7 +131,8 @@ def test_builds_of_a_hopper(page: str, forms: tuple[tuple[str, str], ...], sched
 
 @pytest.mark.parametrize("target, arch", [("tilelang", "sm_90a"), ("tilelang", ""), ("triton", "")])
 def test_walks_come_in_parts(target: str, arch: str) -> None:
-    """Where the page bounds what tokens forget. Not where the bits of a sequence may depend on that sequence alone."""
+    """Where the page bounds what tokens forget, by a number. Not where the bits of a sequence may depend on
+    that sequence alone."""
     def first(page: str, in_parts: bool = True) -> list[str | None]:
         b = Build(target, algorithm=page, dtype="bfloat16")
         found = next(x for x in gradient_builds.candidates(b, "cuda", arch, 64, in_parts)
@@ -139,6 +140,7 @@ def test_walks_come_in_parts(target: str, arch: str) -> None:
         return [found.states.plan.partition, found.gradient.plan.partition]
     assert first("gated_delta_rule") == ["decay", "decay"]
     assert first("gated_delta_rule", in_parts=False) == [None, None] and first("rwkv7") == [None, None]
+    assert first("kimi_delta_attention") == [None, None]
 
 
 def test_a_batch_invariant_call_has_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,8 @@ ONE = Plan(("fused", {}), (("fused", {}),))
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again. On an H100 the gradient of
 #: 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves of V, 0.3 ms more whole. In
 #: Triton it took 4.7 ms with 8 warps, 6.8 with 4, and 6.9 as one kernel (bfloat16, K = V = 128). Of gates per channel, walks
-#: for states read operands that another kernel computed. Where a page says what tokens forget, walks come in parts: with 16 heads
-#: and 32768 tokens that took 2.1 ms, not 3.0, and in Triton 4.9, not 6.8.
+#: for states read operands that another kernel computed. Where a page bounds what tokens forget, by a number, walks come in
+#: parts: with 16 heads and 32768 tokens that took 2.1 ms, not 3.0, and in Triton 4.9, not 6.8.
 WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = {"partition": "decay"}
@@ -95,7 +95,8 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     """Builds of a gradient, the best first. b: with target, page, dtype, K, V and contract. device, arch: type and architecture
     of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch."""
     page = algorithms.find(b.algorithm).trace()
-    in_parts, channels = in_parts and bool(page.forgets), by_channel(page)
+    channels = by_channel(page)  # some channels forget slowly, and warm-ups that are as long as a sequence gain nothing
+    in_parts = in_parts and bool(page.forgets) and not channels
     for chunk in (n for n in CHUNKS if n <= most):
         for plan in (x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())):
             if not in_parts and "partition" in plan.gradient[1]:
