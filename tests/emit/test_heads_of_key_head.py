@@ -68,7 +68,7 @@ def test_what_runs_side_by_side_overwrites_nothing_that_is_read_there(monkeypatc
 
 def test_what_has_no_room_is_refused():
     with pytest.raises(ScheduleError, match="shared of hopper has 232448 bytes"):
-        lowered(build("walk", 4, 128))
+        lowered(build("walk", 4, 128, dtype="float32"))
 
 
 def test_other_numbers_of_heads_are_refused():
