@@ -11,7 +11,8 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - operand: what a walk needs, if it computes only values that depend on a state, and tiles that these read otherwise than as an
   operand of a product: the operands of products and the vectors that it reads, and that depend on no state.
 - summand: a tile of tokens that depends on no state, and is added to one on which the next state depends.
-- early: an output that depends on no state, or a tile or vector of tokens that depends on none and is added to one that does.
+- early: what a kernel before a walk can compute. That is an output that depends on no state, and a tile or vector of tokens that
+  depends on none and is a term of a sum that does.
 """
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""early_loads: moves loads up, because a load takes long. `place` calls it after `few_live`, which brings loads late."""
+"""early_loads: hoists loads within a kernel over chunks, so that they arrive while other ops run. `place` calls it after
+`few_live`, which brings loads late."""
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""recompute: lets each reader of a computed operand compute it again. `place` calls it for kernels over chunks whose tiles do not
-fit in shared memory otherwise.
+"""recompute: lets each reader of a computed operand compute it again (rematerialisation). `place` calls it for kernels over
+chunks whose tiles do not fit in shared memory otherwise.
 
 A product reads its operands from shared memory. An operand with a second reader lies there until that reader comes. Gradients of
 decayed products have many such operands: each product of a level (`decayed_products`) is read again by the gradient's products.
