@@ -160,7 +160,7 @@ def _fields(given: list[str]) -> dict[str, Any]:
     for word in given:
         name, _, value = word.partition("=")
         groups = tuple(tuple(g.split(",")) for g in value.split("/"))
-        if name == "kernels" and all(n.removeprefix("@").isidentifier() for g in groups for n in g):
+        if name == "kernels" and all(n.removeprefix("@").removesuffix("*" if n[0] == "@" else "").isidentifier() for g in groups for n in g):
             out[name] = groups
             continue
         default = defaults.get(name)

@@ -414,6 +414,8 @@ class Interpreter:
         tile[tuple(slice(n) for n in x.shape)] = x
         if o.attr("piece"):
             tile = tile.narrow(-1, *o.attr("piece"))
+        if size := o.attr("middle"):
+            tile = tile[torch.arange(len(tile)) // (2 * size) * (2 * size) + size - 1]
         if o.attr("unfilled"):
             tile[self.rows(at, sizes):] = float("nan")
         return tile[-1] if o.attr("last") else tile[0] if o.attr("one_token") else tile.T if o.attr("transposed") else tile

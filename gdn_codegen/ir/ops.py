@@ -222,7 +222,8 @@ def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
 
 def _sums_of_rows(kind: str) -> Callable[..., Tile]:
     def rule(attrs: Attrs, *args: Tile) -> Tile:
-        _need(len(args) in (1, 2), lambda: f"{kind} takes sums, and perhaps sums before each token; got {len(args)} operands")
+        _need(len(args) - bool(attrs.get("given")) in (1, 2),
+              lambda: f"{kind} takes sums, and perhaps sums before each token; got {len(args)} operands")
         _need(args[0].rank == 2 and args[0] == args[-1],
               lambda: f"{kind} takes tiles of rank 2 and one type; got {', '.join(map(str, args))}")
         return args[0]
@@ -448,15 +449,21 @@ def _middle(x: torch.Tensor, size: int) -> torch.Tensor:
     return x[torch.arange(len(x)) // (2 * size) * (2 * size) + size - 1]
 
 
-def _to_middle(attrs: Attrs, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+def _to_middle(attrs: Attrs, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
     import torch
-    size = attrs["size"]
-    middle, second = _middle(x, size), torch.arange(len(x)) // size % 2 == 1
-    return torch.where(second[:, None], (x if before is None else before) - middle, middle - x)
+    size, (later, middle) = attrs["size"], _later(attrs, x, *more)
+    return torch.where((torch.arange(len(x)) // size % 2 == 1)[:, None], later - middle, middle - x)
 
 
-def _from_middle(attrs: Attrs, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
-    return (x if before is None else before) - _middle(x, attrs["size"])
+def _from_middle(attrs: Attrs, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+    later, middle = _later(attrs, x, *more)
+    return later - middle
+
+
+def _later(attrs: Attrs, x: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What rows after the middle one read, and the middle row of each row."""
+    before, middle = (more[:-1], more[-1]) if attrs.get("given") else (more, _middle(x, attrs["size"]))
+    return (before or (x,))[0], middle
 
 
 def _decayed(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
@@ -521,11 +528,12 @@ op("last", "the last row of a tile, as a vector, or the last entry of a vector",
    zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True, vjp=vjps.last)
 op("to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
    "their first half: x[i] - x[m] in the second half, x[m] - x[i] in the first. With sums y before each token as second operand "
-   "y[i] - x[m] in the second half", _sums_of_rows("to_middle"), _to_middle, attrs=("size",), zero=zeros.differences,
+   "y[i] - x[m] in the second half. `given`: the last operand has x[m] in each row", _sums_of_rows("to_middle"), _to_middle,
+   attrs=("size", "given"), zero=zeros.differences,
    across_rows=True, view=("threads",))
 op("from_middle", "x[i] - x[m] in all rows i, for running sums x and the middle row m as in to_middle. It is positive in rows "
-   "before m. With sums y before each token as second operand y[i] - x[m]", _sums_of_rows("from_middle"), _from_middle,
-   attrs=("size",), zero=zeros.differences, across_rows=True, view=("threads",))
+   "before m. With sums y before each token as second operand y[i] - x[m]. `given`: as for to_middle", _sums_of_rows("from_middle"), _from_middle,
+   attrs=("size", "given"), zero=zeros.differences, across_rows=True, view=("threads",))
 op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
    "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "
    "`decayed_products` replaces it", _decayed_product, _decayed,
@@ -580,10 +588,10 @@ op("load", "a tile from global memory. An asynchronous copy arrives at the barri
    "the last entry of a vector, or the last row of a tile in a channel. `one_token`: the row of a chunk's only token, without "
    "the axis of tokens. `tokens`: the rows of a group of so many such tokens, in which this one is. `described`: uses a tensor "
    "descriptor of the sequence's rows. `unfilled`: rows past the sequence's end may hold anything. `piece`: (first, size), only "
-   "these columns of rows in memory",
+   "these columns of rows in memory. `middle`: in each row the middle row of its 2 middle rows, the last of their first half",
    _loaded, effect="read",
    attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
-          "tokens", "unfilled", "piece"))
+          "tokens", "unfilled", "piece", "middle"))
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
    "`one_token`, `piece`: as for load", _effect,
    effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token", "piece"))

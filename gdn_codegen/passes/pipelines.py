@@ -54,8 +54,10 @@ from .launch.instance_warps import instance_warps
 from .launch.overlapping import overlapping
 from .launch.persistent import persistent
 from .launch.side_by_side import side_by_side
+from .loops.middle_rows import middle_rows
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
+from .loops.register_room import register_room
 from .loops.row_pieces import row_pieces
 from .loops.token_groups import token_groups
 from .loops.transposition import transpose
@@ -155,6 +157,8 @@ INSTANCES: Passes = (
     ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("row_pieces", lambda p, c: row_pieces(p)),
+    ("middle_rows", lambda p, c: middle_rows(p)),
+    ("register_room", lambda p, c: register_room(p, c.schedule)),
     ("prefetch_tokens", lambda p, c: prefetch_tokens(p)),
     ("prefetch_vectors", lambda p, c: prefetch_vectors(p)),
     ("assign", lambda p, c: assign(p, c.device)),

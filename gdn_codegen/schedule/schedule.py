@@ -11,7 +11,7 @@ from .agents import ASSIGNMENTS
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution",
-         "operand", "summand", "early")
+         "operand", "score", "summand", "early", "sum", "tile")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -151,10 +151,12 @@ class Schedule:
             raise ScheduleError(f"schedule {self.name}: {', '.join(twice)} is twice in kernels; accepted: once")
         if not all(self.kernels):
             raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
-        unknown = [n for n in names if n.startswith("@") and n[1:] not in ROLES]
+        alone = {g[0] for g in self.kernels if len(g) == 1}
+        unknown = [n for n in names if n.startswith("@") and n[1:].removesuffix("*" if n in alone else "") not in ROLES]
         if unknown:
             raise ScheduleError(f"schedule {self.name}: kernels has {', '.join(unknown)}, which is no role; accepted are "
-                                f"{', '.join(f'@{r}' for r in ROLES)}, and a page's values by their names")
+                                f"{', '.join(f'@{r}' for r in ROLES)}, in a group of its own also with a * at its end, and a "
+                                "page's values by their names")
 
     @property
     def generic(self) -> bool:

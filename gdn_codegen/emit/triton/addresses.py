@@ -26,6 +26,7 @@ class Addresses:
         self.part = "part"  # the variable with the part slot of current loads
         self.before_loops = False  # whether current ops work on the first chunk, before the loop over chunks
         self.piece: tuple[Any, ...] = ()  # a dim of which current loads and stores move a piece, its first index, its size
+        self.middle = 0  # half the rows of blocks of whose middle rows current loads load one for each row
         self.pieces: dict[str, tuple[Any, ...]] = {}  # of each variable with indices of one
         self.which = ""  # suffix of variables: "_next" for the next chunk, "_rest" for rows that no sequence covers
         self.described: dict[str, Tensor] = {}  # tensors that loops load by a descriptor
@@ -78,6 +79,8 @@ class Addresses:
             self_index = f"tl.arange(0, {d})"
         else:
             self_index = self.use(f"i_{d}")
+            if self.middle and axis == 0:
+                self_index = f"({self_index} // {2 * self.middle} * {2 * self.middle} + {self.middle - 1})"
         return self_index + ("" if rank == 1 else ("[:, None]", "[None, :]")[axis])
 
     def shape(self, t: Tile) -> str:

@@ -60,7 +60,13 @@ def neg(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"-{x.at(ATOM)}", UNARY)
 
 
-@rule("exp", "log", "rsqrt", "sigmoid")
+@rule("exp")
+def exp(w: KernelWriter, o: Op, x: Text) -> Text:
+    """By exp2, which takes two instructions on NVIDIA GPUs and rounds results below 1e-38 to 0. Their exp takes five."""
+    return Text(f"tl.exp2({x.at(PRODUCT)} * {math.log2(math.e)!r})")
+
+
+@rule("log", "rsqrt", "sigmoid")
 def function(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"tl.{o.kind}({x})")
 
@@ -110,15 +116,15 @@ def last(w: KernelWriter, o: Op, x: Text) -> Text:
 
 
 @rule("to_middle", "from_middle")
-def to_middle(w: KernelWriter, o: Op, x: Text, before: Text | None = None) -> Text:
-    """Differences to the middle row, or from it. The middle row of each block is the sum of the block's rows with all other rows
-    masked."""
+def to_middle(w: KernelWriter, o: Op, x: Text, *more: Text) -> Text:
+    """Differences to the middle row, or from it. If it is not given, the middle row of each block is the sum of the block's rows
+    with all other rows masked."""
     (rows, columns), size = (w.dim(d) for d in w.type[o.args[0]].dims), o.attr("size")
     i = w.index(w.type[o.args[0]].dims[0], 0, 2)
     blocks = f"[{rows} // {2 * size}, {2 * size}, {columns}]"
     middle = f"tl.sum(tl.reshape(tl.where({i} % {2 * size} == {size - 1}, {x}, 0.0), {blocks}), axis=1)[:, None, :]"
-    m = f"tl.reshape(tl.broadcast_to({middle}, {blocks}), [{rows}, {columns}])"
-    later = Text(f"{(before or x).at(SUM)} - {m}", SUM)
+    m = more[-1] if o.attr("given") else f"tl.reshape(tl.broadcast_to({middle}, {blocks}), [{rows}, {columns}])"
+    later = Text(f"{(*more[:len(more) - o.attr('given', False)], x)[0].at(SUM)} - {m}", SUM)
     return later if o.kind == "from_middle" else Text(f"tl.where({i} // {size} % 2 == 1, {later}, {m} - {x.at(SUM + 1)})")
 
 
@@ -181,7 +187,7 @@ def valid(w: KernelWriter, o: Op, x: Text) -> Text:
 def load(w: KernelWriter, o: Op) -> None:
     """A load by a descriptor, or by pointers with a mask for rows past the sequence's end and for padding."""
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
-    w.piece = (t.dims[-1], *o.attr("piece")) if o.attr("piece") else ()
+    w.piece, w.middle = (t.dims[-1], *o.attr("piece")) if o.attr("piece") else (), o.attr("middle", 0)
     transposed, one_token = o.attr("transposed", False), o.attr("one_token", False)
     if o.attr("described"):
         text = f"{name} = {w.rows(t)}.load([t, 0])"
@@ -189,7 +195,7 @@ def load(w: KernelWriter, o: Op) -> None:
         mask = w.mask(t, transposed, one_token)
         at = w.pointers(t, transposed, o.attr("parts_ahead", 0), o.attr("last", False), one_token)
         text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
-    w.piece = ()
+    w.piece, w.middle = (), 0
     dtype = f"tl.{t.dtype}"
     if t.dtype == "bfloat16" and len(t.dims) > 1 + one_token:  # ops convert a vector to float32 where they read it
         dtype = w.use("OPERAND")

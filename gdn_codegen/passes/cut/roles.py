@@ -10,9 +10,12 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - solution: the sum of products of an inverse, where it depends on a state.
 - operand: what a walk needs, if it computes only values that depend on a state, and tiles that these read otherwise than as an
   operand of a product: the operands of products and the vectors that it reads, and that depend on no state.
+- score: an operand with a number for each pair of tokens that is no inverse.
 - summand: a tile of tokens that depends on no state, and is added to one on which the next state depends.
 - early: what a kernel before a walk can compute. That is an output that depends on no state, and a tile or vector of tokens that
   depends on none and is a term of a sum that does.
+- sum: a sum over rows or columns of a tile that depends on a state.
+- tile: an output of several numbers a token.
 """
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ def with_names(p: Program, s: Schedule) -> tuple[Schedule, set[str], set[str]]:
     """`s` with values instead of roles, the values that roles gave, and those that only the role operand gave. p: traced, in the
     form of `s`.
 
-    A value belongs to the group that names it, otherwise to the first group with a role of it. Empty groups are dropped.
+    A value belongs to the group that names it, otherwise to the first group with a role of it. Empty groups are dropped. A role
+    with a * stands for one group for each of its values.
     """
     found, taken = roles(p), {n for g in s.kernels for n in g if not n.startswith("@")}
     came: set[str] = set()
@@ -35,11 +39,14 @@ def with_names(p: Program, s: Schedule) -> tuple[Schedule, set[str], set[str]]:
     for g in s.kernels:
         group: list[str] = []
         for word in g:
-            new = [n for n in found[word[1:]] if n not in taken | came] if word.startswith("@") else []
+            new = [n for n in found[word.strip("@*")] if n not in taken | came] if word.startswith("@") else []
             came |= set(new)
-            group += new if word.startswith("@") else [word]
+            if word.endswith("*"):
+                groups += [(n,) for n in new]
+            else:
+                group += new if word.startswith("@") else [word]
         groups.append(tuple(group))
-    other = {n for g in s.kernels for word in g if word.startswith("@") and word != "@operand" for n in found[word[1:]]}
+    other = {n for g in s.kernels for word in g if word.startswith("@") and word != "@operand" for n in found[word.strip("@*")]}
     return replace(s, kernels=tuple(g for g in groups if g)), came, came - other
 
 
@@ -83,11 +90,13 @@ class _Roles:
             "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
             "inverse": operands, "weight": weights, "offset": set(free) - weights,
             "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits},
-            "operand": self.operands(), "summand": self.summands()}
+            "operand": self.operands(), "summand": self.summands(), "sum": self.sums(),
+            "score": {n for n in self.operands() - inverses if self.type[n].dims == ("C", "C")}}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)
                for r, names in found.items()}
-        assert {*own, "early", "output", "state"} == set(ROLES)
-        return {**own, "early": self.early(), "output": self.outputs, "state": self.states}
+        tiles = tuple(n for n in self.outputs if self.type[n].rank == 2)
+        assert {*own, "early", "tile", "output", "state"} == set(ROLES)
+        return {**own, "early": self.early(), "tile": tiles, "output": self.outputs, "state": self.states}
 
     def inverses(self) -> set[str]:
         """Inverses, and state-free tiles of the same dims that elementwise ops compute from one."""
@@ -130,6 +139,16 @@ class _Roles:
         """Computed tiles and vectors of tokens that depend on no state, and are operands of the sums and differences `sums`."""
         return {a for o in self.ops if o.kind in ("add", "sub") and o.out in sums for a in o.args
                 if a not in self.waits and self.defs[a].kind != "load" and self.type[a].dims[:1] == ("C",)}
+
+    def sums(self) -> set[str]:
+        """Sums over rows or columns of tiles that depend on a state, except those of which only another sum is taken."""
+        out = dict[str, Op]()
+        for o in self.ops:
+            if o.kind in ("row_sum", "column_sum") and o.out in self.waits:
+                if self.type[o.args[0]].rank == 2 or (o.args[0] in out and self.count[o.args[0]] == 1):
+                    out.pop(o.args[0], None)
+                    out[o.out] = o
+        return set(out)
 
     def early(self) -> tuple[str, ...]:
         """Outputs that depend on no state, and what is added to values that do."""

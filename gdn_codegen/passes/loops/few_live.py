@@ -20,6 +20,19 @@ def few_live(k: Kernel, sizes: Mapping[str, int]) -> Kernel:
     return replace(k, body=tuple(_Greedy(k.ops, sizes).run()))
 
 
+def most_live(k: Kernel, sizes: Mapping[str, int]) -> int:
+    """The most bytes of tiles that are live at once in a body without a loop, in its order."""
+    g, live, seen, most = _Greedy(k.ops, sizes), 0, set[str](), 0
+    for o in (o for o in k.ops if o in g.needs):
+        live += sum(g.bytes.get(n, 0) for n in {*g.needs[o], o.out} - seen)
+        seen |= {*g.needs[o], o.out}
+        most = max(most, live)
+        for n in g.needs[o]:
+            g.left[n] -= 1
+        live -= sum(g.bytes.get(n, 0) for n in g.needs[o] if not g.left[n])
+    return most
+
+
 class _Greedy:
     """Ops in the order in which they are chosen. A step is an op that is chosen: any but loads, views and elementwise ops. A sum
     of two tiles is a step, too, because it frees both."""

@@ -46,7 +46,7 @@ def _kernel(p: Program, k: Kernel) -> Kernel:
     size = p.sizes[dim] if isinstance(dim, str) else dim
     if dim == k.blocked_dim or size <= columns or size % columns or not _splits(p, k, dim):
         return k
-    return _Pieces(p, dim, [(first, columns) for first in range(0, size, columns)]).kernel(k)
+    return Pieces(p, dim, [(first, columns) for first in range(0, size, columns)]).kernel(k)
 
 
 def _splits(p: Program, k: Kernel, dim: Dim) -> bool:
@@ -68,7 +68,7 @@ def _splits(p: Program, k: Kernel, dim: Dim) -> bool:
     return True
 
 
-class _Pieces:
+class Pieces:
     """Rewrites one kernel. names: the pieces of a value, or its one name."""
 
     def __init__(self, p: Program, dim: Dim, pieces: list[tuple[int, int]]) -> None:

@@ -15,6 +15,7 @@ from ...ir.decays import by_channel
 from ...ir.differentiate import derivative
 from ...ir.page import Algorithm
 from ...schedule import Schedule, varied
+from ...schedule.schedule import BEFORE_BACK
 from ...targets import names
 from ..admit import Refused, admit
 from ..build import Build, lowered
@@ -49,13 +50,17 @@ WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = {"partition": "decay"}
 THREE = Plan(("gradient", {"v_block": 64}), (("walk", IN_PARTS), *WALKS), narrow=True)
+#: Groups of smaller kernels, for Triton: what is early has a kernel of its own, and so have outputs of one number a token. Their
+#: sums are stored by the kernel before: ptxas delays sums until they are read, and keeps their operands in registers meanwhile.
+FIVE = (BEFORE_BACK, ("@early",), ("@state", "@solution"), ("@sum", "@tile"), ("@output",))
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE, THREE),
-    ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "warps": 8, **x})) for x in (IN_PARTS, {})), ONE),
+    ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})),
+                         ONE),
     ("tilelang", "cpu"): (ONE, THREE),
     ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE),
     ("tilelang", "sm_90a"): tuple(

@@ -1,0 +1,97 @@
+"""column_pieces: computes a kernel over chunks in pieces of the columns of K. `register_room` calls it for kernels whose tiles have
+no room in registers, and puts the pieces in order.
+
+A value along K gets pieces of COLUMNS columns. Products and sums over K are sums over the pieces. The mask of a product is
+applied to each piece's product, so that one piece can be finished before the next one is loaded.
+
+Example, two pieces:
+    before:  k = load; S = load; k_kT = k @ k.T; k_S = k @ S.T; r = row_sum(k * k_S); ...
+    after:   k_0 = load of columns 0..63; k_1 = load of columns 64..127; k_kT = k_1 @ k_1.T + k_0 @ k_0.T; ...
+"""
+from __future__ import annotations
+
+from ...ir.core import Kernel, Op, Program, uses
+from ...ir.core import types as types_of
+from ...ir.ops import OPS
+from .row_pieces import Pieces
+
+#: Columns of a piece.
+COLUMNS = 64
+#: Ops with the same meaning on a piece of the columns, besides elementwise ones.
+ALONG = ("column_sum", "cumsum", "to_middle", "from_middle", "last")
+
+
+def in_pieces(p: Program, k: Kernel) -> Kernel:
+    """The kernel, which has no loop, in pieces of the columns of K. `k` itself if it has ops that are not sums over pieces."""
+    if not all(_splits(p, k, o) for o in k.ops):
+        return k
+    size = p.sizes["K"]
+    return _Columns(p, "K", [(first, COLUMNS) for first in range(0, size, COLUMNS)]).kernel(k)
+
+
+def _splits(p: Program, k: Kernel, o: Op) -> bool:
+    """Whether `o` has the same meaning on pieces of K, or sums over them."""
+    types = types_of(k.body)
+    if o.kind in ("load", "store"):
+        t = p.tensor(o.attr("tensor"))
+        return "K" not in t.dims or (t.dims[-1] == "K" and t.dims.count("K") == 1 and not o.attr("transposed")
+                                     and not p.padded(t)[-1] and not o.args[1:])
+    dims = [types[a].dims for a in o.args]
+    if not any("K" in d for d in (*dims, o.type.dims if o.type else ())):
+        return True
+    if any("K" in d[:-1] for d in dims) and o.kind != "row":
+        return False
+    return OPS[o.kind].elementwise or o.kind in (*ALONG, "row_sum", "matmul", "row")
+
+
+class _Columns(Pieces):
+    """Rewrites one kernel over chunks."""
+
+    def kernel(self, k: Kernel) -> Kernel:
+        """The kernel in pieces."""
+        self.count = uses(k.body)
+        self.masked = {o.args[0] for o in k.ops if o.kind == "pairs" and self.count[o.args[0]] == 1}
+        self.types = types_of(k.body)
+        return super().kernel(k)
+
+    def op(self, o: Op) -> None:
+        """An op on pieces, or a sum over them."""
+        over = [n for n, a in enumerate(o.args[:2]) if self.along(a, o, n)] if o.kind == "matmul" else []
+        if over:
+            self.product(o)
+        elif o.kind == "pairs" and o.args[0] in self.masked and len(self.names[o.args[0]]) > 1:
+            self.names[o.out] = [self.total(o, [self.again(o, x) for x in self.names[o.args[0]]])]
+        elif o.kind == "row_sum" and len(self.names[o.args[0]]) > 1:
+            self.names[o.out] = [self.total(o, [self.again(o, x) for x in self.names[o.args[0]]])]
+        else:
+            dims = o.attr("dims", ())
+            super().op(o.with_attrs(dims=tuple(COLUMNS if d == self.dim else d for d in dims)) if self.dim in dims else o)
+
+    def along(self, a: str, o: Op, n: int) -> bool:
+        """Whether the product `o` sums over K, along which its operand `n` has pieces."""
+        dims = self.types[a].dims
+        flipped = bool(o.attr("tb" if n else "ta"))
+        return dims[flipped if n else 1 - flipped] == "K"
+
+    def again(self, o: Op, x: str) -> str:
+        """`o` on one piece."""
+        return self.b.op(o.kind, x, name=self.b.fresh(f"{o.out}_0"), line=o.line, agent=o.agent, **dict(o.attrs))
+
+    def total(self, o: Op, terms: list[str]) -> str:
+        """The sum of terms, under the name of `o`."""
+        x = terms[0]
+        for n, term in enumerate(terms[1:], 1):
+            x = self.b.op("add", x, term, name=o.out if n == len(terms) - 1 else "", line=o.line, agent=o.agent)
+        return x
+
+    def product(self, o: Op) -> None:
+        """A product that sums over K: one that adds onto the one before, or where a mask follows one for each piece."""
+        left, right, *acc = (self.names[a] for a in o.args)
+        out: list[str] = []
+        so_far = acc[0] if acc else []
+        for n, (x, y) in enumerate(zip(left, right, strict=True)):
+            last = n == len(left) - 1 and o.out not in self.masked
+            out.append(self.b.op("matmul", x, y, *so_far, name=o.out if last else self.b.fresh(f"{o.out}_{n}"), line=o.line,
+                                 agent=o.agent, **dict(o.attrs)))
+            so_far = [] if o.out in self.masked else [out[-1]]
+        self.names[o.out] = out if o.out in self.masked else out[-1:]
