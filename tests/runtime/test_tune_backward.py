@@ -104,7 +104,7 @@ def test_gradients_choose_from_the_table(todo: list[tune_jobs.Job], tmp_path: Pa
 
 @pytest.mark.skipif(not runs("triton", "cpu"), reason="Triton does not run here")
 def test_a_meter_runs_both_modules(todo: list[tune_jobs.Job]) -> None:
-    """The check and a call, in Triton's interpreter; the time is that of one run. A slot of chunks that no sequence has stays NaN."""
+    """The check and a call, in Triton's interpreter; the time is that of one run. The slot of no sequence's chunk stays NaN."""
     @dataclass
     class Here(Gradients):
         device: str = "cpu"
