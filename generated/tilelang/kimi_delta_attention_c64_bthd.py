@@ -344,21 +344,24 @@ def substituted(A, X, size, scale, strict):
 
 
 @T.macro
-def inverted_by_warps(tiles, scales, strict, warp):
-    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here."""
+def inverted_by_warps(tiles, scales, strict, warp, warps):
+    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here. warps: how many take turns."""
     T.import_source(HELPERS)
     dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
     which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
     each = [x for A, scale in zip(tiles, scales, strict=True)
             for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
-    T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
+    for n in T.unroll(-(-len(tiles) // warps)):
+        T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", n * warps + warp, *each)
 
 
 def whole_inverses_cuda(tiles, scales, strict=False, thread=None, warp=0):
     """Inverses of one, two or four tiles of 64 x 64, in place, each by a warp. scales: for each tile, a vector that multiplies
     the columns, or None. strict: without the ones of the diagonal. thread: of those that share the work, None for those of the
     block. warp: of theirs, the one that inverts the first tile."""
-    return inverted_by_warps(tiles, scales, strict, (T.get_thread_binding() if thread is None else thread) // 32 - warp)
+    if thread is None:
+        return inverted_by_warps(tiles, scales, strict, T.get_thread_binding() // 32, T.get_thread_extent() // 32)
+    return inverted_by_warps(tiles, scales, strict, thread // 32 - warp, len(tiles))
 
 
 def whole_inverses_cpu(tiles, scales, strict=False):

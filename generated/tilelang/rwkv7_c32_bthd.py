@@ -87,12 +87,9 @@ def substituted(A, X, size, scale, strict):
 
 
 @T.macro
-def substituted_by_columns(A, X, size, column):
-    """Inverses of the blocks of A, in X, by forward substitution: a thread a column."""
+def substituted_column(A, X, size, column):
+    """A column of the inverses of the blocks of A, in X, by one thread. Nothing for a column that X does not have."""
     wide = 128 // A.dtype.bits  # elements of A in a load
-    for i, j in T.Parallel(X.shape[0], X.shape[1]):
-        if i // size != j // size:
-            X[i, j] = 0.0
     if column < X.shape[1]:
         a = T.alloc_local((wide,), A.dtype)
         x = T.alloc_local((size,), T.float32)
@@ -109,9 +106,22 @@ def substituted_by_columns(A, X, size, column):
             X[first + i, column] = x[i]
 
 
-def diag_inverse_cuda(A, X, size, thread=None):
-    """Inverses of the `size` x `size` blocks of A, in X. thread: of those that share the work, None for those of the block."""
-    return substituted_by_columns(A, X, size, T.get_thread_binding() if thread is None else thread)
+@T.macro
+def substituted_by_columns(A, X, size, thread, threads):
+    """Inverses of the blocks of A, in X, by forward substitution: each thread takes every `threads`-th column."""
+    for i, j in T.Parallel(X.shape[0], X.shape[1]):
+        if i // size != j // size:
+            X[i, j] = 0.0
+    for n in T.unroll(-(-X.shape[1] // threads)):
+        substituted_column(A, X, size, n * threads + thread)
+
+
+def diag_inverse_cuda(A, X, size, thread=None, threads=0):
+    """Inverses of the `size` x `size` blocks of A, in X. thread, threads: of those that share the work, and how many they are;
+    None and 0 for those of the block."""
+    if thread is None:
+        thread, threads = T.get_thread_binding(), T.get_thread_extent()
+    return substituted_by_columns(A, X, size, thread, threads)
 
 
 def diag_inverse_cpu(A, X, size):
