@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -160,7 +161,7 @@ def _fields(given: list[str]) -> dict[str, Any]:
     for word in given:
         name, _, value = word.partition("=")
         groups = tuple(tuple(g.split(",")) for g in value.split("/"))
-        if name == "kernels" and all(n.removeprefix("@").removesuffix("*" if n[0] == "@" else "").isidentifier() for g in groups for n in g):
+        if name == "kernels" and all(re.fullmatch(r"[^\W\d]\w*|@\w+\*?", n) for g in groups for n in g):
             out[name] = groups
             continue
         default = defaults.get(name)

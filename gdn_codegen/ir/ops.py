@@ -532,7 +532,8 @@ op("to_middle", "the log decay between each row of running sums x and the middle
    attrs=("size", "given"), zero=zeros.differences,
    across_rows=True, view=("threads",))
 op("from_middle", "x[i] - x[m] in all rows i, for running sums x and the middle row m as in to_middle. It is positive in rows "
-   "before m. With sums y before each token as second operand y[i] - x[m]. `given`: as for to_middle", _sums_of_rows("from_middle"), _from_middle,
+   "before m. With sums y before each token as second operand y[i] - x[m]. `given`: as for to_middle",
+   _sums_of_rows("from_middle"), _from_middle,
    attrs=("size", "given"), zero=zeros.differences, across_rows=True, view=("threads",))
 op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
    "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "

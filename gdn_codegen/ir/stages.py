@@ -48,7 +48,8 @@ LEGAL = {
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
     "decomposed..checked": "segment join block load.last load.heads store.heads batch product; index const",
-    "decomposed..assigned placed..checked": "diag_inverse load.piece store.piece load.middle to_middle.given from_middle.given maximum.bound minimum.bound",
+    "decomposed..assigned placed..checked": """
+        diag_inverse load.piece store.piece load.middle to_middle.given from_middle.given maximum.bound minimum.bound""",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents of_token load.tokens",
     "assigned fed..checked": "move transpose load.head store.head scalar.head",

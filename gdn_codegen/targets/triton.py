@@ -25,9 +25,12 @@ INSTALL = "pip install 'gdn_codegen[triton]'"
 #: Fields of `walk` by chunk, on a GPU, with K and V of at most WIDEST. The first serves calls that give no chunk.
 WALKS: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
 WIDEST = 128
-#: The chunk and the fields of `operand_walk` for pages with a decay for each channel, on a GPU, with K and V of at most WIDEST. Each
-#: product of pairs of tokens has a kernel of its own. Kernels that computed several, or chunks of 64 tokens, spilled on an H100
-#: (docs/performance.md, Other members of the family).
+#: The chunk with which `staged` serves pages with a decay for each channel, on a GPU, with K and V of at most WIDEST.
+STAGED = 64
+#: The chunk and the fields of `operand_walk` that serve such pages on Hopper. What is inverted has a kernel of its own, and so has
+#: each other product of pairs of tokens where these are several: larger kernels, or chunks of 64 tokens, spill. On an H100 with
+#: K = V = 128 it takes 0.2 to 0.4 of the time that `staged` took (docs/performance.md, Other members of the family). Its walk has
+#: no room in the 64 KiB of shared memory of gfx942.
 BY_CHANNEL: tuple[int, dict[str, Any]] = (32, {
     "kernels": (("@gate_sum",), ("@system",), ("@score*",), ("@operand",), ("@output", "@state")), "stages": 3, "warps": 4})
 #: Chunks for which these walks over whole sequences read q and k by descriptors, by architecture. Parts do so for any chunk.
@@ -42,10 +45,14 @@ def _described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
 def _model(x: Asked) -> Iterator[Candidate]:
     """On a GPU walks, or for decays of channels kernels over chunks."""
     if x.channels and x.few is not None and max(x.head_dims) <= WIDEST:
-        if x.chunk in (None, BY_CHANNEL[0]):
-            yield Candidate(varied("operand_walk", **BY_CHANNEL[1]), "a decay for each channel", BY_CHANNEL[0])
-        elif x.chunk == 64:
-            yield Candidate("staged", "a decay for each channel", 64)
+        chunk = BY_CHANNEL[0]
+        if x.arch in DESCRIBED and x.chunk in (None, chunk):
+            if x.few:
+                parts = varied("operand_walk", partition="decay", **BY_CHANNEL[1])
+                yield Candidate(parts, "walks fill at most half of the GPU", chunk)
+            yield Candidate(varied("operand_walk", **BY_CHANNEL[1]), "a decay for each channel", chunk)
+        if x.chunk in (None, STAGED):
+            yield Candidate("staged", "a decay for each channel", STAGED)
     n = x.chunk or next(iter(WALKS))
     if x.few is None or max(x.head_dims) > WIDEST or n not in WALKS:
         return

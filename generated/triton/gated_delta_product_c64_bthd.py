@@ -118,7 +118,7 @@ def o_S_kernel(
         # G = cumsum(g)
         G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        D = tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))
+        D = tl.exp2(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")) * 1.4426950408889634)
         # T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
         k1_k1T = tl.dot(k1, tl.trans(k1))
         T1_strictly_neg = -tl.where(i_C[:, None] > i_C[None, :], beta1[:, None] * k1_k1T * D, 0.0)
@@ -249,10 +249,13 @@ def o_S_kernel(
         S_f16 = S.to(tl.float16)
         # Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
         k1_S = tl.dot(k1, S_f16)
-        Y = tl.dot(T1_f16, (beta1[:, None] * (v1.to(tl.float32) - tl.exp(G)[:, None] * k1_S)).to(tl.float16))
+        Y = tl.dot(
+            T1_f16,
+            (beta1[:, None] * (v1.to(tl.float32) - tl.exp2(G * 1.4426950408889634)[:, None] * k1_S)).to(tl.float16),
+        )
         # U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
         k2_S = tl.dot(k2, S_f16)
-        U2_difference = v2.to(tl.float32) - tl.exp(G)[:, None] * k2_S
+        U2_difference = v2.to(tl.float32) - tl.exp2(G * 1.4426950408889634)[:, None] * k2_S
         k2_k1T_D_Y = tl.dot(k2_k1T_D_f16, Y.to(tl.float16))
         U2 = tl.dot(T2.to(tl.float16), (beta2[:, None] * (U2_difference - k2_k1T_D_Y)).to(tl.float16))
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
@@ -263,14 +266,22 @@ def o_S_kernel(
         X_U2 = tl.dot(X_f16, U2_f16)
         U1 = Y - X_U2
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
-        o_sum = tl.dot((q_k1T * D).to(tl.float16), U1.to(tl.float16), acc=tl.exp(G)[:, None] * q_S)
+        o_sum = tl.dot(
+            (q_k1T * D).to(tl.float16),
+            U1.to(tl.float16),
+            acc=tl.exp2(G * 1.4426950408889634)[:, None] * q_S,
+        )
         q_k2T = tl.dot(q, tl.trans(k2))
         o_sum_2 = tl.dot((q_k2T * D).to(tl.float16), U2_f16, acc=o_sum)
         # last_G = last(G)
         last_G = tl.sum(tl.where(i_C == C - 1, G, 0.0), axis=0)
         # S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
-        S_sum = tl.dot(tl.trans(k1), (tl.exp(last_G - G)[:, None] * U1).to(tl.float16), acc=tl.exp(last_G) * S)
-        S = tl.dot(tl.trans(k2), (tl.exp(last_G - G)[:, None] * U2).to(tl.float16), acc=S_sum)
+        S_sum = tl.dot(
+            tl.trans(k1),
+            (tl.exp2((last_G - G) * 1.4426950408889634)[:, None] * U1).to(tl.float16),
+            acc=tl.exp2(last_G * 1.4426950408889634) * S,
+        )
+        S = tl.dot(tl.trans(k2), (tl.exp2((last_G - G) * 1.4426950408889634)[:, None] * U2).to(tl.float16), acc=S_sum)
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
             (scale * o_sum_2).to(tl.float16),

@@ -118,7 +118,7 @@ def o_S_kernel(
         # G = cumsum(g)
         G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # exp_G_to_32 = exp(to_middle(G))
-        exp_G_to_32 = tl.exp(
+        exp_G_to_32 = tl.exp2(
             tl.where(
                 i_C[:, None] // 32 % 2 == 1,
                 G - tl.reshape(
@@ -141,7 +141,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # k_exp_G_to_32 = k * exp_G_to_32
         k_exp_G_to_32_f16 = (k_f32 * exp_G_to_32).to(tl.float16)
@@ -156,7 +156,7 @@ def o_S_kernel(
         # k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
         q_exp_G_to_product = tl.dot((q_f32 * exp_G_to_32).to(tl.float16), tl.trans(k_exp_G_to_32_f16))
         # exp_G_to_16 = exp(to_middle(G))
-        exp_G_to_16 = tl.exp(
+        exp_G_to_16 = tl.exp2(
             tl.where(
                 i_C[:, None] // 16 % 2 == 1,
                 G - tl.reshape(
@@ -179,7 +179,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # k_exp_G_to_16 = k * exp_G_to_16
         k_exp_G_to_16_f16 = (k_f32 * exp_G_to_16).to(tl.float16)
@@ -203,7 +203,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_G_to_8 = exp(to_middle(G))
-        exp_G_to_8 = tl.exp(
+        exp_G_to_8 = tl.exp2(
             tl.where(
                 i_C[:, None] // 8 % 2 == 1,
                 G - tl.reshape(
@@ -226,7 +226,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # k_exp_G_to_8 = k * exp_G_to_8
         k_exp_G_to_8_f16 = (k_f32 * exp_G_to_8).to(tl.float16)
@@ -250,7 +250,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_G_to_4 = exp(to_middle(G))
-        exp_G_to_4 = tl.exp(
+        exp_G_to_4 = tl.exp2(
             tl.where(
                 i_C[:, None] // 4 % 2 == 1,
                 G - tl.reshape(
@@ -273,7 +273,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # k_exp_G_to_4 = k * exp_G_to_4
         k_exp_G_to_4_f16 = (k_f32 * exp_G_to_4).to(tl.float16)
@@ -297,7 +297,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_G_to_2 = exp(to_middle(G))
-        exp_G_to_2 = tl.exp(
+        exp_G_to_2 = tl.exp2(
             tl.where(
                 i_C[:, None] // 2 % 2 == 1,
                 G - tl.reshape(
@@ -320,7 +320,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # k_exp_G_to_2 = k * exp_G_to_2
         k_exp_G_to_2_f16 = (k_f32 * exp_G_to_2).to(tl.float16)
@@ -344,7 +344,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_G_to_1 = exp(to_middle(G))
-        exp_G_to_1 = tl.exp(
+        exp_G_to_1 = tl.exp2(
             tl.where(
                 i_C[:, None] // 1 % 2 == 1,
                 G - tl.reshape(
@@ -367,7 +367,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # k_exp_G_to_1 = k * exp_G_to_1
         k_exp_G_to_1_f16 = (k_f32 * exp_G_to_1).to(tl.float16)
@@ -455,7 +455,7 @@ def o_S_kernel(
         # U = Tinv @ (v * w - (erase * exp_G) @ S)
         w_v = v.to(tl.float32) * w.to(tl.float32)
         # exp_G = exp(G)
-        exp_G = tl.exp(G)
+        exp_G = tl.exp2(G * 1.4426950408889634)
         S_f16 = S.to(tl.float16)
         # U = Tinv @ (v * w - (erase * exp_G) @ S)
         exp_G_erase_S = tl.dot((erase * exp_G).to(tl.float16), S_f16)
@@ -470,9 +470,9 @@ def o_S_kernel(
         last_G = tl.sum(tl.where(i_C[:, None] == C - 1, G, 0.0), axis=0)
         # S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
         S = tl.dot(
-            tl.trans((k_f32 * tl.exp(last_G[None, :] - G)).to(tl.float16)),
+            tl.trans((k_f32 * tl.exp2((last_G[None, :] - G) * 1.4426950408889634)).to(tl.float16)),
             U_f16,
-            acc=tl.exp(last_G)[:, None] * S,
+            acc=tl.exp2(last_G * 1.4426950408889634)[:, None] * S,
         )
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],

@@ -141,13 +141,13 @@ def o_S_kernel(
         )
         # minus_exp_A_scaled = -exp(A_log) * softplus(g_in + dt_bias)
         g_plus_dt_bias = g_in.to(tl.float32) + tl.load(dt_bias_ptr + hv)
-        g_plus_dt_exp = tl.exp(tl.minimum(g_plus_dt_bias, -g_plus_dt_bias))
+        g_plus_dt_exp = tl.exp2(tl.minimum(g_plus_dt_bias, -g_plus_dt_bias) * 1.4426950408889634)
         g_plus_dt_ratio = g_plus_dt_exp / (g_plus_dt_exp + 2.0)
         g_plus_dt_scaled = g_plus_dt_ratio * g_plus_dt_ratio
         # exp_G = exp(G)
-        exp_G = tl.exp(
+        exp_G = tl.exp2(
             tl.maximum(
-                -tl.exp(tl.load(A_log_ptr + hv)) * (
+                -tl.exp2(tl.load(A_log_ptr + hv) * 1.4426950408889634) * (
                     tl.maximum(g_plus_dt_bias, 0.0, propagate_nan=tl.PropagateNan.ALL) + g_plus_dt_ratio * (
                         (
                             (
@@ -158,7 +158,7 @@ def o_S_kernel(
                 ),
                 -105.0,
                 propagate_nan=tl.PropagateNan.ALL,
-            ),
+            ) * 1.4426950408889634
         )
         # beta_rk_scaled = sigmoid_beta * rk * (v - rk * exp_G * column_sum(k_in[:, None] * S))
         k_S_2 = tl.sum(k_f32_0[None, :] * S_0_2 + k_f32_1[None, :] * S_1, axis=1)

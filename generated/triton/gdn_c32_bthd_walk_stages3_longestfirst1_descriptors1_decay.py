@@ -107,7 +107,11 @@ def G_Tinv_scaled_F_chunk_kernel(
     k_kT = tl.dot(k, tl.trans(k))
     # Tinv_scaled = unit_lower_inverse(A)
     minus_A = -(
-        k_kT * (tl.exp(tl.where(i_C[:, None] > i_C[None, :], G[:, None] - G[None, :], float("-inf"))) * beta[None, :])
+        k_kT * (
+            tl.exp2(
+                tl.where(i_C[:, None] > i_C[None, :], G[:, None] - G[None, :], float("-inf")) * 1.4426950408889634
+            ) * beta[None, :]
+        )
     )
     Tinv_scaled_rows_2 = tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0) + tl.where(
         (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
@@ -254,9 +258,17 @@ def S_offset_kernel(
         # U_unscaled = Tinv_scaled @ v + Tinv_scaled @ -(exp(G)[:, None] * (k @ S))
         k_S = tl.dot(S.to(tl.float16), tl.trans(k))
         U_offset = tl.dot(tl.trans(v), tl.trans(Tinv_scaled))
-        U_unscaled = tl.dot((-(tl.exp(G)[None, :] * k_S)).to(tl.float16), tl.trans(Tinv_scaled), acc=U_offset)
+        U_unscaled = tl.dot(
+            (-(tl.exp2(G * 1.4426950408889634)[None, :] * k_S)).to(tl.float16),
+            tl.trans(Tinv_scaled),
+            acc=U_offset,
+        )
         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
-        S = tl.dot(((tl.exp(last_G - G) * beta)[None, :] * U_unscaled).to(tl.float16), k, acc=tl.exp(last_G) * S)
+        S = tl.dot(
+            ((tl.exp2((last_G - G) * 1.4426950408889634) * beta)[None, :] * U_unscaled).to(tl.float16),
+            k,
+            acc=tl.exp2(last_G * 1.4426950408889634) * S,
+        )
         G = G_next
         beta = beta_next
         last_G = last_G_next
@@ -323,9 +335,13 @@ def S_factor_kernel(
         k = k_rows.load([t, 0])
         # Tinv_product = Tinv_scaled @ -(exp(G)[:, None] * (k @ S))
         k_S = tl.dot(S.to(tl.float16), tl.trans(k))
-        Tinv_product = tl.dot((-(tl.exp(G)[None, :] * k_S)).to(tl.float16), tl.trans(Tinv_scaled))
+        Tinv_product = tl.dot((-(tl.exp2(G * 1.4426950408889634)[None, :] * k_S)).to(tl.float16), tl.trans(Tinv_scaled))
         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * Tinv_product)
-        S = tl.dot(((tl.exp(last_G - G) * beta)[None, :] * Tinv_product).to(tl.float16), k, acc=tl.exp(last_G) * S)
+        S = tl.dot(
+            ((tl.exp2((last_G - G) * 1.4426950408889634) * beta)[None, :] * Tinv_product).to(tl.float16),
+            k,
+            acc=tl.exp2(last_G * 1.4426950408889634) * S,
+        )
         G = G_next
         beta = beta_next
         last_G = last_G_next
@@ -489,9 +505,17 @@ def o_S_kernel(
         # U_unscaled = Tinv_scaled @ v + Tinv_scaled @ -(exp_G[:, None] * (k @ S))
         k_S = tl.dot(S_f16, tl.trans(k))
         U_offset = tl.dot(tl.trans(v), tl.trans(Tinv_scaled))
-        U_unscaled = tl.dot((-(tl.exp(G)[None, :] * k_S)).to(tl.float16), tl.trans(Tinv_scaled), acc=U_offset)
+        U_unscaled = tl.dot(
+            (-(tl.exp2(G * 1.4426950408889634)[None, :] * k_S)).to(tl.float16),
+            tl.trans(Tinv_scaled),
+            acc=U_offset,
+        )
         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
-        S = tl.dot(((tl.exp(last_G - G) * beta)[None, :] * U_unscaled).to(tl.float16), k, acc=tl.exp(last_G) * S)
+        S = tl.dot(
+            ((tl.exp2((last_G - G) * 1.4426950408889634) * beta)[None, :] * U_unscaled).to(tl.float16),
+            k,
+            acc=tl.exp2(last_G * 1.4426950408889634) * S,
+        )
         G = G_next
         beta = beta_next
         last_G = last_G_next
@@ -517,7 +541,11 @@ def o_S_kernel(
         # U_unscaled = Tinv_scaled @ v + Tinv_scaled @ -(exp_G[:, None] * (k @ S))
         k_S = tl.dot(S_f16, tl.trans(k))
         U_offset = tl.dot(tl.trans(v), tl.trans(Tinv_scaled))
-        U_unscaled = tl.dot((-(tl.exp(G)[None, :] * k_S)).to(tl.float16), tl.trans(Tinv_scaled), acc=U_offset)
+        U_unscaled = tl.dot(
+            (-(tl.exp2(G * 1.4426950408889634)[None, :] * k_S)).to(tl.float16),
+            tl.trans(Tinv_scaled),
+            acc=U_offset,
+        )
         # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
         q_S = tl.dot(S_f16, tl.trans(q))
         q_kT = tl.dot(q, tl.trans(k))
@@ -526,16 +554,24 @@ def o_S_kernel(
             tl.trans(
                 (
                     q_kT * (
-                        tl.exp(
-                            tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")),
+                        tl.exp2(
+                            tl.where(
+                                i_C[:, None] >= i_C[None, :],
+                                G[:, None] - G[None, :],
+                                float("-inf"),
+                            ) * 1.4426950408889634
                         ) * beta[None, :]
                     )
                 ).to(tl.float16),
             ),
-            acc=tl.exp(G)[None, :] * q_S,
+            acc=tl.exp2(G * 1.4426950408889634)[None, :] * q_S,
         )
         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
-        S = tl.dot(((tl.exp(last_G - G) * beta)[None, :] * U_unscaled).to(tl.float16), k, acc=tl.exp(last_G) * S)
+        S = tl.dot(
+            ((tl.exp2((last_G - G) * 1.4426950408889634) * beta)[None, :] * U_unscaled).to(tl.float16),
+            k,
+            acc=tl.exp2(last_G * 1.4426950408889634) * S,
+        )
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[None, :] * (HV * V) + i_V[:, None],
             (scale * o_sum).to(tl.float16),

@@ -107,7 +107,7 @@ def o_S_kernel(
         # G = cumsum(g)
         G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        D = tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))
+        D = tl.exp2(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")) * 1.4426950408889634)
         # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         k_kT = tl.dot(k, tl.trans(k))
         # Tinv = unit_lower_inverse(A)
@@ -170,14 +170,21 @@ def o_S_kernel(
         S_f16 = S.to(tl.float16)
         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         k_S = tl.dot(k, S_f16)
-        U = tl.dot(Tinv.to(tl.float16), (beta[:, None] * (v.to(tl.float32) - tl.exp(G)[:, None] * k_S)).to(tl.float16))
+        U = tl.dot(
+            Tinv.to(tl.float16),
+            (beta[:, None] * (v.to(tl.float32) - tl.exp2(G * 1.4426950408889634)[:, None] * k_S)).to(tl.float16),
+        )
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         q_S = tl.dot(q, S_f16)
         q_kT = tl.dot(q, tl.trans(k))
-        o_sum = tl.dot((q_kT * D).to(tl.float16), U.to(tl.float16), acc=tl.exp(G)[:, None] * q_S)
+        o_sum = tl.dot((q_kT * D).to(tl.float16), U.to(tl.float16), acc=tl.exp2(G * 1.4426950408889634)[:, None] * q_S)
         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
         last_G = tl.sum(tl.where(i_C == C - 1, G, 0.0), axis=0)
-        S = tl.dot(tl.trans(k), (tl.exp(last_G - G)[:, None] * U).to(tl.float16), acc=tl.exp(last_G) * S)
+        S = tl.dot(
+            tl.trans(k),
+            (tl.exp2((last_G - G) * 1.4426950408889634)[:, None] * U).to(tl.float16),
+            acc=tl.exp2(last_G * 1.4426950408889634) * S,
+        )
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
             (scale * o_sum).to(tl.float16),

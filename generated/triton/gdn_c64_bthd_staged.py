@@ -109,7 +109,9 @@ def A_kernel(
     k_kT = tl.dot(k, tl.trans(k))
     tl.store(
         A_ws_ptr + (slot * HV + hv) * (C * C) + i_C[:, None] * C + i_C[None, :],
-        beta[:, None] * k_kT * tl.exp(tl.where(i_C[:, None] > i_C[None, :], G[:, None] - G[None, :], float("-inf"))),
+        beta[:, None] * k_kT * tl.exp2(
+            tl.where(i_C[:, None] > i_C[None, :], G[:, None] - G[None, :], float("-inf")) * 1.4426950408889634
+        ),
     )
 
 
@@ -234,7 +236,10 @@ def U_weight_U_offset_kernel(
     U_offset = tl.dot(Tinv, (beta[:, None] * v.to(tl.float32)).to(tl.float16))
     tl.store(U_offset_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U_offset)
     # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
-    U_weight = tl.dot(Tinv, (beta[:, None] * (tl.exp(G)[:, None] * k.to(tl.float32))).to(tl.float16))
+    U_weight = tl.dot(
+        Tinv,
+        (beta[:, None] * (tl.exp2(G * 1.4426950408889634)[:, None] * k.to(tl.float32))).to(tl.float16),
+    )
     tl.store(U_weight_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :], U_weight.to(tl.float16))
 
 
@@ -292,7 +297,11 @@ def S_U_kernel(
         U = U_offset - U_weight_S
         tl.store(U_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U.to(tl.float16))
         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-        S = tl.dot(tl.trans(k), (tl.exp(last_G - G)[:, None] * U).to(tl.float16), acc=tl.exp(last_G) * S)
+        S = tl.dot(
+            tl.trans(k),
+            (tl.exp2((last_G - G) * 1.4426950408889634)[:, None] * U).to(tl.float16),
+            acc=tl.exp2(last_G * 1.4426950408889634) * S,
+        )
         G = G_next
         last_G = last_G_next
     if has_final_state:
@@ -355,9 +364,13 @@ def o_kernel(
     q_S = tl.dot(q, S)
     q_kT = tl.dot(q, tl.trans(k))
     o_sum = tl.dot(
-        (q_kT * tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))).to(tl.float16),
+        (
+            q_kT * tl.exp2(
+                tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")) * 1.4426950408889634
+            )
+        ).to(tl.float16),
         U,
-        acc=tl.exp(G)[:, None] * q_S,
+        acc=tl.exp2(G * 1.4426950408889634)[:, None] * q_S,
     )
     tl.store(
         o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],

@@ -103,7 +103,7 @@ def o_S_kernel(
         # G = cumsum(g)
         G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # exp_G_to_32 = exp(to_middle(G))
-        exp_G_to_32 = tl.exp(
+        exp_G_to_32 = tl.exp2(
             tl.where(
                 i_C[:, None] // 32 % 2 == 1,
                 G - tl.reshape(
@@ -126,7 +126,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         q_f32 = q.to(tl.float32)
         k_f32 = k.to(tl.float32)
@@ -139,7 +139,7 @@ def o_S_kernel(
             tl.trans((k_f32 * exp_G_to_32).to(tl.float16)),
         )
         # exp_G_to_16 = exp(to_middle(G))
-        exp_G_to_16 = tl.exp(
+        exp_G_to_16 = tl.exp2(
             tl.where(
                 i_C[:, None] // 16 % 2 == 1,
                 G - tl.reshape(
@@ -162,7 +162,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
@@ -178,7 +178,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_G_to_8 = exp(to_middle(G))
-        exp_G_to_8 = tl.exp(
+        exp_G_to_8 = tl.exp2(
             tl.where(
                 i_C[:, None] // 8 % 2 == 1,
                 G - tl.reshape(
@@ -201,7 +201,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
@@ -217,7 +217,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_G_to_4 = exp(to_middle(G))
-        exp_G_to_4 = tl.exp(
+        exp_G_to_4 = tl.exp2(
             tl.where(
                 i_C[:, None] // 4 % 2 == 1,
                 G - tl.reshape(
@@ -240,7 +240,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
@@ -256,7 +256,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_G_to_2 = exp(to_middle(G))
-        exp_G_to_2 = tl.exp(
+        exp_G_to_2 = tl.exp2(
             tl.where(
                 i_C[:, None] // 2 % 2 == 1,
                 G - tl.reshape(
@@ -279,7 +279,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
@@ -295,7 +295,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_G_to_1 = exp(to_middle(G))
-        exp_G_to_1 = tl.exp(
+        exp_G_to_1 = tl.exp2(
             tl.where(
                 i_C[:, None] // 1 % 2 == 1,
                 G - tl.reshape(
@@ -318,7 +318,7 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - G,
-            ),
+            ) * 1.4426950408889634
         )
         # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k * exp_G_to_16).T)
         # + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k * exp_G_to_4).T) + pairs((q *
@@ -338,11 +338,15 @@ def o_S_kernel(
             (q_exp_G_to_2_2_sum + q_kT * tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0)).to(tl.float16),
             v,
         )
-        o_sum = tl.dot((q_f32 * tl.exp(G)).to(tl.float16), S.to(tl.float16), acc=operand_of_o_v)
+        o_sum = tl.dot((q_f32 * tl.exp2(G * 1.4426950408889634)).to(tl.float16), S.to(tl.float16), acc=operand_of_o_v)
         # last_G = last(G)
         last_G = tl.sum(tl.where(i_C[:, None] == C - 1, G, 0.0), axis=0)
         # S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ v
-        S = tl.dot(tl.trans((k_f32 * tl.exp(last_G[None, :] - G)).to(tl.float16)), v, acc=tl.exp(last_G)[:, None] * S)
+        S = tl.dot(
+            tl.trans((k_f32 * tl.exp2((last_G[None, :] - G) * 1.4426950408889634)).to(tl.float16)),
+            v,
+            acc=tl.exp2(last_G * 1.4426950408889634)[:, None] * S,
+        )
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
             (scale * o_sum).to(tl.float16),

@@ -127,7 +127,7 @@ def o_S_kernel(
         ) - tl.maximum(w, -105.0, propagate_nan=tl.PropagateNan.ALL)
         a_f32 = a.to(tl.float32)
         # exp_W_to_32_2 = exp(to_middle(W))
-        exp_W_to_32_2 = tl.exp(
+        exp_W_to_32_2 = tl.exp2(
             tl.where(
                 i_C[:, None] // 32 % 2 == 1,
                 W - tl.reshape(
@@ -150,12 +150,12 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - W,
-            ),
+            ) * 1.4426950408889634
         )
         b_f32 = b_.to(tl.float32)
         # a_exp_W_to_32 = a * exp(to_middle(W, W0))
         a_exp_W_to_32_f16 = (
-            a_f32 * tl.exp(
+            a_f32 * tl.exp2(
                 tl.where(
                     i_C[:, None] // 32 % 2 == 1,
                     W0 - tl.reshape(
@@ -178,7 +178,7 @@ def o_S_kernel(
                         ),
                         [C, K],
                     ) - W,
-                ),
+                ) * 1.4426950408889634
             )
         ).to(tl.float16)
         # b_exp_W_to_32_2 = b * exp_W_to_32_2
@@ -206,7 +206,7 @@ def o_S_kernel(
         r_exp_W_to_product = tl.dot(r_exp_W_to_32_2_f16, tl.trans(k_exp_W_to_32_2_f16))
         r_exp_W_to_product_2 = tl.dot(r_exp_W_to_32_2_f16, tl.trans(b_exp_W_to_32_2_f16))
         # exp_W_to_16_2 = exp(to_middle(W))
-        exp_W_to_16_2 = tl.exp(
+        exp_W_to_16_2 = tl.exp2(
             tl.where(
                 i_C[:, None] // 16 % 2 == 1,
                 W - tl.reshape(
@@ -229,11 +229,11 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - W,
-            ),
+            ) * 1.4426950408889634
         )
         # a_exp_W_to_16 = a * exp(to_middle(W, W0))
         a_exp_W_to_16_f16 = (
-            a_f32 * tl.exp(
+            a_f32 * tl.exp2(
                 tl.where(
                     i_C[:, None] // 16 % 2 == 1,
                     W0 - tl.reshape(
@@ -256,7 +256,7 @@ def o_S_kernel(
                         ),
                         [C, K],
                     ) - W,
-                ),
+                ) * 1.4426950408889634
             )
         ).to(tl.float16)
         # b_exp_W_to_16_2 = b * exp_W_to_16_2
@@ -302,7 +302,7 @@ def o_S_kernel(
             0.0,
         ) + tl.where((i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16), r_exp_W_to_product_4, 0.0)
         # exp_W_to_8_2 = exp(to_middle(W))
-        exp_W_to_8_2 = tl.exp(
+        exp_W_to_8_2 = tl.exp2(
             tl.where(
                 i_C[:, None] // 8 % 2 == 1,
                 W - tl.reshape(
@@ -325,11 +325,11 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - W,
-            ),
+            ) * 1.4426950408889634
         )
         # a_exp_W_to_8 = a * exp(to_middle(W, W0))
         a_exp_W_to_8_f16 = (
-            a_f32 * tl.exp(
+            a_f32 * tl.exp2(
                 tl.where(
                     i_C[:, None] // 8 % 2 == 1,
                     W0 - tl.reshape(
@@ -352,7 +352,7 @@ def o_S_kernel(
                         ),
                         [C, K],
                     ) - W,
-                ),
+                ) * 1.4426950408889634
             )
         ).to(tl.float16)
         # b_exp_W_to_8_2 = b * exp_W_to_8_2
@@ -398,7 +398,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_W_to_4_2 = exp(to_middle(W))
-        exp_W_to_4_2 = tl.exp(
+        exp_W_to_4_2 = tl.exp2(
             tl.where(
                 i_C[:, None] // 4 % 2 == 1,
                 W - tl.reshape(
@@ -421,11 +421,11 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - W,
-            ),
+            ) * 1.4426950408889634
         )
         # a_exp_W_to_4 = a * exp(to_middle(W, W0))
         a_exp_W_to_4_f16 = (
-            a_f32 * tl.exp(
+            a_f32 * tl.exp2(
                 tl.where(
                     i_C[:, None] // 4 % 2 == 1,
                     W0 - tl.reshape(
@@ -448,7 +448,7 @@ def o_S_kernel(
                         ),
                         [C, K],
                     ) - W,
-                ),
+                ) * 1.4426950408889634
             )
         ).to(tl.float16)
         # b_exp_W_to_4_2 = b * exp_W_to_4_2
@@ -494,7 +494,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_W_to_2_2 = exp(to_middle(W))
-        exp_W_to_2_2 = tl.exp(
+        exp_W_to_2_2 = tl.exp2(
             tl.where(
                 i_C[:, None] // 2 % 2 == 1,
                 W - tl.reshape(
@@ -517,11 +517,11 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - W,
-            ),
+            ) * 1.4426950408889634
         )
         # a_exp_W_to_2 = a * exp(to_middle(W, W0))
         a_exp_W_to_2_f16 = (
-            a_f32 * tl.exp(
+            a_f32 * tl.exp2(
                 tl.where(
                     i_C[:, None] // 2 % 2 == 1,
                     W0 - tl.reshape(
@@ -544,7 +544,7 @@ def o_S_kernel(
                         ),
                         [C, K],
                     ) - W,
-                ),
+                ) * 1.4426950408889634
             )
         ).to(tl.float16)
         # b_exp_W_to_2_2 = b * exp_W_to_2_2
@@ -590,7 +590,7 @@ def o_S_kernel(
             0.0,
         )
         # exp_W_to_1_2 = exp(to_middle(W))
-        exp_W_to_1_2 = tl.exp(
+        exp_W_to_1_2 = tl.exp2(
             tl.where(
                 i_C[:, None] // 1 % 2 == 1,
                 W - tl.reshape(
@@ -613,11 +613,11 @@ def o_S_kernel(
                     ),
                     [C, K],
                 ) - W,
-            ),
+            ) * 1.4426950408889634
         )
         # a_exp_W_to_1 = a * exp(to_middle(W, W0))
         a_exp_W_to_1_f16 = (
-            a_f32 * tl.exp(
+            a_f32 * tl.exp2(
                 tl.where(
                     i_C[:, None] // 1 % 2 == 1,
                     W0 - tl.reshape(
@@ -640,7 +640,7 @@ def o_S_kernel(
                         ),
                         [C, K],
                     ) - W,
-                ),
+                ) * 1.4426950408889634
             )
         ).to(tl.float16)
         # b_exp_W_to_1_2 = b * exp_W_to_1_2
@@ -753,7 +753,7 @@ def o_S_kernel(
         # k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
         operand_of_Z_v = tl.dot(operand_of_Z.to(tl.float16), v)
         S_f16 = S.to(tl.float16)
-        operand_of_Z_2 = tl.dot((a_f32 * tl.exp(W0)).to(tl.float16), S_f16, acc=operand_of_Z_v)
+        operand_of_Z_2 = tl.dot((a_f32 * tl.exp2(W0 * 1.4426950408889634)).to(tl.float16), S_f16, acc=operand_of_Z_v)
         Z = tl.dot(Tinv.to(tl.float16), operand_of_Z_2.to(tl.float16))
         # o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
         # pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) + pairs(r_exp_W_to_2_2 @
@@ -764,13 +764,17 @@ def o_S_kernel(
         operand_of_o_2_v = tl.dot(operand_of_o_2.to(tl.float16), v)
         Z_f16 = Z.to(tl.float16)
         operand_of_o_Z_sum = tl.dot(operand_of_o.to(tl.float16), Z_f16, acc=operand_of_o_2_v)
-        o_sum_2 = tl.dot((r_f32 * tl.exp(W)).to(tl.float16), S_f16, acc=operand_of_o_Z_sum)
+        o_sum_2 = tl.dot((r_f32 * tl.exp2(W * 1.4426950408889634)).to(tl.float16), S_f16, acc=operand_of_o_Z_sum)
         # last_W = last(W)
         last_W = tl.sum(tl.where(i_C[:, None] == C - 1, W, 0.0), axis=0)
         # to_end = exp(last_W[None, :] - W)
-        to_end = tl.exp(last_W[None, :] - W)
+        to_end = tl.exp2((last_W[None, :] - W) * 1.4426950408889634)
         # S = exp(last_W)[:, None] * S + (k * to_end).T @ v + (b * to_end).T @ Z
-        to_end_kT_v_sum = tl.dot(tl.trans((k_f32 * to_end).to(tl.float16)), v, acc=tl.exp(last_W)[:, None] * S)
+        to_end_kT_v_sum = tl.dot(
+            tl.trans((k_f32 * to_end).to(tl.float16)),
+            v,
+            acc=tl.exp2(last_W * 1.4426950408889634)[:, None] * S,
+        )
         S = tl.dot(tl.trans((b_f32 * to_end).to(tl.float16)), Z_f16, acc=to_end_kT_v_sum)
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],

@@ -108,14 +108,24 @@ def o_S_kernel(
         q_kT = tl.dot(q, tl.trans(k))
         o_sum = tl.dot(
             (
-                q_kT * tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))
+                q_kT * tl.exp2(
+                    tl.where(
+                        i_C[:, None] >= i_C[None, :],
+                        G[:, None] - G[None, :],
+                        float("-inf"),
+                    ) * 1.4426950408889634
+                )
             ).to(tl.float16),
             v,
-            acc=tl.exp(G)[:, None] * q_S,
+            acc=tl.exp2(G * 1.4426950408889634)[:, None] * q_S,
         )
         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         last_G = tl.sum(tl.where(i_C == C - 1, G, 0.0), axis=0)
-        S = tl.dot(tl.trans(k), (tl.exp(last_G - G)[:, None] * v.to(tl.float32)).to(tl.float16), acc=tl.exp(last_G) * S)
+        S = tl.dot(
+            tl.trans(k),
+            (tl.exp2((last_G - G) * 1.4426950408889634)[:, None] * v.to(tl.float32)).to(tl.float16),
+            acc=tl.exp2(last_G * 1.4426950408889634) * S,
+        )
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
             (scale * o_sum).to(tl.float16),

@@ -20,8 +20,10 @@ from gdn_codegen.channels import (
     fused_recurrent_rwkv7,
 )
 from gdn_codegen.runtime.build import Build
-from gdn_codegen.runtime.call import known_members, launch
+from gdn_codegen.runtime.call import choose, known_members, launch
 from gdn_codegen.runtime.load import module
+from gdn_codegen.schedule import ScheduleError, varied
+from gdn_codegen.targets.triton import BY_CHANNEL
 
 #: By page: the op and its name's counterpart for any number of tokens. PTO's simulator takes long; tests of pages run it.
 OPS = {"gla": (chunk_gla, fused_recurrent_gla), "kimi_delta_attention": (chunk_kda, fused_recurrent_kda),
@@ -72,6 +74,32 @@ def test_the_self_check_draws_gates(name):
     """Logs of decays for channels, and rows that multiply a state without end are of norm 1: nothing overflows."""
     found = module(Build("triton", 16, algorithm=name, dtype="float32", head_dim_k=32, head_dim_v=32)).check("cpu")
     assert all(error <= accepted for error, accepted in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", [None, "decay"])
+@pytest.mark.parametrize("name", OPS)
+def test_walks_that_serve_gates_of_channels_on_hopper(name, partition):
+    """Kernels that load middle rows; one for each product of pairs of tokens where these are several."""
+    chunk, fields = BY_CHANNEL
+    b = Build("triton", chunk, algorithm=name, dtype="float32", head_dim_k=32, head_dim_v=32,
+              schedule=varied("operand_walk", partition=partition, **fields))
+    if name == "rwkv7" and partition:  # it bounds no token
+        with pytest.raises(ScheduleError):
+            module(b)
+    else:
+        assert all(error <= accepted for error, accepted in module(b).check("cpu").values())
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_dispatch_takes_them_on_hopper_alone(name):
+    def first(arch, few, chunk=None):
+        options = choose.modelled(Build("triton", algorithm=name, dtype="bfloat16"), arch, few, (0, 4, 13), chunk)
+        return next(b for b, _ in options if choose.fits(b))
+    whole, parts = first("sm_90a", False), first("sm_90a", True)
+    assert (whole.plan.name, whole.chunk, whole.plan.partition) == ("operand_walk", 32, None)
+    assert parts.plan.partition == (None if name == "rwkv7" else "decay")
+    assert {(b.plan.name, b.chunk) for b in (first("", False), first("sm_90a", False, 64))} == {("staged", 64)}
 
 
 @pytest.mark.slow

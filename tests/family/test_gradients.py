@@ -1,6 +1,7 @@
 """Kernels of gradients on each target against torch.autograd through the recurrence in float64."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gradients
@@ -11,8 +12,11 @@ from torch import Tensor
 
 from gdn_codegen.algorithms import names
 from gdn_codegen.ir.differentiate import chunk_states
+from gdn_codegen.passes.loops import column_pieces, register_room
 from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.call.gradient_builds import FIVE
 from gdn_codegen.runtime.load import function
+from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
 
 #: Pages that all targets run in every run of the suite. TileLang, PTO and three kernels take others by hand (`-m long`), as
@@ -25,7 +29,7 @@ ACCEPTED = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 ONE_KERNEL, THREE_KERNELS = {"states": "fused", "gradient": "fused"}, {"states": "fused_walk", "gradient": "gradient"}
 
 
-def errors(target: str, name: str, case: Case, plans: dict[str, str] = ONE_KERNEL, **options: Any) -> dict[str, float]:
+def errors(target: str, name: str, case: Case, plans: dict[str, Any] = ONE_KERNEL, **options: Any) -> dict[str, float]:
     """RMSE over RMS of the gradient by each input and by the initial state S. The states before chunks are those that the module
     for them gives. plans: the schedules of both. A pack has rows of NaN past its end, of which gradients must be zero."""
     states, back = (Build(target, algorithm=f"{name}.{kind}", schedule=plan, **options) for kind, plan in plans.items())
@@ -64,6 +68,17 @@ def test_gradients(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_gradients_by_three_kernels(name: str) -> None:
     """A walk for the derivative by the state alone, and kernels over chunks before and after it. The state is transposed."""
     found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), THREE_KERNELS, chunk=16, head_dim_k=16, head_dim_v=32,
+                   dtype="float32")
+    assert all(e < ACCEPTED["float32"] for e in found.values()), found
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in OFTEN[:2] else [pytest.mark.long]) for n in names()])
+def test_gradients_by_five_kernels_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums in a kernel before what they are for, and values along K in two pieces, as where registers have no room for tiles."""
+    monkeypatch.setattr(register_room, "OF_A_WARP", 1)
+    monkeypatch.setattr(column_pieces, "COLUMNS", 16)
+    plans = {"states": "fused_walk", "gradient": replace(varied("gradient", kernels=FIVE), name="pieces")}
+    found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), plans, chunk=16, head_dim_k=32, head_dim_v=16,
                    dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 

@@ -22,7 +22,8 @@ from ...ir.types import Tensor
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
 from .groups import KernelGroups, Slice
-from .roles import roles, with_names
+from .named_groups import with_names
+from .roles import roles
 
 #: The order in which a kernel loads values from workspaces, by role. Row scales come last.
 READ_ORDER = ("system", "gate_sum", "state", "inverse", "solution", "offset", "weight", "gate", "")

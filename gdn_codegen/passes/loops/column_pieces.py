@@ -1,5 +1,5 @@
-"""column_pieces: computes a kernel over chunks in pieces of the columns of K. `register_room` calls it for kernels whose tiles have
-no room in registers, and puts the pieces in order.
+"""column_pieces: computes a kernel over chunks in pieces of the columns of K. `register_room` calls it for kernels whose tiles
+have no room in registers, and puts the pieces in order.
 
 A value along K gets pieces of COLUMNS columns. Products and sums over K are sums over the pieces. The mask of a product is
 applied to each piece's product, so that one piece can be finished before the next one is loaded.
@@ -22,10 +22,11 @@ ALONG = ("column_sum", "cumsum", "to_middle", "from_middle", "last")
 
 
 def in_pieces(p: Program, k: Kernel) -> Kernel:
-    """The kernel, which has no loop, in pieces of the columns of K. `k` itself if it has ops that are not sums over pieces."""
-    if not all(_splits(p, k, o) for o in k.ops):
-        return k
+    """The kernel, which has no loop, in pieces of the columns of K. `k` itself if it has no more columns, or ops that are not
+    sums over pieces."""
     size = p.sizes["K"]
+    if size <= COLUMNS or size % COLUMNS or not all(_splits(p, k, o) for o in k.ops):
+        return k
     return _Columns(p, "K", [(first, COLUMNS) for first in range(0, size, COLUMNS)]).kernel(k)
 
 
