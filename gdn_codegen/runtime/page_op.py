@@ -38,6 +38,7 @@ def op(b: Build) -> Callable[..., Any]:
 
     @wraps(fn)
     def call(*args: Any, **named: Any) -> Any:
+        """The results of the generated function, which torch differentiates if a tensor among the arguments requires grad."""
         if torch.compiler.is_dynamo_compiling():
             return _untraced(call, *args, **named)
         if not differentiates((*args, *named.values())):
