@@ -27,10 +27,10 @@ WALKS: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}
 WIDEST = 128
 #: The chunk with which `staged` serves pages with a decay for each channel, on a GPU, with K and V of at most WIDEST.
 STAGED = 64
-#: The chunk and the fields of `operand_walk` that serve such pages on Hopper. What is inverted has a kernel of its own, and so has
-#: each other product of pairs of tokens where these are several: larger kernels, or chunks of 64 tokens, spill. On an H100 with
-#: K = V = 128 it takes 0.2 to 0.4 of the time that `staged` took (docs/performance.md, Other members of the family). Its walk has
-#: no room in the 64 KiB of shared memory of gfx942.
+#: The chunk and the fields of `operand_walk` that serve such pages on Hopper. What is inverted has a kernel of its own, and so
+#: has each other product of pairs of tokens where these are several: larger kernels, or chunks of 64 tokens, spill. On an H100
+#: with K = V = 128 it takes 0.2 to 0.4 of the time that `staged` took (docs/performance.md, Other members of the family). Its
+#: walk has no room in the 64 KiB of shared memory of gfx942.
 BY_CHANNEL: tuple[int, dict[str, Any]] = (32, {
     "kernels": (("@gate_sum",), ("@system",), ("@score*",), ("@operand",), ("@output", "@state")), "stages": 3, "warps": 4})
 #: Chunks for which these walks over whole sequences read q and k by descriptors, by architecture. Parts do so for any chunk.
@@ -136,7 +136,8 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 
 
 TARGET = register(Target(
-    "triton", Lowering(INSTANCES, TRITON, unused=(*OF_CORES, "value_heads", "agents", "persistent", "token_groups")), triton.emit,
+    "triton", Lowering(INSTANCES, TRITON, unused=(*OF_CORES, "value_heads", "agents", "persistent", "by_length",
+                                          "token_groups")), triton.emit,
     "triton/module.py.j2", ("cpu", "cuda"), facts=_facts, preference=1, model=_model,
     too_large=_too_large, sized_for=("sm_90a",), spaces=SPACES, per_call=True, interprets=("cpu",),
     toolchain=Toolchain(
