@@ -31,7 +31,7 @@ def test_which_versions_and_devices(version, capability, hip, want, monkeypatch)
 
 
 WRONG = {
-    "state": (r"\n        S = tl\.dot\((.*), acc=.*\)\n", r"\n        S = tl.dot(\1)\n", {}),
+    "state": (r"(\n        S = tl\.dot\((?:\n {12}.*)*),\n {12}acc=.*\n", r"\1\n", {}),
     "inverse": (r"Tinv_below_8 = tl\.dot\(", "Tinv_below_8 = 1.5 * tl.dot(", {}),
     "nan": (r"U = tl\.dot\(", 'U = float("nan") * tl.dot(', {}),
     "summary": (r"(def S_factor_kernel(?:.|\n)*?        S = )", r"\g<1>0.9 * ", {"partition": "decay"}),

@@ -49,7 +49,7 @@ BROKEN = {
     "an index": ("triton", {}, r"row_next = start \+ t \+ C", "row_next = start + t"),
     "a wrong dot": ("triton", {}, r"q_S = tl\.dot\(q, S_f16\)", "q_S = tl.dot(k, S_f16)"),
     "a dropped scale": ("tilelang", {}, r"= scale \* o_sum\[i, j\]", "= o_sum[i, j]"),
-    "a gate's sign": ("triton", {}, r"tl\.exp\(last_G - G\)", "tl.exp(G - last_G)"),
+    "a gate's sign": ("triton", {}, r"tl\.exp2\(\(last_G - G\)", "tl.exp2((G - last_G)"),
     "a head index": ("triton", {}, r"h = hv // \(HV // H\)", "h = hv % H"),
     "the inverse of keys that are alike": ("triton", {}, r"Tinv_below_16 = tl\.dot\(", "Tinv_below_16 = 0 * tl.dot("),
     "a channel's erase gate": ("triton", {"algorithm": "gated_delta_rule_2", "chunk": 64, "head_dim_v": 32},
