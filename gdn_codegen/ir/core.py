@@ -125,7 +125,9 @@ class Kernel:
 
     threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks that share a multiprocessor.
     lanes: neighbours that share a row of a tile, for single tokens; piece: columns of it that each moves at once. 0: not set.
-    one_loop: agents that run loops over a warm-up and over the part, which have the same ops, as one. comments: by line."""
+    one_loop: agents that run loops over a warm-up and over the part, which have the same ops, as one.
+    start: of overlapping launches, "" for a kernel that waits until all earlier ones have ended; "beside" for one that needs
+    nothing of the one before and waits for nothing; "ended" for one that is launched once they have ended. comments: by line."""
 
     name: str
     grid: str
@@ -142,6 +144,7 @@ class Kernel:
     lanes: int = 0
     piece: int = 0
     one_loop: tuple[str, ...] = ()
+    start: str = ""
     comments: tuple[tuple[Line, str], ...] = ()
 
     @cached_property

@@ -187,7 +187,7 @@ SCHEDULES = {s.name: s for s in (
     Schedule("operand_gradient", ((*BEFORE_BACK, "@early", "@operand"), ("@state", "@solution"), ("@output",)), state_layout="vk",
              narrow_workspaces=True),
     Schedule("channel_gradient", (("@gate_sum", "@inverse", "@summand", "@factor", "@early_keyless", "@operand"),
-                                  ("@weight", "@offset", "@score"), ("@early",), ("@state", "@solution"),
+                                  ("@weight", "@offset", "@score"), ("@state", "@solution"), ("@early",),
                                   ("@late_score", "@keyless"), ("@output",)),
              state_layout="vk", k_block=64, narrow_workspaces=True),
 )}

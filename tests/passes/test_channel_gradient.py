@@ -11,6 +11,8 @@ import torch
 from gdn_codegen.derived_pages import find
 from gdn_codegen.ir.core import Op, Program
 from gdn_codegen.ir.interpret import Interpreter, Problem
+from gdn_codegen.ir.parser import parse_program
+from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.abi.memory import memory
 from gdn_codegen.passes.algebra.canonical import canonical
@@ -41,9 +43,27 @@ def test_kernels_over_chunks_by_halves_of_the_channels():
     """Those whose results all have K, and that sum nothing over K. No kernel has half of the 53 products of two kernels."""
     p = gradient("kimi_delta_attention")
     assert [(k.grid, k.blocked_dim) for k in p.kernels] == [
-        ("chunks", ""), ("chunks", ""), ("chunks", "K"), ("sequences", "V"), ("chunks", ""), ("chunks", "K")]
-    assert products(p) == [14, 3, 13, 4, 2, 14]
-    assert [k.blocked_dim for k in gradient("kimi_delta_attention", k_block=0).kernels] == ["", "", "", "V", "", ""]
+        ("chunks", ""), ("chunks", ""), ("sequences", "V"), ("chunks", "K"), ("chunks", ""), ("chunks", "K")]
+    assert products(p) == [14, 3, 4, 13, 2, 14]
+    assert [k.blocked_dim for k in gradient("kimi_delta_attention", k_block=0).kernels] == ["", "", "V", "", "", ""]
+
+
+def test_a_kernel_that_needs_nothing_of_the_walk_runs_beside_it():
+    """The one after it starts once both have ended. It does not wait itself: its launch does."""
+    b = Build("tilelang", algorithm="kimi_delta_attention.gradient", dtype="bfloat16", arch="sm_90a",
+              schedule=varied("channel_gradient", "sm_90a", v_block=64))
+    p = lowered(b)
+    assert [k.start for k in p.kernels] == ["", "", "", "beside", "ended", ""]
+    assert parse_program(program_text(p)) == p
+    waits = [x.body.count("t.wait_for_earlier_kernels()") for x in b.of.emit(p, b.layout, b.heads)]
+    assert waits == [0, 1, 1, 1, 0, 1]
+    assert "if batched < 0:\n                t.wait_for_earlier_kernels()" in b.of.emit(p, b.layout, b.heads)[3].body
+
+
+def test_a_kernel_that_reads_what_a_walk_writes_waits():
+    p = lowered(Build("tilelang", algorithm="gated_delta_rule.gradient", dtype="bfloat16", arch="sm_90a",
+                      schedule=varied("gradient", "sm_90a", v_block=64)))
+    assert [k.start for k in p.kernels] == ["", "", ""]
 
 
 def test_blocks_divide_their_dim():
@@ -90,7 +110,7 @@ def test_one_workspace_for_the_early_terms_of_a_sum():
 
 
 def test_both_products_of_the_walk_add_onto_the_state():
-    walk = gradient("kimi_delta_attention").kernels[3]
+    walk = gradient("kimi_delta_attention").kernels[2]
     assert sum(len(o.args) == 3 for o in walk.ops if o.kind == "matmul") == 3  # and one onto d_U
 
 

@@ -54,14 +54,13 @@ def _with_room(p: Program, k: Kernel, device: Device) -> Kernel:
     first, calm = _attempt(p, k, device), _attempt(p, late(k, sizes), device, merged=True)
     if isinstance(first, ScheduleError):
         return _crowded(p, k, device, first)
-    if isinstance(calm, ScheduleError) or _fragments(calm) >= _fragments(first):
-        calm = first
+    calmer = calm if isinstance(calm, Kernel) and _fragments(calm) < _fragments(first) else None
     if two_fit(first, device):
-        return first if calm is first or not two_fit(calm, device) else early_loads(calm, most_of_two(device))
+        return early_loads(calmer, most_of_two(device)) if calmer and two_fit(calmer, device) else first
     for x, most in ((_attempt(p, few_live(k, sizes), device, merged=True), FRAGMENTS_OF_TWO - 1), (calm, FRAGMENTS_OF_TWO)):
         if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= most:
             return early_loads(x, most_of_two(device))
-    return first if calm is first else early_loads(calm, limit)
+    return early_loads(calmer, limit) if calmer else first
 
 
 def _crowded(p: Program, k: Kernel, device: Device, why: ScheduleError) -> Kernel:
