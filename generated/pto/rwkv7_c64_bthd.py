@@ -5527,6 +5527,15 @@ def _kind_and_place(x: Any) -> Any:
     return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
 
 
+def _untraced(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """call(*args, **named), at which torch.compile breaks its graph. It could not trace launches."""
+    from torch._dynamo import disable  # torch.compile has imported it, which takes seconds
+    return disable(call)(*args, **named)  # type: ignore[no-untyped-call]
+
+
+_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `disable` sets
+
+
 def _parts_wanted(build: int) -> int:
     """Chunks of a part, from GDN_CODEGEN_PART_CHUNKS, else from the build; 0 to choose."""
     said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
@@ -5570,6 +5579,8 @@ class Host:
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
         """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))

@@ -349,21 +349,24 @@ def wait_copies_cuda():
 
 
 @T.macro
-def inverted_by_warps(tiles, scales, strict, warp):
-    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here."""
+def inverted_by_warps(tiles, scales, strict, warp, warps):
+    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here. warps: how many take turns."""
     T.import_source(HELPERS)
     dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
     which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
     each = [x for A, scale in zip(tiles, scales, strict=True)
             for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
-    T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
+    for n in T.unroll(-(-len(tiles) // warps)):
+        T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", n * warps + warp, *each)
 
 
 def whole_inverses_cuda(tiles, scales, strict=False, thread=None, warp=0):
     """Inverses of one, two or four tiles of 64 x 64, in place, each by a warp. scales: for each tile, a vector that multiplies
     the columns, or None. strict: without the ones of the diagonal. thread: of those that share the work, None for those of the
     block. warp: of theirs, the one that inverts the first tile."""
-    return inverted_by_warps(tiles, scales, strict, (T.get_thread_binding() if thread is None else thread) // 32 - warp)
+    if thread is None:
+        return inverted_by_warps(tiles, scales, strict, T.get_thread_binding() // 32, T.get_thread_extent() // 32)
+    return inverted_by_warps(tiles, scales, strict, thread // 32 - warp, len(tiles))
 
 
 def kernel_cuda(*grid, threads):
@@ -1833,6 +1836,15 @@ def _kind_and_place(x: Any) -> Any:
     return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
 
 
+def _untraced(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """call(*args, **named), at which torch.compile breaks its graph. It could not trace launches."""
+    from torch._dynamo import disable  # torch.compile has imported it, which takes seconds
+    return disable(call)(*args, **named)  # type: ignore[no-untyped-call]
+
+
+_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `disable` sets
+
+
 def _parts_wanted(build: int) -> int:
     """Chunks of a part, from GDN_CODEGEN_PART_CHUNKS, else from the build; 0 to choose."""
     said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
@@ -1876,6 +1888,8 @@ class Host:
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
         """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))

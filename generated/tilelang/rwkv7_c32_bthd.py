@@ -87,12 +87,9 @@ def substituted(A, X, size, scale, strict):
 
 
 @T.macro
-def substituted_by_columns(A, X, size, column):
-    """Inverses of the blocks of A, in X, by forward substitution: a thread a column."""
+def substituted_column(A, X, size, column):
+    """A column of the inverses of the blocks of A, in X, by one thread. Nothing for a column that X does not have."""
     wide = 128 // A.dtype.bits  # elements of A in a load
-    for i, j in T.Parallel(X.shape[0], X.shape[1]):
-        if i // size != j // size:
-            X[i, j] = 0.0
     if column < X.shape[1]:
         a = T.alloc_local((wide,), A.dtype)
         x = T.alloc_local((size,), T.float32)
@@ -109,9 +106,22 @@ def substituted_by_columns(A, X, size, column):
             X[first + i, column] = x[i]
 
 
-def diag_inverse_cuda(A, X, size, thread=None):
-    """Inverses of the `size` x `size` blocks of A, in X. thread: of those that share the work, None for those of the block."""
-    return substituted_by_columns(A, X, size, T.get_thread_binding() if thread is None else thread)
+@T.macro
+def substituted_by_columns(A, X, size, thread, threads):
+    """Inverses of the blocks of A, in X, by forward substitution: each thread takes every `threads`-th column."""
+    for i, j in T.Parallel(X.shape[0], X.shape[1]):
+        if i // size != j // size:
+            X[i, j] = 0.0
+    for n in T.unroll(-(-X.shape[1] // threads)):
+        substituted_column(A, X, size, n * threads + thread)
+
+
+def diag_inverse_cuda(A, X, size, thread=None, threads=0):
+    """Inverses of the `size` x `size` blocks of A, in X. thread, threads: of those that share the work, and how many they are;
+    None and 0 for those of the block."""
+    if thread is None:
+        thread, threads = T.get_thread_binding(), T.get_thread_extent()
+    return substituted_by_columns(A, X, size, thread, threads)
 
 
 def diag_inverse_cpu(A, X, size):
@@ -1796,6 +1806,15 @@ def _kind_and_place(x: Any) -> Any:
     return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
 
 
+def _untraced(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """call(*args, **named), at which torch.compile breaks its graph. It could not trace launches."""
+    from torch._dynamo import disable  # torch.compile has imported it, which takes seconds
+    return disable(call)(*args, **named)  # type: ignore[no-untyped-call]
+
+
+_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `disable` sets
+
+
 def _parts_wanted(build: int) -> int:
     """Chunks of a part, from GDN_CODEGEN_PART_CHUNKS, else from the build; 0 to choose."""
     said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
@@ -1839,6 +1858,8 @@ class Host:
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
         """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))

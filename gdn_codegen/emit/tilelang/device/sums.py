@@ -34,11 +34,13 @@ def cumsum_cpu(src, dst, least=None):
 
 @T.macro
 def cumsums_cuda(sources, sums, least=None):
-    """Running sums of two or four vectors, each by another warp."""
+    """Running sums of two or four vectors, each by another warp, or in turns where there are fewer warps."""
     T.import_source(HELPERS)
+    warps = T.get_thread_extent() // 32
     each = [x for src, dst in zip(sources, sums, strict=True) for x in (src.access_ptr("r"), dst.access_ptr("w"))]
     lowest = T.float32(-math.inf if least is None else least)
-    T.call_extern("handle", f"running_sums<{sources[0].shape[0]}>", T.get_thread_binding() // 32, lowest, *each)
+    for n in T.unroll(-(-len(sources) // warps)):
+        T.call_extern("handle", f"running_sums<{sources[0].shape[0]}>", n * warps + T.get_thread_binding() // 32, lowest, *each)
 
 
 def cumsums_cpu(sources, sums, least=None):
@@ -94,9 +96,11 @@ def sum_row(src, dst, row, tokens, least):
 
 @T.macro
 def row_cumsum_cuda(src, dst, tokens, least=None):
-    """Running sums of each row, by one thread."""
-    if T.get_thread_binding() < src.shape[0]:
-        sum_row(src, dst, T.get_thread_binding(), tokens, least)
+    """Running sums of each row, by one thread. A thread has several rows if the block has fewer threads than rows."""
+    threads = T.get_thread_extent()
+    for n in T.unroll(-(-src.shape[0] // threads)):
+        if n * threads + T.get_thread_binding() < src.shape[0]:
+            sum_row(src, dst, n * threads + T.get_thread_binding(), tokens, least)
 
 
 @T.macro
