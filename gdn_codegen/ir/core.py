@@ -122,13 +122,10 @@ class Kernel:
     batch: the value heads that an instance over chunks handles. A load or store says which of them it is for ("head", 0 if it
     says nothing), or moves the values of all ("heads"). agents: of a thread block, if it has several. slices: how many instances
     share the iterations of a loop "before" a part: of n, instance i processes chunks i, i + n, i + 2 n and so on.
-
     threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks that share a multiprocessor.
     lanes: neighbours that share a row of a tile, for single tokens; piece: columns of it that each moves at once. 0: not set.
-    one_loop: agents that run loops over a warm-up and over the part, which have the same ops, as one.
-    start: of overlapping launches, "" for a kernel that waits until all earlier ones have ended; "beside" for one that needs
-    nothing of the one before and waits for nothing; "ended" for one that is launched once they have ended. comments: by line."""
-
+    one_loop: agents that run loops over a warm-up and over the part, which have the same ops, as one. comments: by line. start:
+    "beside" or "ended" of an overlapping launch (`launch/overlapping.py`), "" for one that waits."""
     name: str
     grid: str
     body: tuple[Stmt, ...]
