@@ -52,10 +52,12 @@ from .heads.key_head import heads_by_key_head
 from .heads.product import heads_by_product
 from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
+from .launch.by_length import by_length
 from .launch.instance_warps import instance_warps
 from .launch.overlapping import overlapping
 from .launch.persistent import persistent
 from .launch.side_by_side import side_by_side
+from .launch.spans import spans
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
 from .loops.row_pieces import row_pieces
@@ -188,6 +190,8 @@ GROUPS: Passes = (
     ("async_copies", lambda p, c: async_copies(p, c.device)),
     ("unfilled", lambda p, c: unfilled(p)),
     *BLOCKS,
+    ("by_length", lambda p, c: by_length(p, c.schedule)),
+    ("spans", lambda p, c: spans(p, c.groups)),
     ("persistent", lambda p, c: persistent(p, c.schedule, c.groups)),
     ("check_storage", lambda p, c: check_storage(p)),
     ("mbarriers", lambda p, c: mbarriers(p, c.groups)),

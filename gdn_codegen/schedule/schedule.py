@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True),
-    "narrow_workspaces": (False, True)}
+    "narrow_workspaces": (False, True), "by_length": (False, True)}
 
 
 class ScheduleError(ValueError):
@@ -85,6 +85,8 @@ class Schedule:
     descriptors: walks read whole rows, such as those of q, by tensor descriptors (Triton; TMA on Hopper).
     persistent: a block takes one walk after another, and loads for the next one while it ends the current one (Hopper under
       TileLang).
+    by_length: walks of the longest sequences start first, so that no long one is still under way when the others have ended
+      (Hopper under TileLang, without a partition).
     narrow_workspaces: tiles between kernels have the operands' dtype, also where elementwise ops read them. They are rounded once
       more, and take half the memory (all targets).
 
@@ -116,6 +118,7 @@ class Schedule:
     descriptors: bool = False
     token_groups: str = "early"
     persistent: bool = False
+    by_length: bool = False
     narrow_workspaces: bool = False
 
     def __post_init__(self) -> None:
@@ -143,6 +146,9 @@ class Schedule:
             raise ScheduleError(f"schedule {self.name}: longest_first=True; accepted only with partition='decay'")
         if self.persistent and self.partition:
             raise ScheduleError(f"schedule {self.name}: persistent=True with partition={self.partition!r}; accepted only without "
+                                "a partition")
+        if self.by_length and self.partition:
+            raise ScheduleError(f"schedule {self.name}: by_length=True with partition={self.partition!r}; accepted only without "
                                 "a partition")
         if self.agents != "" and self.agents not in ASSIGNMENTS:
             raise ScheduleError(f"schedule {self.name}: agents={self.agents!r}; accepted are {', '.join(ASSIGNMENTS)}, or '' for "

@@ -8,7 +8,22 @@ from dataclasses import dataclass
 from ...ir.core import Buffer
 from ...ir.ops import ORDER
 from ...ir.types import Dim
-from ..base import AT_A_TIME, CLEAR, EVERY, SUMMED, Kernel, Op, Program, Text, Writer, strides, touched, wrapped
+from ..base import (
+    AT_A_TIME,
+    CLEAR,
+    EVERY,
+    INSTANCES,
+    SUMMED,
+    UNITS,
+    Kernel,
+    Op,
+    Program,
+    Text,
+    Writer,
+    strides,
+    touched,
+    wrapped,
+)
 from .addresses import Addresses
 
 WIDTH = 120
@@ -18,7 +33,7 @@ OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "s
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
        "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "walk", "group",
        "row_end", "clear_begin", "clear_end", "rest", "first_instance", "iteration", "iterations_before", "items_before",
-       "tails_before", EVERY, SUMMED, AT_A_TIME}
+       "tails_before", "rank", "least_span", EVERY, SUMMED, AT_A_TIME, INSTANCES, UNITS}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this
