@@ -66,7 +66,7 @@ LEGAL = {
         wait load.channel load.unfilled *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
         Kernel.lanes Kernel.piece Kernel.by_length Kernel.spans Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
     "synchronised..checked": "signal fence drain barrier load.tail Buffer.own Kernel.one_loop",
-    "checked": "Program.launch",
+    "checked": "Program.launch Kernel.start",
 }
 
 
@@ -98,7 +98,7 @@ _PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "k
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "wide": False, "cleared": False, "slots": 1}
 _KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "piece": 0, "one_loop": (), "by_length": False,
-           "spans": (), "comments": ()}
+           "spans": (), "start": "", "comments": ()}
 _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}
 
 

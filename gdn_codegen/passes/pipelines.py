@@ -29,9 +29,11 @@ from .algebra.check_exponents import check_exponents
 from .algebra.clamp_decay import clamp_decay
 from .algebra.decayed_products import decayed_products
 from .algebra.decompose import decompose
+from .algebra.early_terms import early_terms
 from .algebra.fold_into_inverse import fold_into_inverse
 from .algebra.masks import masks
 from .algebra.norms_from_products import norms_from_products
+from .algebra.operand_scales import operand_scales
 from .algebra.precision import precision
 from .algebra.reuse_products import reuse_products
 from .algebra.rewrite import rewrite
@@ -111,6 +113,8 @@ FRONT: Passes = (
     ("canonical", lambda p, c: canonical(p, c.schedule)),
     ("check_exponents", lambda p, c: check_exponents(p)),
     ("reuse_products", lambda p, c: reuse_products(p)),
+    ("operand_scales", lambda p, c: operand_scales(p, c.schedule)),
+    ("early_terms", lambda p, c: early_terms(p, c.schedule)),
     ("split_sums", lambda p, c: split_sums(p, c.schedule)),
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),

@@ -11,7 +11,8 @@ from .agents import ASSIGNMENTS
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution",
-         "operand", "score", "summand", "early", "sum", "tile")
+         "operand", "pair", "summand", "factor", "score", "late_score", "keyless", "early", "early_keyless",
+         "sum", "tile")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -54,6 +55,7 @@ class Schedule:
     state_layout: "kv", or "vk": walks hold tiles whose last dim is V transposed.
     inverse: "doubling" merges blocks of 1, 2, 4... rows. "substitution" starts from blocks that the device solves directly.
     v_block: columns of V per instance, for kernels whose results all have V. 0 is 64 in Triton's walks and V elsewhere.
+    k_block: columns of K per instance, for kernels over chunks whose results all have K and that sum nothing over K. 0 is K.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
     partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
       summaries; "decay" uses a warm-up, and summaries where the state decays slowly; None does not split.
@@ -97,6 +99,7 @@ class Schedule:
     form: str = "direct"
     inverse: str = "substitution"
     v_block: int = 0
+    k_block: int = 0
     launch: str = "kernels"
     partition: str | None = None
     part_chunks: int = 0
@@ -133,7 +136,7 @@ class Schedule:
             value = getattr(self, field)
             if not any(type(value) is type(x) and value == x for x in accepted):
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
-        for field in ("v_block", "part_chunks"):
+        for field in ("v_block", "k_block", "part_chunks"):
             value = getattr(self, field)
             if type(value) is not int or value < 0:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are whole numbers from 0")
@@ -192,6 +195,10 @@ SCHEDULES = {s.name: s for s in (
     Schedule("gradient", (BEFORE_BACK, ("@state", "@solution"), ("@output",)), state_layout="vk", narrow_workspaces=True),
     Schedule("operand_gradient", ((*BEFORE_BACK, "@early", "@operand"), ("@state", "@solution"), ("@output",)), state_layout="vk",
              narrow_workspaces=True),
+    Schedule("channel_gradient", (("@gate_sum", "@inverse", "@summand", "@factor", "@early_keyless", "@operand"),
+                                  ("@weight", "@offset", "@score"), ("@state", "@solution"), ("@early",),
+                                  ("@late_score", "@keyless"), ("@output",)),
+             state_layout="vk", k_block=64, narrow_workspaces=True),
 )}
 
 #: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a

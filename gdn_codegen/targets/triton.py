@@ -32,7 +32,7 @@ STAGED = 64
 #: with K = V = 128 it takes 0.2 to 0.4 of the time that `staged` took (docs/performance.md, Other members of the family). Its
 #: walk has no room in the 64 KiB of shared memory of gfx942.
 BY_CHANNEL: tuple[int, dict[str, Any]] = (32, {
-    "kernels": (("@gate_sum",), ("@system",), ("@score*",), ("@operand",), ("@output", "@state")), "stages": 3, "warps": 4})
+    "kernels": (("@gate_sum",), ("@system",), ("@pair*",), ("@operand",), ("@output", "@state")), "stages": 3, "warps": 4})
 #: Chunks for which these walks over whole sequences read q and k by descriptors, by architecture. Parts do so for any chunk.
 DESCRIBED: dict[str, tuple[int, ...]] = {"sm_90a": (32,)}
 

@@ -422,20 +422,27 @@ def bounded(x, least):
 
 
 @T.macro
-def column_cumsum_cuda(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile, by one thread. exclusive: without the row itself."""
-    for j in T.Parallel(src.shape[1]):
+def column_cumsum_cuda(src, dst, columns, least=None, exclusive=False):
+    """Running sums of each of so many columns of a tile, which may be `dst`, by one thread. exclusive: without the row itself."""
+    loads = min(src.shape[0], 16)
+    for j in T.Parallel(columns):
         total = T.alloc_var(T.float32, init=0.0)
-        for i in T.serial(src.shape[0]):
-            x = bounded(src[i, j], least)
-            dst[i, j] = total if exclusive else total + x
-            total = total + x
+        x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
+        for n in T.serial(src.shape[0] // loads):
+            for i in T.unroll(loads):
+                x[i] = bounded(src[n * loads + i, j], least)
+            for i in T.unroll(loads):
+                if exclusive:
+                    dst[n * loads + i, j] = total
+                total = total + x[i]
+                if not exclusive:
+                    dst[n * loads + i, j] = total
 
 
 @T.macro
-def column_cumsum_cpu(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile. exclusive: without the row itself."""
-    for j in T.serial(src.shape[1]):
+def column_cumsum_cpu(src, dst, columns, least=None, exclusive=False):
+    """Running sums of each of so many columns of a tile, which may be `dst`. exclusive: without the row itself."""
+    for j in T.serial(columns):
         total = T.alloc_var(T.float32, init=0.0)
         for i in T.serial(src.shape[0]):
             x = bounded(src[i, j], least)
@@ -511,11 +518,10 @@ def o_S_kernel(t):
             q_then_k_decay_to_end = t.shared((C, K), T.float16)
             k = t.shared((C, K), T.float16)
             tile_C_V = t.shared((C, V), T.float16)
-            g = t.shared((C, K), T.float32)
+            G = t.shared((C, K), T.float32)
             tile_C_K_1 = t.shared((C, K), T.float16)
             w = t.shared((C, V), T.float16)
             erase = t.fragment((C, K), T.float32)
-            G = t.shared((C, K), T.float32)
             exp_G_to_32 = t.fragment((C, K), T.float32)
             tile_C_K_2 = t.shared((C, K), T.float16)
             k_exp_G_to_product = t.fragment((C, C), T.float32)
@@ -578,7 +584,7 @@ def o_S_kernel(t):
                     t.start_copy(q_in[b, row:row + C, h, 0:K], q_then_k_decay_to_end)
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
                     t.start_copy(v_in[b, row:row + C, hv, 0:V], tile_C_V)
-                    t.start_copy(g_in[b, row:row + C, hv, 0:K], g)
+                    t.start_copy(g_in[b, row:row + C, hv, 0:K], G)
                     t.start_copy(b_in[b, row:row + C, hv, 0:K], tile_C_K_1)
                     t.start_copy(w_in[b, row:row + C, hv, 0:V], w)
                 else:
@@ -589,7 +595,7 @@ def o_S_kernel(t):
                     for i, j in t.parallel(C, V):
                         tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
-                        g[i, j] = T.if_then_else(i < rows, g_in[b, row + i, hv, j], 0)
+                        G[i, j] = T.if_then_else(i < rows, g_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
                         tile_C_K_1[i, j] = T.if_then_else(i < rows, b_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, V):
@@ -599,7 +605,7 @@ def o_S_kernel(t):
                 for i, j in t.parallel(C, K):
                     erase[i, j] = T.cast(k[i, j], T.float32) * T.cast(tile_C_K_1[i, j], T.float32)
                 # G = cumsum(g)
-                t.column_cumsum(g, G, least=-105.0)
+                t.column_cumsum(G, G, K, least=-105.0)
                 # exp_G_to_32 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_32[i, j] = T.exp(

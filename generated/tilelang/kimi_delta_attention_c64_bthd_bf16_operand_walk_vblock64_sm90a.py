@@ -401,14 +401,21 @@ def bounded(x, least):
 
 
 @T.macro
-def column_cumsum_cuda(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile, by one thread. exclusive: without the row itself."""
-    for j in T.Parallel(src.shape[1]):
+def column_cumsum_cuda(src, dst, columns, least=None, exclusive=False):
+    """Running sums of each of so many columns of a tile, which may be `dst`, by one thread. exclusive: without the row itself."""
+    loads = min(src.shape[0], 16)
+    for j in T.Parallel(columns):
         total = T.alloc_var(T.float32, init=0.0)
-        for i in T.serial(src.shape[0]):
-            x = bounded(src[i, j], least)
-            dst[i, j] = total if exclusive else total + x
-            total = total + x
+        x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
+        for n in T.serial(src.shape[0] // loads):
+            for i in T.unroll(loads):
+                x[i] = bounded(src[n * loads + i, j], least)
+            for i in T.unroll(loads):
+                if exclusive:
+                    dst[n * loads + i, j] = total
+                total = total + x[i]
+                if not exclusive:
+                    dst[n * loads + i, j] = total
 
 
 def expect_swizzled_cuda(x):
@@ -489,9 +496,8 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
             chunk = slot - (start // C + n)
             q = t.shared((C, K), t.bfloat16)
             k = t.shared((C, K), t.bfloat16)
-            g = t.shared((C, K), T.float32)
+            G = t.shared((C, K + 8), T.float32)
             beta = t.shared((C,), T.float32)
-            G = t.shared((C, K), T.float32)
             exp_G_to_32 = t.fragment((C, K), T.float32)
             tile_C_K_1 = t.shared((C, K), t.bfloat16)
             k_exp_G_to_product = t.fragment((C, C), T.float32)
@@ -543,7 +549,7 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
                 if rows >= C:
                     t.start_copy(q_in[b, row:row + C, h, 0:K], q)
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                    t.start_copy(g_in[b, row:row + C, hv, 0:K], g)
+                    t.start_copy(g_in[b, row:row + C, hv, 0:K], G[0:C, 0:K])
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
                 else:
                     for i, j in t.parallel(C, K):
@@ -551,12 +557,12 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, K):
-                        g[i, j] = T.if_then_else(i < rows, g_in[b, row + i, hv, j], 0)
+                        G[i, j] = T.if_then_else(i < rows, g_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
                 # G = cumsum(g)
-                t.column_cumsum(g, G, least=-105.0)
+                t.column_cumsum(G, G, K, least=-105.0)
                 # exp_G_to_32 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_32[i, j] = T.exp(

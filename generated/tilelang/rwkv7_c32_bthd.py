@@ -181,20 +181,27 @@ def bounded(x, least):
 
 
 @T.macro
-def column_cumsum_cuda(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile, by one thread. exclusive: without the row itself."""
-    for j in T.Parallel(src.shape[1]):
+def column_cumsum_cuda(src, dst, columns, least=None, exclusive=False):
+    """Running sums of each of so many columns of a tile, which may be `dst`, by one thread. exclusive: without the row itself."""
+    loads = min(src.shape[0], 16)
+    for j in T.Parallel(columns):
         total = T.alloc_var(T.float32, init=0.0)
-        for i in T.serial(src.shape[0]):
-            x = bounded(src[i, j], least)
-            dst[i, j] = total if exclusive else total + x
-            total = total + x
+        x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
+        for n in T.serial(src.shape[0] // loads):
+            for i in T.unroll(loads):
+                x[i] = bounded(src[n * loads + i, j], least)
+            for i in T.unroll(loads):
+                if exclusive:
+                    dst[n * loads + i, j] = total
+                total = total + x[i]
+                if not exclusive:
+                    dst[n * loads + i, j] = total
 
 
 @T.macro
-def column_cumsum_cpu(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile. exclusive: without the row itself."""
-    for j in T.serial(src.shape[1]):
+def column_cumsum_cpu(src, dst, columns, least=None, exclusive=False):
+    """Running sums of each of so many columns of a tile, which may be `dst`. exclusive: without the row itself."""
+    for j in T.serial(columns):
         total = T.alloc_var(T.float32, init=0.0)
         for i in T.serial(src.shape[0]):
             x = bounded(src[i, j], least)
@@ -245,13 +252,12 @@ def o_S_kernel(t):
             length = cu_seqlens[n + 1] - start
             S = t.fragment((K, V), T.float32)
             tile_C_K_1 = t.shared((C, K), T.float16)
-            w = t.shared((C, K), T.float32)
+            W0 = t.shared((C, K), T.float32)
             k = t.shared((C, K), T.float16)
             v = t.shared((C, V), T.float16)
             tile_C_K_2 = t.shared((C, K), T.float16)
             b_ = t.shared((C, K), T.float16)
             W = t.shared((C, K), T.float32)
-            W0 = t.shared((C, K), T.float32)
             exp_W_to_16_2 = t.fragment((C, K), T.float32)
             tile_C_K_3 = t.shared((C, K), T.float16)
             tile_C_K_4 = t.shared((C, K), T.float16)
@@ -331,7 +337,7 @@ def o_S_kernel(t):
                 rows = length - chunk * C
                 if rows >= C:
                     t.start_copy(r_in[b, row:row + C, hv, 0:K], tile_C_K_1)
-                    t.start_copy(w_in[b, row:row + C, hv, 0:K], w)
+                    t.start_copy(w_in[b, row:row + C, hv, 0:K], W0)
                     t.start_copy(k_in[b, row:row + C, hv, 0:K], k)
                     t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
                     t.start_copy(a_in[b, row:row + C, hv, 0:K], tile_C_K_2)
@@ -340,7 +346,7 @@ def o_S_kernel(t):
                     for i, j in t.parallel(C, K):
                         tile_C_K_1[i, j] = T.if_then_else(i < rows, r_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
-                        w[i, j] = T.if_then_else(i < rows, w_in[b, row + i, hv, j], 0)
+                        W0[i, j] = T.if_then_else(i < rows, w_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, V):
@@ -351,9 +357,9 @@ def o_S_kernel(t):
                         b_[i, j] = T.if_then_else(i < rows, b_in[b, row + i, hv, j], 0)
                 t.wait_copies()
                 # W = cumsum(w)
-                t.column_cumsum(w, W, least=-105.0)
+                t.column_cumsum(W0, W, K, least=-105.0)
                 # W0 = cumsum(w)
-                t.column_cumsum(w, W0, least=-105.0, exclusive=True)
+                t.column_cumsum(W0, W0, K, least=-105.0, exclusive=True)
                 # exp_W_to_16_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
                     exp_W_to_16_2[i, j] = T.exp(

@@ -141,25 +141,27 @@ def test_every_schedule_runs_pages_of_other_names_and_of_two_states(page, target
 def test_roles_of_gated_delta_rule(form, own):
     p = rewrite(find("gated_delta_rule").trace(), Schedule("own", (("@output", "@state"),), form=form))
     assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",),
-                        "summand": own["offset"], "early": own["offset"], "score": (own["operand"][-2],), "sum": (),
-                        "tile": ("o",), **own}
+                        "summand": own["offset"], "early": own["offset"], "early_keyless": own["offset"],
+                        "factor": (), "score": (), "late_score": (), "keyless": ("o",), "sum": (), "tile": ("o",),
+                        "pair": (own["operand"][-2],), **own}
 
 
 def test_a_role_with_a_star_gives_each_of_several_values_a_kernel():
-    s = Schedule("own", (("@gate_sum",), ("@score*",), ("@output", "@state")))
+    s = Schedule("own", (("@gate_sum",), ("@pair*",), ("@output", "@state")))
     kernels = cut(find("rwkv7").trace(), s, {"C": 16, "K": 16, "V": 16}).kernels
-    assert [k.name for k in kernels][1:-1] == list(roles(find("rwkv7").trace())["score"]) and len(kernels) == 5
+    assert [k.name for k in kernels][1:-1] == list(roles(find("rwkv7").trace())["pair"]) and len(kernels) == 5
     one = cut(find("gla").trace(), s, {"C": 16, "K": 16, "V": 16}).kernels
     assert [k.name for k in one] == ["G_g", "o_S"]
-    with pytest.raises(ScheduleError, match=r"@score\*, which is no role"):
-        Schedule("own", (("@gate_sum", "@score*"), ("@output", "@state")))
+    with pytest.raises(ScheduleError, match=r"@pair\*, which is no role"):
+        Schedule("own", (("@gate_sum", "@pair*"), ("@output", "@state")))
 
 
 def test_a_role_that_no_value_has_is_empty_and_one_may_have_several_values():
     have = {n: x for n, x in roles(normalised.trace()).items() if x}
     assert have == {"output": ("y",), "state": ("S", "Z"), "gate": ("g",), "gate_sum": ("G",),
                     "operand": ("P", "exp_G", "row_sums_P_k_q", "w"), "early": ("P_v", "row_sums_P_k_q"),
-                    "score": ("P",), "sum": ("row_sums_q_Z_q",), "tile": ("y",)}
+                    "early_keyless": ("P_v", "row_sums_P_k_q"), "keyless": ("y",), "pair": ("P",),
+                    "sum": ("row_sums_q_Z_q",), "tile": ("y",)}
     p = inverse_read_twice.trace()
     assert roles(p)["inverse"] == ("Tinv",) and roles(p)["solution"] == ("U",) and len(roles(p)["offset"]) == 1
 

@@ -118,10 +118,15 @@ class Head(Tiles):
         return out
 
     def overlap(self) -> None:
-        """Print the wait for earlier kernels, and the start of the next one."""
+        """Print the wait for earlier kernels, and the start of the next one. TileLang launches a kernel early if it has a wait,
+        even one that never happens."""
         if self.p.launch == "overlapping":
             first, last = (self.p.kernels[n].name == self.k.name for n in (0, -1))
-            self.w(*(["t.wait_for_earlier_kernels()"] if not first else []), *(["t.start_next_kernel()"] if not last else []))
+            if self.k.start == "beside":
+                self.w("if batched < 0:", "    t.wait_for_earlier_kernels()")
+            elif not first and self.k.start != "ended":
+                self.w("t.wait_for_earlier_kernels()")
+            self.w(*(["t.start_next_kernel()"] if not last else []))
 
     def clear(self) -> list[str]:
         """The lines that clear counters, and write zeros to this instance's share of the rows that no sequence covers. In a loop

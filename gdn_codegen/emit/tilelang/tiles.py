@@ -85,6 +85,11 @@ class Tiles(Addresses):
             return Text(f"{name}[{', '.join(index)}]" if index else name + one)
         return Value(o_dims, self.buffers[buffer].dtype, at, buffer)
 
+    def whole(self, buffer: str) -> str:
+        """The part of a buffer that holds a value: all of it, or its rows without what pads them."""
+        x = self.buffers[buffer]
+        return f"{self.name(buffer)}[{', '.join(f'0:{self.dim(d)}' for d in x.dims)}]" if x.pad else self.name(buffer)
+
     def loop(self, dims: tuple[Dim, ...]) -> tuple[str, ...]:
         """Open a parallel loop over a tile. Returns the indices of the current element. The caller closes the loop with `end`."""
         if not dims:
@@ -121,6 +126,7 @@ class Tiles(Addresses):
         if not x.shape:
             return f"{self.name(x.name)} = T.alloc_var({self.dtype(x.dtype)})"
         dims = [self.dim(d) for d in x.dims]
+        dims[-1] += f" + {x.pad}" if x.pad else ""
         shape = f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
         if x.layout not in ("", "swizzled"):
             lanes = self.k.threads // x.dims[0] if isinstance(x.dims[0], int) else self.k.lanes  # of a group, each token has some

@@ -50,20 +50,27 @@ def cumsums_cpu(sources, sums, least=None):
 
 
 @T.macro
-def column_cumsum_cuda(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile, by one thread. exclusive: without the row itself."""
-    for j in T.Parallel(src.shape[1]):
+def column_cumsum_cuda(src, dst, columns, least=None, exclusive=False):
+    """Running sums of each of so many columns of a tile, which may be `dst`, by one thread. exclusive: without the row itself."""
+    loads = min(src.shape[0], 16)
+    for j in T.Parallel(columns):
         total = T.alloc_var(T.float32, init=0.0)
-        for i in T.serial(src.shape[0]):
-            x = bounded(src[i, j], least)
-            dst[i, j] = total if exclusive else total + x
-            total = total + x
+        x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
+        for n in T.serial(src.shape[0] // loads):
+            for i in T.unroll(loads):
+                x[i] = bounded(src[n * loads + i, j], least)
+            for i in T.unroll(loads):
+                if exclusive:
+                    dst[n * loads + i, j] = total
+                total = total + x[i]
+                if not exclusive:
+                    dst[n * loads + i, j] = total
 
 
 @T.macro
-def column_cumsum_cpu(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile. exclusive: without the row itself."""
-    for j in T.serial(src.shape[1]):
+def column_cumsum_cpu(src, dst, columns, least=None, exclusive=False):
+    """Running sums of each of so many columns of a tile, which may be `dst`. exclusive: without the row itself."""
+    for j in T.serial(columns):
         total = T.alloc_var(T.float32, init=0.0)
         for i in T.serial(src.shape[0]):
             x = bounded(src[i, j], least)
