@@ -17,15 +17,14 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - keyless: an output without the dim K that depends on no running sum of what depends on a state.
 - early: what a kernel before a walk can compute. That is an output that depends on no state, and a tile or vector of tokens that
   depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
-- sum: a sum over rows or columns of a tile that depends on a state.
-- tile: an output of several numbers a token.
+- sum: a sum over rows or columns of a tile that depends on a state. tile: an output of several numbers a token.
 """
 from __future__ import annotations
 
 from ...ir.core import Op, Program, types, uses
 from ...ir.ops import OPS
 from ...schedule.schedule import ROLES
-from .sums import sums
+from .sums import scores, sums
 
 
 def roles(p: Program) -> dict[str, tuple[str, ...]]:
@@ -68,9 +67,10 @@ class _Roles:
             "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
             "inverse": operands, "weight": weights, "offset": set(free) - weights,
             "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits},
-            "operand": self.operands(), "summand": self.summands(), "factor": self.factors(), "sum": set(sums(self.ops, self.waits)),
+            "operand": self.operands(), "summand": self.summands(), "factor": self.factors(),
+            "sum": set(sums(self.ops, self.waits)),
             "pair": {n for n in self.operands() - inverses if self.type[n].dims == ("C", "C")},
-            "score": self.scores() - self.waits, "late_score": self.scores() & self.waits}
+            "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)
                for r, names in found.items()}
         early, keyless = self.early(), self.keyless()
@@ -128,11 +128,6 @@ class _Roles:
             if summed & set(o.args):
                 summed.add(o.out)
         return tuple(n for n in self.outputs if "K" not in self.type[n].dims and n not in summed)
-
-    def scores(self) -> set[str]:
-        """Products over V of two tiles of tokens."""
-        return {o.out for o in self.ops if o.kind == "matmul" and self.type[o.out].dims == ("C", "C")
-                and self.type[o.args[0]].dims[0 if o.attr("ta") else 1] == "V"}
 
     def added(self, sums: set[str]) -> set[str]:
         """Computed tiles and vectors of tokens that depend on no state, and are operands of the sums and differences `sums`."""

@@ -1,4 +1,4 @@
-"""sums: the sums of tiles that a kernel may store for a later one. `roles` uses it."""
+"""sums: sums of tiles, and products that sum over V, which a kernel may store for a later one. `roles` uses it."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -19,3 +19,10 @@ def sums(ops: Sequence[Op], among: Collection[str]) -> list[str]:
             continue
         out.append(o.out)
     return out
+
+
+def scores(ops: Sequence[Op]) -> set[str]:
+    """Products over V of two tiles of tokens."""
+    dims = {o.out: o.type.dims for o in ops if o.type}
+    return {o.out for o in ops if o.kind == "matmul" and dims[o.out] == ("C", "C")
+            and dims.get(o.args[0], ())[0 if o.attr("ta") else 1:][:1] == ("V",)}
