@@ -184,6 +184,8 @@ SCHEDULES = {s.name: s for s in (
     Schedule("gradient", (BEFORE_BACK, ("@state", "@solution"), ("@output",)), state_layout="vk", narrow_workspaces=True),
     Schedule("operand_gradient", ((*BEFORE_BACK, "@early", "@operand"), ("@state", "@solution"), ("@output",)), state_layout="vk",
              narrow_workspaces=True),
+    Schedule("fused_gradient", (("@gate_sum", "@inverse", "@weight", "@offset"), ("@state", "@output", "@early")), state_layout="vk",
+             narrow_workspaces=True, warm_up="state"),
 )}
 
 #: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a
@@ -192,7 +194,8 @@ VARIANTS: dict[tuple[str, str], Schedule] = {
     ("walk", "sm_90a"): replace(SCHEDULES["walk"], form="unit",
                                 kernels=(("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))),
     ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit", agents="operand_walk"),
-    ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit")}
+    ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit"),
+    ("fused_gradient", "sm_90a"): replace(SCHEDULES["fused_gradient"], agents="fused_gradient", stages=1)}
 
 
 def named(name: str, arch: str = "") -> Schedule:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ...ir.core import Kernel, Loop, Op, Program, loops, walk
 from ...ir.ops import OPS
+from ...ir.types import Tile
 from ..storage.stored_values import is_view
 
 INVERSE = "diag_inverse"
@@ -100,7 +101,34 @@ class Tasks:
                 out[o] = onto
             else:
                 out[o] = self._without_state(o, o.out in solved, out)
-        return self._followed(out)
+        return self._refined(self._followed(out))
+
+    def _refined(self, tasks: dict[Op, str]) -> dict[Op, str]:
+        """The tasks, where the state's agents hold more rows than tiles of tokens have, and where gates are apart."""
+        several = any(self.several(c.type) for c in self.loop.carried)
+        out, summed = dict(tasks), set[str]()  # summed: what depends on a sum of a tile
+        for o in self.inside:
+            if o not in tasks or not o.out or o.kind == "load":
+                if o.out and summed & set(o.args):
+                    summed.add(o.out)
+                continue
+            t = self.defs[o.args[0]].type if o.args and o.args[0] in self.defs else None
+            if o.type is not None and o.type.rank == 2:
+                if several and tasks[o] in STATES and not self.tall(o):
+                    out[o] = "tokens"
+            elif t is not None and t.rank == 2:
+                out[o] = tasks[self.defs[o.args[0]]] if self.tall(self.defs[o.args[0]]) else "tokens" if several else tasks[o]
+                summed.add(o.out)
+            elif summed & set(o.args) or tasks[o] in STATES:
+                out[o] = "vectors" if several else tasks[o]
+                summed.add(o.out)
+            elif tasks[o] == "rest":
+                out[o] = "gates"
+        return out
+
+    def several(self, t: Tile) -> bool:
+        """Whether several warp groups hold a carried tile."""
+        return t.rank == 2 and t.shape(self.sizes)[0] > self.rows
 
     def _followed(self, tasks: dict[Op, str]) -> dict[Op, str]:
         """The tasks after readers of a float32 tile of the state's agents have moved to these agents too."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ...ir.core import Op
-from ...schedule.agents import WALK_TASKS
+from ...schedule.agents import PART_OF, WALK_TASKS
 from .order import needs_in_place, topological
 from .tasks import INVERSE, Tasks, leads
 
@@ -22,7 +22,7 @@ def by_task(tasks: Tasks) -> list[Op]:
     order = list(WALK_TASKS)
 
     def rank(o: Op) -> int:
-        task = tasks.of[o]
+        task = PART_OF.get(tasks.of[o], tasks.of[o])
         return order.index("output" if task == "state" and o.out not in tasks.first else task)
     return topological(sorted((o for o in tasks.inside if o in tasks.of), key=rank), needs_in_place(tasks.loop))
 

@@ -17,10 +17,14 @@ from ...ir.core import Buffer, Kernel, Op, Program, loops, types, uses, walk
 from ...schedule.schedule import Schedule
 from ..stage import takes
 from ..uses import readers
+from ...ir.ops import OPS
 from .buffer_names import named
 from .place import with_buffers
 from .stored_values import is_view, over
 from .walk_limits import check_limits, moves, shared_bytes
+
+#: Sums, whose results lie in shared memory, and which read a tile from a fragment.
+SUMS = ("row_sum", "column_sum", "cumsum")
 
 
 @takes("assigned")
@@ -37,6 +41,7 @@ class _Kernel:
         (self.loop,) = loops(k.body)
         self.type, self.count = types(k.body), uses(k.body)
         self.readers = readers(k.body)
+        self.defs = {o.out: o for o in k.ops if o.out}
         self.inside = list(walk(self.loop.body))
         self.agents = {a.name: a for a in k.agents}
 
@@ -60,7 +65,7 @@ class _Kernel:
                 continue
             if over(o, self.device):
                 owner[o.out] = owner[o.args[0]]
-            elif o.kind == "load" or moves(o, self.device):
+            elif o.kind == "load" or moves(o, self.device) or o.kind in SUMS:
                 buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=self.slots(o))
                 owner[o.out] = o.out
             elif o.kind == "matmul" and len(o.args) == 3 and o.args[2] in owner and self.accumulates_in_place(o):
@@ -109,6 +114,13 @@ class _Kernel:
             return False
         if o.kind in ("matmul", "move", "transpose"):
             return True
-        operand = any(r.kind == "matmul" and n < 2 for r, n in self.readers[o.out])
+        operand = any((r.kind == "matmul" and n < 2) or r.kind in SUMS for r, n in self.readers[o.out])
         copied = any(moves(r, self.device) for r, _ in self.readers[o.out])
-        return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or self.count[o.out] != 1)
+        again = self.count[o.out] != 1 and not (self.cheap(o) and (o.kind == "cast" or self.count[o.out] > 2))
+        return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or again)
+
+    def cheap(self, o: Op) -> bool:
+        """Whether each reader computes `o` again: an elementwise op of loaded tiles and vectors, which takes no registers then."""
+        return OPS[o.kind].elementwise and all(
+            x.kind == "load" or is_view(x) or 1 in self.type[a].dims or self.cheap(x) if (x := self.defs.get(a)) is not None else False
+            for a in o.args)

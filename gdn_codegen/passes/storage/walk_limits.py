@@ -82,7 +82,8 @@ class _Limits:
         d = self.device
         held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
         shape = held.shape(self.sizes)
-        if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), d.rows):
+        columns = d.rows * (shape[1] // d.rows if moves(o, d) and o.kind == "move" else 1)
+        if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), columns):
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
             hint = "; form='split' with state_layout='vk' has fewer such moves" if own else ""
