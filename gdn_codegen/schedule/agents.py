@@ -72,6 +72,8 @@ class Assignment:
                 raise ValueError(f"{where}, agent {a.name}: registers={a.registers!r}; accepted: multiples of 8 from 24 to 240")
             if type(a.slots) is not int or a.slots < 1:
                 raise ValueError(f"{where}, agent {a.name}: slots={a.slots!r}; accepted: whole numbers from 1")
+            if "vectors" in a.tasks and a.warps != 1:
+                raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the task vectors; accepted: 1")
             few = sorted(set(a.tasks) - {"load", "store", "inverse", "gates", "vectors"})
             if a.warps in (1, 2, 3) and few:
                 raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the tasks {', '.join(few)}; accepted for them: "
@@ -118,11 +120,11 @@ SOLVING_WALK = Assignment("solving_walk", (
     AgentPlan("solve", ("inverse",), 2, 48)))
 #: For a walk back with all outputs of a gradient.
 FUSED_GRADIENT = Assignment("fused_gradient", (
-    AgentPlan("state", ("state", "output"), 0, 152),
-    AgentPlan("tokens", ("rest", "tokens"), 4, 176),
-    AgentPlan("loader", ("load",), 1, 32),
-    AgentPlan("gates", ("gates",), 1, 32),
-    AgentPlan("vectors", ("vectors",), 1, 32)))
+    AgentPlan("state", ("state", "output"), 0, 144),
+    AgentPlan("tokens", ("rest", "tokens"), 4, 184),
+    AgentPlan("loader", ("load",), 1, 40),
+    AgentPlan("gates", ("gates",), 1, 40),
+    AgentPlan("vectors", ("vectors",), 1, 40)))
 
 #: The assignments that `Schedule.agents` may name.
 ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, OPERAND_WALK, SOLVING_WALK, FUSED_GRADIENT)}

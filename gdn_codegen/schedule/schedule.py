@@ -184,8 +184,8 @@ SCHEDULES = {s.name: s for s in (
     Schedule("gradient", (BEFORE_BACK, ("@state", "@solution"), ("@output",)), state_layout="vk", narrow_workspaces=True),
     Schedule("operand_gradient", ((*BEFORE_BACK, "@early", "@operand"), ("@state", "@solution"), ("@output",)), state_layout="vk",
              narrow_workspaces=True),
-    Schedule("fused_gradient", (("@gate_sum", "@inverse", "@weight", "@offset"), ("@state", "@output", "@early")), state_layout="vk",
-             narrow_workspaces=True, warm_up="state"),
+    Schedule("fused_gradient", (BEFORE_BACK[:-1], ("@state", "@output", "@early")), state_layout="vk", narrow_workspaces=True,
+             warm_up="state"),
 )}
 
 #: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a

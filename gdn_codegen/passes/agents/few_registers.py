@@ -16,10 +16,14 @@ from ...ir.types import BYTES
 from ..storage.stored_values import is_view
 
 
-def few_registers(ops: list[Op], agent: str, others: Collection[str], loop: Loop, sizes: Mapping[str, int]) -> list[Op]:
-    """The ops of `agent` in this order. ops: of the walk, each with its agent, in an order that respects operands. others: the
-    other agents with products. sizes: extents of dims."""
-    return _Order(ops, agent, others, loop, dict(sizes)).run()
+def few_registers(ops: list[Op], loop: Loop, sizes: Mapping[str, int]) -> list[Op]:
+    """The ops of a walk, each with its agent, with those of agents with products in this order, if there are several such agents.
+    ops: in an order that respects operands. sizes: extents of dims."""
+    with_products = {o.agent for o in ops if o.kind == "matmul"}
+    for agent in sorted(with_products) if len(with_products) > 1 else ():
+        own = _Order(ops, agent, with_products - {agent}, loop, dict(sizes)).run()
+        ops = [o for o in ops if o.agent != agent] + own
+    return ops
 
 
 class _Order:
@@ -34,7 +38,7 @@ class _Order:
         for o in self.mine:
             for a in o.args:
                 self.readers.setdefault(a, []).append(o)
-        carried = {c.name: c.type for c in loop.carried}
+        carried, self.next = {c.name: c.type for c in loop.carried}, {c.next: c.name for c in loop.carried}
         self.steps = [o for o in self.mine if self.step(o)]
         self.needs = {o: self.needed(o, set(carried)) for o in self.steps}
         held = {**carried, **{o.out: o.type for o in self.steps if o.type is not None and o.attr("space") != "shared"}}
@@ -47,7 +51,9 @@ class _Order:
         for o in reversed(self.mine):
             self.urgent |= set(o.args) if o.out in self.urgent else set()
         self.level = self.levels({o.out for o in ops if o.agent in others})
-        self.done = dict[Op, None]()
+        self.done = set[Op]()
+        self.out: list[Op] = []
+        self.names: dict[tuple[str, bool], str] = {}  # value, level -> the name that readers of this level use
 
     def step(self, o: Op) -> bool:
         """Whether `o` is a step."""
@@ -57,7 +63,7 @@ class _Order:
             return True
         read = self.readers.get(o.out, [])
         operand = len(read) > 1 and any(r.kind in ("matmul", "move", "transpose") and o.out in r.args[:2] for r in read)
-        return o.type is not None and o.type.rank == 2 and 1 not in o.type.dims and operand
+        return o.out in self.next or (o.type is not None and o.type.rank == 2 and 1 not in o.type.dims and operand)
 
     def needed(self, o: Op, carried: Collection[str]) -> set[str]:
         """The results of steps and the carried values that `o` reads, directly or through other ops."""
@@ -72,8 +78,9 @@ class _Order:
         return out
 
     def overwrites(self, o: Op, carried: Collection[str]) -> list[Op]:
-        """The steps that read a carried value before `o`, a product onto a multiple of it, takes its registers."""
-        onto = self.needs[o] & set(carried) if o.kind == "matmul" and o.args[2:] else set()
+        """The steps that read a carried value before `o` takes its registers: its next value, or a product onto a multiple."""
+        onto = {self.next[o.out]} if o.out in self.next else set[str]()
+        onto |= self.needs[o] & set(carried) if o.kind == "matmul" and o.args[2:] else set()
         return [x for x in self.steps if self.needs[x] & onto and x is not o]
 
     def levels(self, foreign: Collection[str]) -> dict[Op, bool]:
@@ -94,21 +101,31 @@ class _Order:
         while steps:
             ready = [o for o in steps if all(n not in self.defs or self.defs[n] in self.done for n in self.needs[o])
                      and all(x in self.done for x in self.before[o])]
-            o = min(ready, key=lambda o: (self.level[o], o.out not in self.urgent, self.growth(o), o.out in self.bytes))  # the first of equal ones
+            o = min(ready, key=lambda o: (self.level[o], o.out not in self.urgent, self.growth(o), o.out in self.bytes))
             steps.remove(o)
             for n in self.needs[o]:
                 self.left[n] -= 1
-            self.emit(o)
-        return list(self.done)
+            self.emit(o, self.level[o])
+        return self.out
 
     def growth(self, o: Op) -> int:
         """By how many bytes the tiles in registers grow with `o`."""
         return self.bytes.get(o.out, 0) - sum(self.bytes.get(n, 0) for n in self.needs[o] if self.left[n] == 1)
 
-    def emit(self, o: Op) -> None:
-        """Append an op after its operands, once."""
-        if o not in self.done:
-            for a in o.args:
-                if a in self.defs:
-                    self.emit(self.defs[a])
-            self.done[o] = None
+    def emit(self, o: Op, level: bool) -> str:
+        """Append an op after its operands, once, or once for each level if that is cheap. Returns the name of its value."""
+        again = level and o in self.done and self.cheap(o)
+        if (o.out, again) in self.names and o.out:
+            return self.names[o.out, again]
+        args = tuple(self.emit(self.defs[a], level) if a in self.defs else a for a in o.args)
+        name = f"{o.out}_again" if again else o.out
+        self.done.add(o)
+        self.names[o.out, again] = name
+        self.out.append(o.changed(out=name, args=args))
+        return name
+
+    def cheap(self, o: Op) -> bool:
+        """Whether `o` is a tile that elementwise ops compute from vectors."""
+        t, made = o.type, [self.defs.get(a) for a in o.args]
+        return (OPS[o.kind].elementwise and t is not None and t.rank == 2 and 1 not in t.dims and bool(made)
+                and all(x is not None and x.type is not None and (1 in x.type.dims or self.cheap(x)) for x in made))

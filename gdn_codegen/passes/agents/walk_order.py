@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ...ir.core import Op
 from ...schedule.agents import PART_OF, WALK_TASKS
+from ..storage.walk_limits import SUMS
 from .order import needs_in_place, topological
 from .tasks import INVERSE, Tasks, leads
 
@@ -74,6 +75,11 @@ def loads_by_need(ops: list[Op], state_agent: str) -> list[Op]:
     loads = [o for o in ops if o.kind == "load"]
     readers = {o: tuple(sorted(first[o.out])) for o in loads}
     to_inverse = leads(ops, INVERSE)
+
+    if any(o.kind in SUMS for o in ops):  # agents of different pace read them: what is free first is loaded first
+        last = {a: n for n, o in enumerate(ops) for a in o.args}
+        return [*sorted(loads, key=lambda o: (o.type is not None and o.type.rank == 2, last.get(o.out, 0))),
+                *(o for o in ops if o.kind != "load")]
 
     def need(o: Op) -> tuple[bool, bool, int, tuple[str, ...], int]:
         """The sort key of a load."""
