@@ -1,10 +1,11 @@
 """Packs of random shapes on an sm_90a GPU, us: python benchmarks/packs.py OUT.jsonl [FIRST LAST] [--flashinfer]
 
 A line of JSON for each pack: its size, how its lengths were drawn, and the time of each candidate of TileLang's dispatch.
-Candidates are `fused_walk` and `walk` by value heads, whole and in parts of several lengths; "op" is what the package's op
-chooses, and "op_cpu" what it chooses with `cu_seqlens_cpu`. FlashInfer's prefill is timed if asked for
-(gdn_kernels.delta_rule_dsl). A time is the median of seven replays of a CUDA graph of the call, each after a write of 256 MiB. A
-file that is there is continued. bfloat16, K = V = 128, gates as a layer draws them.
+Candidates are `fused_walk` and `walk` by value heads, whole (also by length) and in parts of several lengths; "auto" is what
+the module chooses, on the device for packs. "op" is what the package's op chooses, and "op_cpu" what it chooses with
+`cu_seqlens_cpu`. FlashInfer's prefill is timed if asked for (gdn_kernels.delta_rule_dsl). A time is the median of seven replays
+of a CUDA graph of the call, each after a write of 256 MiB. A file that is there is continued. bfloat16, K = V = 128, gates as a
+layer draws them.
 """
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ WAVES = (.5, .66, .8, 1, 1.33, 2, 3, 4)
 
 
 def builds() -> dict[str, Build]:
-    """The candidates by name: schedule, "p" for persistent walks, "d" for parts, value heads."""
+    """The candidates by name: schedule, "p" for persistent walks, "l" for the longest first, "d" for parts, value heads."""
     plans = {"fw": named("fused_walk", ARCH), "fp": varied("fused_walk", ARCH, persistent=True),
+             "fl": varied("fused_walk", ARCH, by_length=True), "fpl": varied("fused_walk", ARCH, persistent=True, by_length=True),
              "fwd": varied("fused_walk", ARCH, partition="decay")}
     for heads in (1, 2, 4):
         fields = {"value_heads": heads} if heads > 1 else {}

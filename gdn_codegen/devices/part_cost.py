@@ -10,7 +10,8 @@ def of_chunks(cost: PartCost, tokens: int) -> PartCost:
     return replace(cost, chunk_us=round(cost.chunk_us * ratio, 3), summary_us=round(cost.summary_us * ratio, 3),
                    warm_up_chunks=round(cost.warm_up_chunks / ratio, 3),
                    longest_warm_up_chunks=round(cost.longest_warm_up_chunks / ratio, 3),
-                   least_part_chunks=round(cost.least_part_chunks / ratio, 3))
+                   least_part_chunks=round(cost.least_part_chunks / ratio, 3),
+                   start_chunks=round(cost.start_chunks / ratio, 3))
 
 
 # --- copied from here on ---
@@ -28,6 +29,7 @@ class PartCost:
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
+    start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """
@@ -43,3 +45,4 @@ class PartCost:
     resident: int
     idle_us: float
     crowded: float
+    start_chunks: float = 0.0

@@ -17,6 +17,9 @@ WIDTH_OF = "_width"
 CLEAR = "clear_"
 #: The parameter with the number of blocks that the GPU runs at a time, for a kernel whose blocks take several instances each.
 AT_A_TIME = "blocks_at_a_time"
+#: The parameters, for kernels that choose the chunks of a part: the instances of a part, and how many instances the GPU runs at a
+#: time, 0 for parts as the host says.
+INSTANCES, UNITS = "part_instances", "units"
 
 
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
@@ -48,16 +51,16 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
 
     In order: whether optional tensors are given, the strides of tensors whose tiles lie where integers say, how many integers a
     sequence has, the chunks between checkpoints, whether summaries of parts are computed, whether outputs are cleared, the
-    blocks that run at a time, strides of strided tensors.
+    blocks that run at a time, what the chunks of a part are chosen by, strides of strided tensors.
     """
     tensors = touched(p, k)
     stored = [p.tensor(o.attr("tensor")) for o in k.ops if o.kind == "store"]
     return (*(f"has_{t.name}" for t in tensors if t.optional), *(f"{t.name}_stride" for t in tensors if is_pool(t)),
             *(f"{t.name}{WIDTH_OF}" for t in tensors if t.index == "numbers"),
             *([EVERY] if any(t.index == "checkpoint" and not t.at for t in stored) else []),
-            *([SUMMED] if any(o.attr("kept") for o in k.ops) else []), *(f"{CLEAR}{t.name}" for t in p.clears(k)),
+            *([SUMMED] if k.spans or any(o.attr("kept") for o in k.ops) else []), *(f"{CLEAR}{t.name}" for t in p.clears(k)),
             *([AT_A_TIME] if any(o.kind == "claim_item" for o in k.ops) else []),
-            *(x for t in tensors for x in strides(t)))
+            *((INSTANCES, UNITS) if k.spans else ()), *(x for t in tensors for x in strides(t)))
 
 
 def own_numbers(p: Program, k: Kernel) -> tuple[Tensor, ...]:

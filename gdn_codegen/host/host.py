@@ -13,7 +13,7 @@ import torch
 
 from .arguments import _check_chunks, _check_detached, _check_flag, _check_number
 from .call import caller
-from .parts import _cheapest_span, _lengths, _needs_summaries
+from .parts import COMPARED, FINEST, LONG, SEARCHED, _cheapest_span, _lengths, _needs_summaries
 from .plan import Plan
 from .tables import Tables
 from .tensors import _FLOATS, _fail, _picker
@@ -28,6 +28,15 @@ def _kind(x: Any) -> Any:
 def _kind_and_place(x: Any) -> Any:
     """`_kind` for strided kernels. Alignment decides whether they read a tensor without a copy."""
     return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _untraced(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """call(*args, **named), at which torch.compile breaks its graph. It could not trace launches."""
+    from torch._dynamo import disable  # torch.compile has imported it, which takes seconds
+    return disable(call)(*args, **named)  # type: ignore[no-untyped-call]
+
+
+_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `disable` sets
 
 
 def _parts_wanted(build: int) -> int:
@@ -73,6 +82,8 @@ class Host:
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
         """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
@@ -140,11 +151,36 @@ class Host:
             return every
         if self.part_chunks or not sequences or device.type == "cpu":
             return min(self.part_chunks or every, every)
-        units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
+        known = _lengths(tokens, sequences, packed, longest, t.chunk, self.chooses_parts(device, packed, sequences))
+        return _cheapest_span(known, self.part_instances(value_heads), self.units(device), t.part_cost, len(t.summaries), t.most,
+                              t.warm_ups) or every
+
+    def chooses_parts(self, device: torch.device, packed: bool, sequences: int) -> bool:
+        """Whether kernels choose the chunks of a part from the lengths of packed sequences."""
+        given = any("units" in names for names in self.tables.ints.values())
+        several = packed and 1 < sequences <= COMPARED
+        return given and several and self.partition and not self.part_chunks and device.type != "cpu"
+
+    def saves_little(self, tokens: int, value_heads: int) -> bool:
+        """Whether a call with summaries has too few chunks for kernels that choose the chunks of a part."""
+        return -(-tokens // self.tables.chunk) * self.part_instances(value_heads) < SEARCHED
+
+    def finest(self, span: int, tokens: int, value_heads: int, device: torch.device) -> int:
+        """The fewest chunks of a part that kernels may choose, if `span` is best for one sequence of all tokens."""
+        chunks = -(-tokens // self.tables.chunk)
+        share = -(-chunks * self.part_instances(value_heads) // self.units(device))
+        return min(span, max(2, min(share, max(-(-share // FINEST), LONG))))
+
+    def part_instances(self, value_heads: int) -> int:
+        """The instances of a part in the kernels that walk parts."""
+        t = self.tables
         others = (*t.bounds, *t.summaries)
-        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
-        known = _lengths(tokens, sequences, packed, longest, t.chunk)
-        return _cheapest_span(known, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
+        return value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
+
+    def units(self, device: torch.device) -> int:
+        """How many instances of a part the GPU runs at a time."""
+        assert self.tables.part_cost is not None
+        return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
@@ -154,5 +190,7 @@ class Host:
         if t.part_cost is not None:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
             if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+                if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
+                    span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)

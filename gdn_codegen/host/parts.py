@@ -12,6 +12,15 @@ from ..devices.part_cost import PartCost
 # --- copied from here on ---
 #: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
 TAIL = 0.4
+#: The most sequences whose lengths a kernel compares to choose the chunks of a part. With more it would take as long as a chunk.
+COMPARED = 256
+#: Where kernels choose the chunks of a part, they choose at least so many that parts fill the GPU once, and of long sequences
+#: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and an instance without a part
+#: takes a microsecond.
+FINEST, LONG = 3, 32
+#: With kernels for summaries a call has five that find the chunks of a part, each in a microsecond. That is more than it saves
+#: where sequences have fewer chunks, times value heads.
+SEARCHED = 4096
 
 
 @dataclass(frozen=True)
@@ -19,7 +28,8 @@ class _Lengths:
     """What a host knows of the sequences of a call, in chunks.
 
     longest: the longest sequence. others, rest: how many others there are, and how long each of them is. possible: the longest
-    that there may be, where the values of cu_seqlens change after the choice.
+    that summaries are needed for. The values of cu_seqlens may change after the choice, so that is one with all tokens, except
+    where kernels choose the chunks of a part.
     """
 
     longest: int
@@ -28,12 +38,13 @@ class _Lengths:
     possible: int
 
 
-def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int) -> _Lengths:
+def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int, chosen: bool = False) -> _Lengths:
     """What is known of `sequences` sequences with so many tokens in all.
 
     packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
     one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length. So do
-    all if the longest, which may be a little more, is at most an eighth longer than the mean.
+    all if the longest, which may be a little more, is at most an eighth longer than the mean. chosen: whether kernels choose the
+    chunks of a part.
     """
     possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
     if not packed:
@@ -43,7 +54,9 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     if 8 * longest * sequences <= 9 * tokens:
         return _Lengths(-(-tokens // (chunk * sequences)), sequences - 1, -(-tokens // (chunk * sequences)), possible)
     longest = min(tokens, longest)
-    return _Lengths(-(-longest // chunk), sequences - 1, (tokens - longest) / (chunk * (sequences - 1)), possible)
+    chunks = -(-longest // chunk)
+    rest = max(1, (tokens - longest) / (chunk * (sequences - 1)) + .5)  # the last chunk of a sequence is half full on average
+    return _Lengths(chunks, sequences - 1, rest, chunks if chosen else possible)
 
 
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
@@ -69,8 +82,11 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
 
         Equal walks run in waves. Of others, the last one to start ends a part of a walk after the rest.
         """
-        waves, share = -(-walks * instances // units), total * instances / units
-        return waves * walk if even else max(walk, share if waves == 1 else crowded * share + TAIL * walk)
+        waves = -(-walks * instances // units)
+        if even:
+            return waves * walk
+        walk, share = walk + cost.start_chunks, (total + walks * cost.start_chunks) * instances / units
+        return max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 
     best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
     for n in range(2, x.longest + 1):

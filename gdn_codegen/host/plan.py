@@ -193,7 +193,7 @@ class Plan:
     # --- what the call makes ---
     def lay_out(self) -> None:
         """Shapes of workspaces, the number of parts, and their chunks. Without summaries no kernel reads the workspaces of
-        parts, and empty tensors replace them (`unread`)."""
+        parts, and empty tensors replace them (`unread`). Where kernels choose the chunks of a part, `span` is the fewest."""
         t = self.tables
         self.span = self.parts = self.summed = 0
         unread: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -203,8 +203,15 @@ class Plan:
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
+            chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
+            longest = self.longest if chooses and self.longest else self.tokens
+            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most))
+            chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
+            if chooses:
+                self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
+            self.ints["part_instances"] = self.host.part_instances(self.value_heads)
+            self.ints["units"] = self.host.units(self.device) if chooses else 0
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
-            self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
             if self.summed:
                 self.made += shapes

@@ -114,19 +114,16 @@ Stmt = Union[Op, Loop]
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a program.
-
-    grid: what has an instance. "chunks": each (chunk slot, value head). "sequences": each (sequence, value head); the instance
-    loops over the chunks. "parts": each (part slot, value head); the instance loops over the chunks of the part. A sequence has
-    one or more parts. blocked_dim: a dim that the grid cuts into blocks; in the kernel it has the size of a block.
-    batch: the value heads that an instance over chunks handles. A load or store says which of them it is for ("head", 0 if it
-    says nothing), or moves the values of all ("heads"). agents: of a thread block, if it has several. slices: how many instances
-    share the iterations of a loop "before" a part: of n, instance i processes chunks i, i + n, i + 2 n and so on.
-
-    threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks that share a multiprocessor.
-    lanes: neighbours that share a row of a tile, for single tokens; piece: columns of it that each moves at once. 0: not set.
-    one_loop: agents that run loops over a warm-up and over the part, which have the same ops, as one. comments: by line."""
-
+    """One kernel of a program. grid: what has an instance. "chunks": each (chunk slot, value head). "sequences": each (sequence,
+    value head); the instance loops over its chunks. "parts": each (part slot, value head); the instance loops over the chunks of
+    the part. blocked_dim: a dim that the grid cuts into blocks; in the kernel it has the size of a block. batch: the value heads
+    that an instance over chunks handles. A load or store says which of them it is for ("head", 0 if it says nothing), or moves
+    the values of all ("heads"). agents: of a thread block, if it has several. slices: how many instances share a loop "before" a
+    part: of n, instance i processes chunks i, i + n and so on. threads: of a block, or of an instance. registers: of a thread at
+    launch. blocks_per_sm: blocks that share a multiprocessor. lanes: neighbours that share a row of a tile, for single tokens;
+    piece: columns of it that each moves at once. one_loop: agents that run loops over a warm-up and over the part, which have the
+    same ops, as one. by_length: whether the longest sequences start first. spans: costs by which instances choose the chunks of a
+    part. start: "beside" or "ended" (`passes/launch/overlapping.py`), "" for one that waits. comments: by line. 0: not set."""
     name: str
     grid: str
     body: tuple[Stmt, ...]
@@ -142,6 +139,9 @@ class Kernel:
     lanes: int = 0
     piece: int = 0
     one_loop: tuple[str, ...] = ()
+    by_length: bool = False
+    spans: tuple[int, ...] = ()
+    start: str = ""
     comments: tuple[tuple[Line, str], ...] = ()
 
     @cached_property

@@ -63,9 +63,9 @@ LEGAL = {
     "placed..checked": """
         clear_counter claim_item next_item index counter;
         wait load.channel load.unfilled *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
-        Kernel.lanes Kernel.piece Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
+        Kernel.lanes Kernel.piece Kernel.by_length Kernel.spans Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
     "synchronised..checked": "signal fence drain barrier load.tail Buffer.own Kernel.one_loop",
-    "checked": "Program.launch",
+    "checked": "Program.launch Kernel.start",
 }
 
 
@@ -96,7 +96,8 @@ _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() i
 _PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "wide": False, "cleared": False, "slots": 1}
 _KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
-           "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "piece": 0, "one_loop": (), "comments": ()}
+           "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "piece": 0, "one_loop": (), "by_length": False,
+           "spans": (), "start": "", "comments": ()}
 _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}
 
 

@@ -115,9 +115,9 @@ class _Kernel:
             if b.layout and LAYOUTS.get(b.layout) != len(b.shape):
                 raise self.fail(None, f"buffer {b.name}, {b.shape}, has the layout {b.layout!r}; accepted: "
                                       f"{', '.join(n for n, rank in LAYOUTS.items() if rank == len(b.shape)) or 'none'}")
-            if b.pad and self.k.batch.way != "threads":
+            if b.pad and self.k.batch.way != "threads" and (self.k.grid != "chunks" or len(b.shape) != 2 or b.layout):
                 raise self.fail(None, f"buffer {b.name} has padded rows (`pad`); accepted: only in a kernel that batches heads "
-                                      "by threads")
+                                      "by threads, and tiles without a layout of a kernel over chunks")
 
     def beside(self, body: tuple[Stmt, ...]) -> None:
         """Check that ops that are executed by one statement follow each other, and that there are as many as their attribute

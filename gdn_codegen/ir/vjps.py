@@ -142,7 +142,13 @@ def matmul(r: Reverse, o: Op, ct: str) -> None:
 
 
 def cumsum(r: Reverse, o: Op, ct: str) -> None:
-    """A token's value is in the sums of all later tokens, and in its own unless the sums are exclusive."""
+    """A token's value is in the sums of all later tokens, and in its own unless the sums are exclusive. Sums of a tile's columns
+    are computed once, as they need a tile."""
+    if r.type(ct).dims[1:] and not o.attr("exclusive"):
+        own = r.op("last", ct)
+        before = r.op("cumsum", ct, exclusive=True)
+        r.give(o.args[0], r.op("sub", r.rows(r.op("add", r.op("last", before), own), r.type(ct).dims), before))
+        return
     sums = r.op("cumsum", ct)
     total = r.rows(r.op("last", sums), r.type(ct).dims)
     later = r.op("sub", total, sums)
@@ -213,10 +219,18 @@ def decayed_product(r: Reverse, o: Op, ct: str) -> None:
     db = r.op("decayed_matmul", below, a, y, *before, transposed=True)
     r.give(a, da)
     r.give(b, db)
-    if not before:
+    if not before and not _below(r, ct):
         own = r.op("col", r.op("diagonal", ct))
         r.give(a, r.op("mul", own, b))
         r.give(b, r.op("mul", own, a))
     if r.active(x):
         r.give(x, r.op("mul", a, da))
         r.give(y, r.op("neg", r.op("mul", b, db)))
+
+
+def _below(r: Reverse, x: str) -> bool:
+    """Whether a cotangent is zero on the diagonal, as a mask or a product with a masked tile."""
+    o = r.defs.get(x)
+    if o is None:
+        return False
+    return (o.kind == "strictly_lower" and not o.attr("fill")) or (o.kind in ("mul", "neg") and any(_below(r, a) for a in o.args))

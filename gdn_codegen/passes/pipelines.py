@@ -29,9 +29,11 @@ from .algebra.check_exponents import check_exponents
 from .algebra.clamp_decay import clamp_decay
 from .algebra.decayed_products import decayed_products
 from .algebra.decompose import decompose
+from .algebra.early_terms import early_terms
 from .algebra.fold_into_inverse import fold_into_inverse
 from .algebra.masks import masks
 from .algebra.norms_from_products import norms_from_products
+from .algebra.operand_scales import operand_scales
 from .algebra.precision import precision
 from .algebra.reuse_products import reuse_products
 from .algebra.rewrite import rewrite
@@ -50,10 +52,12 @@ from .heads.key_head import heads_by_key_head
 from .heads.product import heads_by_product
 from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
+from .launch.by_length import by_length
 from .launch.instance_warps import instance_warps
 from .launch.overlapping import overlapping
 from .launch.persistent import persistent
 from .launch.side_by_side import side_by_side
+from .launch.spans import spans
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
 from .loops.row_pieces import row_pieces
@@ -107,6 +111,8 @@ FRONT: Passes = (
     ("canonical", lambda p, c: canonical(p, c.schedule)),
     ("check_exponents", lambda p, c: check_exponents(p)),
     ("reuse_products", lambda p, c: reuse_products(p)),
+    ("operand_scales", lambda p, c: operand_scales(p, c.schedule)),
+    ("early_terms", lambda p, c: early_terms(p, c.schedule)),
     ("split_sums", lambda p, c: split_sums(p, c.schedule)),
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
@@ -184,6 +190,8 @@ GROUPS: Passes = (
     ("async_copies", lambda p, c: async_copies(p, c.device)),
     ("unfilled", lambda p, c: unfilled(p)),
     *BLOCKS,
+    ("by_length", lambda p, c: by_length(p, c.schedule)),
+    ("spans", lambda p, c: spans(p, c.groups)),
     ("persistent", lambda p, c: persistent(p, c.schedule, c.groups)),
     ("check_storage", lambda p, c: check_storage(p)),
     ("mbarriers", lambda p, c: mbarriers(p, c.groups)),

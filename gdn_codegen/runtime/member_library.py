@@ -17,6 +17,7 @@ from ..host.tensors import _fail
 from ..ir.decays import log_decays
 from ..ir.page import Algorithm
 from .call.arguments import INPUTS, Tensors
+from .call.given import empty_kept
 from .call.gradient import RAW
 from .call.members import by_names, check_forms, eager, prepared
 from .call.request import DEFAULT_CHUNK, OPTIONS, Request
@@ -76,8 +77,8 @@ def _empty(given: tuple[Any, ...]) -> list[Tensor | None]:
     return [like.new_empty((sizes["B"], *rows, sizes["V"])) if t.out is None else None,
             states(sequences) if final else None,
             states(tokens // (x.checkpoint_chunks * (x.chunk_size or DEFAULT_CHUNK))) if x.checkpoint_chunks else
-            like.new_empty((tokens // (x.chunk_size or DEFAULT_CHUNK) + sequences, sizes["HV"], sizes["K"], sizes["V"]),
-                           dtype=like.dtype if x.rounded_states else torch.float32) if x.saves else None]
+            empty_kept(like, tokens // (x.chunk_size or DEFAULT_CHUNK) + sequences, sizes["HV"], sizes["K"], sizes["V"],
+                       x.rounded_states) if x.saves else None]
 
 
 def _sizes(page: Algorithm, inputs: dict[str, Any], x: Request) -> tuple[dict[str, Any], Tensor]:

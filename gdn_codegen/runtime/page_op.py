@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..host.host import _untraced
 from ..host.tables import Tables
 from ..host.tensors import _fail
 from ..schedule.contract import STATE_FLAGS
@@ -37,6 +38,9 @@ def op(b: Build) -> Callable[..., Any]:
 
     @wraps(fn)
     def call(*args: Any, **named: Any) -> Any:
+        """The results of the generated function, which torch differentiates if a tensor among the arguments requires grad."""
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(call, *args, **named)
         if not differentiates((*args, *named.values())):
             return fn(*args, **named)
         given = signature.bind(*args, **named).arguments

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..host.tensors import _fail
 from .call.arguments import Tensors
+from .call.given import empty_kept
 from .call.launch import numbers_for
 from .call.positions import NAMES as POSITIONS
 from .call.request import DEFAULT_CHUNK, OPTIONS, Request, inputs_of
@@ -82,8 +83,7 @@ def _empty_checkpoints(t: Tensors, x: Request) -> Tensor:
 
 def _empty_chunks(t: Tensors, x: Request) -> Tensor:
     slots = t.q.shape[0] * t.q.shape[x.axes[0]] // (x.chunk_size or DEFAULT_CHUNK) + _sequences(t)
-    return t.v.new_empty((slots, t.v.shape[x.axes[1]], t.q.shape[3], t.v.shape[3]),
-                         dtype=t.v.dtype if x.rounded_states else torch.float32)
+    return empty_kept(t.v, slots, t.v.shape[x.axes[1]], t.q.shape[3], t.v.shape[3], x.rounded_states)
 
 
 @gated_delta_rule.register_fake

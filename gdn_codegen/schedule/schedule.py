@@ -11,7 +11,7 @@ from .agents import ASSIGNMENTS
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution",
-         "operand", "summand", "early")
+         "operand", "summand", "factor", "score", "late_score", "keyless", "early", "early_keyless")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True),
-    "narrow_workspaces": (False, True)}
+    "narrow_workspaces": (False, True), "by_length": (False, True)}
 
 
 class ScheduleError(ValueError):
@@ -54,6 +54,7 @@ class Schedule:
     state_layout: "kv", or "vk": walks hold tiles whose last dim is V transposed.
     inverse: "doubling" merges blocks of 1, 2, 4... rows. "substitution" starts from blocks that the device solves directly.
     v_block: columns of V per instance, for kernels whose results all have V. 0 is 64 in Triton's walks and V elsewhere.
+    k_block: columns of K per instance, for kernels over chunks whose results all have K and that sum nothing over K. 0 is K.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
     partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
       summaries; "decay" uses a warm-up, and summaries where the state decays slowly; None does not split.
@@ -84,6 +85,8 @@ class Schedule:
     descriptors: walks read whole rows, such as those of q, by tensor descriptors (Triton; TMA on Hopper).
     persistent: a block takes one walk after another, and loads for the next one while it ends the current one (Hopper under
       TileLang).
+    by_length: walks of the longest sequences start first, so that no long one is still under way when the others have ended
+      (Hopper under TileLang, without a partition).
     narrow_workspaces: tiles between kernels have the operands' dtype, also where elementwise ops read them. They are rounded once
       more, and take half the memory (all targets).
 
@@ -95,6 +98,7 @@ class Schedule:
     form: str = "direct"
     inverse: str = "substitution"
     v_block: int = 0
+    k_block: int = 0
     launch: str = "kernels"
     partition: str | None = None
     part_chunks: int = 0
@@ -114,6 +118,7 @@ class Schedule:
     descriptors: bool = False
     token_groups: str = "early"
     persistent: bool = False
+    by_length: bool = False
     narrow_workspaces: bool = False
 
     def __post_init__(self) -> None:
@@ -130,7 +135,7 @@ class Schedule:
             value = getattr(self, field)
             if not any(type(value) is type(x) and value == x for x in accepted):
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
-        for field in ("v_block", "part_chunks"):
+        for field in ("v_block", "k_block", "part_chunks"):
             value = getattr(self, field)
             if type(value) is not int or value < 0:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are whole numbers from 0")
@@ -141,6 +146,9 @@ class Schedule:
             raise ScheduleError(f"schedule {self.name}: longest_first=True; accepted only with partition='decay'")
         if self.persistent and self.partition:
             raise ScheduleError(f"schedule {self.name}: persistent=True with partition={self.partition!r}; accepted only without "
+                                "a partition")
+        if self.by_length and self.partition:
+            raise ScheduleError(f"schedule {self.name}: by_length=True with partition={self.partition!r}; accepted only without "
                                 "a partition")
         if self.agents != "" and self.agents not in ASSIGNMENTS:
             raise ScheduleError(f"schedule {self.name}: agents={self.agents!r}; accepted are {', '.join(ASSIGNMENTS)}, or '' for "
@@ -186,6 +194,10 @@ SCHEDULES = {s.name: s for s in (
              narrow_workspaces=True),
     Schedule("fused_gradient", (BEFORE_BACK[:-1], ("@state", "@output", "@early")), state_layout="vk", narrow_workspaces=True,
              warm_up="state"),
+    Schedule("channel_gradient", (("@gate_sum", "@inverse", "@summand", "@factor", "@early_keyless", "@operand"),
+                                  ("@weight", "@offset", "@score"), ("@state", "@solution"), ("@early",),
+                                  ("@late_score", "@keyless"), ("@output",)),
+             state_layout="vk", k_block=64, narrow_workspaces=True),
 )}
 
 #: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from math import inf
 from typing import Any
 
 from ..devices.part_cost import PartCost
@@ -22,7 +23,9 @@ class Splits:
 
     cost: the model of their time. least_tokens: the fewest tokens of a call that is split. walks: the most walks (sequences x
     value heads) of such a call for each multiprocessor. summaries: kernels for summaries of parts. most: the longest warm-up, in
-    parts.
+    parts. chosen: whether kernels choose the chunks of a part from the lengths of packed sequences. Where only the device knows
+    these: few_chunks: sequences stay whole if a multiprocessor has fewer chunks, and more than half of them have walks.
+    many_chunks: with so many, half as many walks more are split.
     """
 
     cost: PartCost
@@ -30,6 +33,9 @@ class Splits:
     walks: int
     summaries: int
     most: int
+    chosen: bool = False
+    few_chunks: int = 0
+    many_chunks: float = inf
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ class Asked:
     head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
     sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
-    handle. channels: whether the page has a decay for each channel.
+    handle. channels: whether the page has a decay for each channel. dominated: whether the host knows that one sequence takes
+    longer than all walks side by side.
     """
 
     head_dims: tuple[int, int]
@@ -49,6 +56,7 @@ class Asked:
     chunk: int | None
     shared: int = 1
     channels: bool = False
+    dominated: bool = False
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
             yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
                             arch=ARCH)
         yield Candidate(varied("walk", ARCH, partition="decay"), "parts take less time than whole walks", arch=ARCH)
-    elif x.few is False and x.head_dims in TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
+    elif x.few is False and not x.dominated and x.head_dims in TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
         yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
     _, walks, tokens = x.shape_class
     if x.few and (walks <= OF_CHANNELS[0] and tokens >= OF_CHANNELS[1] if x.channels else walks < FEW_WALKS):
@@ -68,8 +68,10 @@ def _model(x: Asked) -> Iterator[Candidate]:
 
 assert SM_90A.part_cost is not None
 #: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
-#: random packs were slower and 10 faster (H100).
-SPLITS = Splits(SM_90A.part_cost, least_tokens=256, walks=1, summaries=len(SUMMARIES), most=longest_warm_up(SM_90A))
+#: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where
+#: all sequences stay whole. So short calls do not have them if walks may fill the GPU, and long ones do with a few walks more.
+SPLITS = Splits(SM_90A.part_cost, least_tokens=256, walks=1, summaries=len(SUMMARIES), most=longest_warm_up(SM_90A),
+                chosen=True, few_chunks=24, many_chunks=50)
 #: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
 HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES = (
@@ -126,7 +128,7 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 
 TARGET = register(Target(
     "tilelang",
-    Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents", "persistent")),
+    Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents", "persistent", "by_length")),
     tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
     facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=(*OF_OTHERS, "token_groups"), schedule="walk", columns=64)},
     preference=0, model=_model, sized_for=(ARCH,), spaces=SPACES, splits=SPLITS, stride_units=True, tf32=True,

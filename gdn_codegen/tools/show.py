@@ -1,7 +1,7 @@
 """Text and pictures of what a build does."""
 from __future__ import annotations
 
-from ..passes.cut.kernels import resolved
+from ..passes.cut.resolve import resolved
 from ..runtime.build import Build, lowered
 from ..targets import lower
 

@@ -317,6 +317,49 @@ __device__ inline float warm_up_length(const float* totals, int stride, int chun
   }
   return chunks <= most ? chunks : -1;
 }
+// The chunks of a part that take the least time, at least `least`: each lane tries another number of parts of the longest
+// sequence. The model is that of the host (host/parts.py), with all lengths. All threads of a warp call it. All kernels of a call
+// have to find the same number, so times are whole numbers, of 64ths of a chunk.
+// instances: of a part. units: instances that run at a time, 0 for `least`. summed: 0 if no kernel makes summaries, so that no
+// sequence may have more than 1 + most parts. warm_up, longest: of a part's warm-up, and how many more the longest one has. split:
+// what splitting costs. crowded: the factor for more parts than run at a time. summaries: what their kernels cost. start: of a walk.
+__device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int summed,
+                                  int most, int warm_up, int longest, int split, int crowded, int summaries, int start) {
+  int lane = threadIdx.x % 32, walk = 0, shortest = 0x7fffffff, total = 0;
+  if (units == 0) return least;
+  for (int n = lane; n < sequences; n += 32) {
+    int chunks = (cu_seqlens[n + 1] - cu_seqlens[n] + size - 1) / size;
+    walk = max(walk, chunks);
+    shortest = min(shortest, chunks);
+    total += chunks;
+  }
+  walk = __reduce_max_sync(0xffffffffu, walk);
+  shortest = __reduce_min_sync(0xffffffffu, shortest);
+  total = __reduce_add_sync(0xffffffffu, total);
+  if (!summed) least = max(least, (walk + most) / (most + 1));
+  int tried = (walk + least - 1) / least;
+  if (tried <= 1) return least;
+  int of_walk = tried <= 32 ? min(lane + 1, tried) : 1 + lane * (tried - 1) / 31;
+  int span = max(least, (walk + of_walk - 1) / of_walk), parts = 0;
+  float share = 1.0f / span;
+  for (int n = 0; n < sequences; n += 32) {
+    int mine = n + lane < sequences ? (cu_seqlens[n + lane + 1] - cu_seqlens[n + lane] + size - 1) / size : 0;
+    for (int i = 0; i < min(32, sequences - n); ++i) {
+      int chunks = __shfl_sync(0xffffffffu, mine, i);
+      parts += max(1, int((chunks + span - 0.5f) * share));  // a division, rounded up
+    }
+  }
+  of_walk = (walk + span - 1) / span;
+  int splits = parts - sequences, before = 64 * (of_walk - 1) * span, warm = min(warm_up, before);
+  int waves = (parts * instances + units - 1) / units, last = 64 * min(span, walk) + start + (splits ? warm : 0);
+  unsigned work = unsigned(64 * total + splits * warm + parts * start) * instances / units;
+  int time = waves == 1 ? max(last, int(work)) : max(last, int(work * (splits ? crowded : 64) / 64) + 2 * last / 5);
+  time = max(time, waves * (64 * min(shortest, span) + start));
+  if (splits) time += split + min(longest, before - warm) + (of_walk > most + 1 ? summaries : 0);
+  int best = __reduce_min_sync(0xffffffffu, time);
+  // of equal times that of the longest parts; a reduction, so that the compiler knows that the result is the same in all lanes
+  return __reduce_max_sync(0xffffffffu, time == best ? span : 0);
+}
 // A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
 // 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
 template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
@@ -368,21 +411,24 @@ def wait_copies_cuda():
 
 
 @T.macro
-def inverted_by_warps(tiles, scales, strict, warp):
-    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here."""
+def inverted_by_warps(tiles, scales, strict, warp, warps):
+    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here. warps: how many take turns."""
     T.import_source(HELPERS)
     dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
     which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
     each = [x for A, scale in zip(tiles, scales, strict=True)
             for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
-    T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
+    for n in T.unroll(-(-len(tiles) // warps)):
+        T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", n * warps + warp, *each)
 
 
 def whole_inverses_cuda(tiles, scales, strict=False, thread=None, warp=0):
     """Inverses of one, two or four tiles of 64 x 64, in place, each by a warp. scales: for each tile, a vector that multiplies
     the columns, or None. strict: without the ones of the diagonal. thread: of those that share the work, None for those of the
     block. warp: of theirs, the one that inverts the first tile."""
-    return inverted_by_warps(tiles, scales, strict, (T.get_thread_binding() if thread is None else thread) // 32 - warp)
+    if thread is None:
+        return inverted_by_warps(tiles, scales, strict, T.get_thread_binding() // 32, T.get_thread_extent() // 32)
+    return inverted_by_warps(tiles, scales, strict, thread // 32 - warp, len(tiles))
 
 
 def kernel_cuda(*grid, threads):
@@ -408,6 +454,14 @@ def find_sequence_cuda(cu_seqlens, slot, sequences, size):
     T.import_source(HELPERS)
     n = T.alloc_var(T.int32, init=T.call_extern("int32", "find_sequence", cu_seqlens.access_ptr("r"), slot, sequences, size))
     return n
+
+
+@T.macro
+def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, summed, costs):
+    """The chunks of a part that take the least time for these lengths, at least `least`. costs: those of Kernel.spans."""
+    T.import_source(HELPERS)
+    return T.call_extern("int32", "part_chunks", cu_seqlens.access_ptr("r"), sequences, size, least, instances, units, summed,
+                         *costs)
 
 
 @T.macro
@@ -456,9 +510,11 @@ def sum_row(src, dst, row, tokens, least):
 
 @T.macro
 def row_cumsum_cuda(src, dst, tokens, least=None):
-    """Running sums of each row, by one thread."""
-    if T.get_thread_binding() < src.shape[0]:
-        sum_row(src, dst, T.get_thread_binding(), tokens, least)
+    """Running sums of each row, by one thread. A thread has several rows if the block has fewer threads than rows."""
+    threads = T.get_thread_extent()
+    for n in T.unroll(-(-src.shape[0] // threads)):
+        if n * threads + T.get_thread_binding() < src.shape[0]:
+            sum_row(src, dst, n * threads + T.get_thread_binding(), tokens, least)
 
 
 @T.macro
@@ -512,11 +568,11 @@ DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
         as_sums=as_sums_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, cumsum=cumsum_cuda,
         expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
-        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, row_cumsum=row_cumsum_cuda,
-        row_sum=row_sum_cuda, shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda,
-        start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length_cuda,
-        whole_inverses=whole_inverses_cuda),
+        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, part_chunks=part_chunks_cuda,
+        row_cumsum=row_cumsum_cuda, row_sum=row_sum_cuda, shared=shared_cuda, staged=staged_cuda,
+        start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda,
+        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
+        warm_up_length=warm_up_length_cuda, whole_inverses=whole_inverses_cuda),
 }
 
 
@@ -598,10 +654,26 @@ def F_chunk_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         parts: T.int32,
-        span: T.int32,
+        least_span: T.int32,
+        summed: T.int32,
+        part_instances: T.int32,
+        units: T.int32,
     ):
         with t.kernel(parts, HV, 16, threads=128) as (part, hv, slice_index):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
+            span = T.alloc_var(
+                T.int32,
+                init=t.part_chunks(
+                    cu_seqlens,
+                    ends - 1,
+                    C,
+                    least_span,
+                    part_instances,
+                    units,
+                    summed,
+                    (8, 192, 160, 123, 90, 443, 77),
+                ),
+            )
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
             b = n * batched
@@ -686,11 +758,27 @@ def S_offset_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         parts: T.int32,
-        span: T.int32,
+        least_span: T.int32,
         has_initial_state: T.int32,
+        summed: T.int32,
+        part_instances: T.int32,
+        units: T.int32,
     ):
         with t.kernel(parts, HV, threads=512) as (part, hv):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
+            span = T.alloc_var(
+                T.int32,
+                init=t.part_chunks(
+                    cu_seqlens,
+                    ends - 1,
+                    C,
+                    least_span,
+                    part_instances,
+                    units,
+                    summed,
+                    (8, 192, 160, 123, 90, 443, 77),
+                ),
+            )
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
             b = n * batched
@@ -911,10 +999,26 @@ def S_factor_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         parts: T.int32,
-        span: T.int32,
+        least_span: T.int32,
+        summed: T.int32,
+        part_instances: T.int32,
+        units: T.int32,
     ):
         with t.kernel(parts, HV, threads=512) as (part, hv):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
+            span = T.alloc_var(
+                T.int32,
+                init=t.part_chunks(
+                    cu_seqlens,
+                    ends - 1,
+                    C,
+                    least_span,
+                    part_instances,
+                    units,
+                    summed,
+                    (8, 192, 160, 123, 90, 443, 77),
+                ),
+            )
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
             b = n * batched
@@ -1104,9 +1208,25 @@ def S_start_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         parts: T.int32,
-        span: T.int32,
+        least_span: T.int32,
+        summed: T.int32,
+        part_instances: T.int32,
+        units: T.int32,
     ):
         with t.kernel(parts, HV, (V // BV), threads=128) as (part, hv, block):
+            span = T.alloc_var(
+                T.int32,
+                init=t.part_chunks(
+                    cu_seqlens,
+                    ends - 1,
+                    C,
+                    least_span,
+                    part_instances,
+                    units,
+                    summed,
+                    (8, 192, 160, 123, 90, 443, 77),
+                ),
+            )
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
             start = cu_seqlens[n]
@@ -1171,15 +1291,30 @@ def o_S_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         parts: T.int32,
-        span: T.int32,
+        least_span: T.int32,
         has_initial_state: T.int32,
         has_final_state: T.int32,
         summed: T.int32,
         clear_o: T.int32,
+        part_instances: T.int32,
+        units: T.int32,
         scale: T.float32,
     ):
         with t.kernel(parts, HV, threads=512) as (part, hv):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
+            span = T.alloc_var(
+                T.int32,
+                init=t.part_chunks(
+                    cu_seqlens,
+                    ends - 1,
+                    C,
+                    least_span,
+                    part_instances,
+                    units,
+                    summed,
+                    (8, 192, 160, 123, 90, 443, 77),
+                ),
+            )
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
             b = n * batched
@@ -1590,6 +1725,7 @@ class PartCost:
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
+    start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """
@@ -1605,6 +1741,7 @@ class PartCost:
     resident: int
     idle_us: float
     crowded: float
+    start_chunks: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -2117,6 +2254,15 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
 
 #: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
 TAIL = 0.4
+#: The most sequences whose lengths a kernel compares to choose the chunks of a part. With more it would take as long as a chunk.
+COMPARED = 256
+#: Where kernels choose the chunks of a part, they choose at least so many that parts fill the GPU once, and of long sequences
+#: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and an instance without a part
+#: takes a microsecond.
+FINEST, LONG = 3, 32
+#: With kernels for summaries a call has five that find the chunks of a part, each in a microsecond. That is more than it saves
+#: where sequences have fewer chunks, times value heads.
+SEARCHED = 4096
 
 
 @dataclass(frozen=True)
@@ -2124,7 +2270,8 @@ class _Lengths:
     """What a host knows of the sequences of a call, in chunks.
 
     longest: the longest sequence. others, rest: how many others there are, and how long each of them is. possible: the longest
-    that there may be, where the values of cu_seqlens change after the choice.
+    that summaries are needed for. The values of cu_seqlens may change after the choice, so that is one with all tokens, except
+    where kernels choose the chunks of a part.
     """
 
     longest: int
@@ -2133,12 +2280,13 @@ class _Lengths:
     possible: int
 
 
-def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int) -> _Lengths:
+def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int, chosen: bool = False) -> _Lengths:
     """What is known of `sequences` sequences with so many tokens in all.
 
     packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
     one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length. So do
-    all if the longest, which may be a little more, is at most an eighth longer than the mean.
+    all if the longest, which may be a little more, is at most an eighth longer than the mean. chosen: whether kernels choose the
+    chunks of a part.
     """
     possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
     if not packed:
@@ -2148,7 +2296,9 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     if 8 * longest * sequences <= 9 * tokens:
         return _Lengths(-(-tokens // (chunk * sequences)), sequences - 1, -(-tokens // (chunk * sequences)), possible)
     longest = min(tokens, longest)
-    return _Lengths(-(-longest // chunk), sequences - 1, (tokens - longest) / (chunk * (sequences - 1)), possible)
+    chunks = -(-longest // chunk)
+    rest = max(1, (tokens - longest) / (chunk * (sequences - 1)) + .5)  # the last chunk of a sequence is half full on average
+    return _Lengths(chunks, sequences - 1, rest, chunks if chosen else possible)
 
 
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
@@ -2174,8 +2324,11 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
 
         Equal walks run in waves. Of others, the last one to start ends a part of a walk after the rest.
         """
-        waves, share = -(-walks * instances // units), total * instances / units
-        return waves * walk if even else max(walk, share if waves == 1 else crowded * share + TAIL * walk)
+        waves = -(-walks * instances // units)
+        if even:
+            return waves * walk
+        walk, share = walk + cost.start_chunks, (total + walks * cost.start_chunks) * instances / units
+        return max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 
     best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
     for n in range(2, x.longest + 1):
@@ -2366,7 +2519,7 @@ class Plan:
     # --- what the call makes ---
     def lay_out(self) -> None:
         """Shapes of workspaces, the number of parts, and their chunks. Without summaries no kernel reads the workspaces of
-        parts, and empty tensors replace them (`unread`)."""
+        parts, and empty tensors replace them (`unread`). Where kernels choose the chunks of a part, `span` is the fewest."""
         t = self.tables
         self.span = self.parts = self.summed = 0
         unread: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -2376,8 +2529,15 @@ class Plan:
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
+            chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
+            longest = self.longest if chooses and self.longest else self.tokens
+            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most))
+            chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
+            if chooses:
+                self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
+            self.ints["part_instances"] = self.host.part_instances(self.value_heads)
+            self.ints["units"] = self.host.units(self.device) if chooses else 0
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
-            self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
             if self.summed:
                 self.made += shapes
@@ -2635,6 +2795,15 @@ def _kind_and_place(x: Any) -> Any:
     return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
 
 
+def _untraced(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """call(*args, **named), at which torch.compile breaks its graph. It could not trace launches."""
+    from torch._dynamo import disable  # torch.compile has imported it, which takes seconds
+    return disable(call)(*args, **named)  # type: ignore[no-untyped-call]
+
+
+_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `disable` sets
+
+
 def _parts_wanted(build: int) -> int:
     """Chunks of a part, from GDN_CODEGEN_PART_CHUNKS, else from the build; 0 to choose."""
     said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
@@ -2678,6 +2847,8 @@ class Host:
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
         """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
@@ -2745,11 +2916,36 @@ class Host:
             return every
         if self.part_chunks or not sequences or device.type == "cpu":
             return min(self.part_chunks or every, every)
-        units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
+        known = _lengths(tokens, sequences, packed, longest, t.chunk, self.chooses_parts(device, packed, sequences))
+        return _cheapest_span(known, self.part_instances(value_heads), self.units(device), t.part_cost, len(t.summaries), t.most,
+                              t.warm_ups) or every
+
+    def chooses_parts(self, device: torch.device, packed: bool, sequences: int) -> bool:
+        """Whether kernels choose the chunks of a part from the lengths of packed sequences."""
+        given = any("units" in names for names in self.tables.ints.values())
+        several = packed and 1 < sequences <= COMPARED
+        return given and several and self.partition and not self.part_chunks and device.type != "cpu"
+
+    def saves_little(self, tokens: int, value_heads: int) -> bool:
+        """Whether a call with summaries has too few chunks for kernels that choose the chunks of a part."""
+        return -(-tokens // self.tables.chunk) * self.part_instances(value_heads) < SEARCHED
+
+    def finest(self, span: int, tokens: int, value_heads: int, device: torch.device) -> int:
+        """The fewest chunks of a part that kernels may choose, if `span` is best for one sequence of all tokens."""
+        chunks = -(-tokens // self.tables.chunk)
+        share = -(-chunks * self.part_instances(value_heads) // self.units(device))
+        return min(span, max(2, min(share, max(-(-share // FINEST), LONG))))
+
+    def part_instances(self, value_heads: int) -> int:
+        """The instances of a part in the kernels that walk parts."""
+        t = self.tables
         others = (*t.bounds, *t.summaries)
-        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
-        known = _lengths(tokens, sequences, packed, longest, t.chunk)
-        return _cheapest_span(known, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
+        return value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
+
+    def units(self, device: torch.device) -> int:
+        """How many instances of a part the GPU runs at a time."""
+        assert self.tables.part_cost is not None
+        return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
@@ -2759,6 +2955,8 @@ class Host:
         if t.part_cost is not None:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
             if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+                if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
+                    span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
 
@@ -3427,11 +3625,11 @@ TABLES = Tables(
     ),
     ints={
         "G_beta_F_chunk_least": (),
-        "F_chunk": (),
-        "S_offset": ("has_initial_state",),
-        "S_factor": (),
-        "S_start": (),
-        "o_S": ("has_initial_state", "has_final_state", "summed", "clear_o"),
+        "F_chunk": ("summed", "part_instances", "units"),
+        "S_offset": ("has_initial_state", "summed", "part_instances", "units"),
+        "S_factor": ("summed", "part_instances", "units"),
+        "S_start": ("summed", "part_instances", "units"),
+        "o_S": ("has_initial_state", "has_final_state", "summed", "clear_o", "part_instances", "units"),
     },
     scalars={"scale": 0.08838834764831845},
     initial=(
@@ -3453,7 +3651,7 @@ TABLES = Tables(
         ("S_start", (128, 128), "float32"),
     ),
     cleared=True,
-    part_cost=PartCost(chunk_us=2.6, fold_us=4.0, launch_us=10.0, split_us=5.0, summary_us=10.0, warm_up_chunks=3.0, longest_warm_up_chunks=2.5, least_part_chunks=3.0, resident=1, idle_us=4.0, crowded=1.4),
+    part_cost=PartCost(chunk_us=2.6, fold_us=4.0, launch_us=10.0, split_us=5.0, summary_us=10.0, warm_up_chunks=3.0, longest_warm_up_chunks=2.5, least_part_chunks=3.0, resident=1, idle_us=4.0, crowded=1.4, start_chunks=1.2),
     most=8,
     summaries=("S_offset", "S_factor", "S_start"),
     bounds=("F_chunk",),

@@ -481,6 +481,7 @@ class PartCost:
     longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
+    start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """
@@ -496,6 +497,7 @@ class PartCost:
     resident: int
     idle_us: float
     crowded: float
+    start_chunks: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -1008,6 +1010,15 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
 
 #: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
 TAIL = 0.4
+#: The most sequences whose lengths a kernel compares to choose the chunks of a part. With more it would take as long as a chunk.
+COMPARED = 256
+#: Where kernels choose the chunks of a part, they choose at least so many that parts fill the GPU once, and of long sequences
+#: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and an instance without a part
+#: takes a microsecond.
+FINEST, LONG = 3, 32
+#: With kernels for summaries a call has five that find the chunks of a part, each in a microsecond. That is more than it saves
+#: where sequences have fewer chunks, times value heads.
+SEARCHED = 4096
 
 
 @dataclass(frozen=True)
@@ -1015,7 +1026,8 @@ class _Lengths:
     """What a host knows of the sequences of a call, in chunks.
 
     longest: the longest sequence. others, rest: how many others there are, and how long each of them is. possible: the longest
-    that there may be, where the values of cu_seqlens change after the choice.
+    that summaries are needed for. The values of cu_seqlens may change after the choice, so that is one with all tokens, except
+    where kernels choose the chunks of a part.
     """
 
     longest: int
@@ -1024,12 +1036,13 @@ class _Lengths:
     possible: int
 
 
-def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int) -> _Lengths:
+def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int, chosen: bool = False) -> _Lengths:
     """What is known of `sequences` sequences with so many tokens in all.
 
     packed: whether they may differ in length. longest: tokens of the longest, 0 if the host does not know. A pack then counts as
     one sequence of all tokens: a long one is split whatever the others are. Otherwise the others have the same length. So do
-    all if the longest, which may be a little more, is at most an eighth longer than the mean.
+    all if the longest, which may be a little more, is at most an eighth longer than the mean. chosen: whether kernels choose the
+    chunks of a part.
     """
     possible = max(1, -(-tokens // (chunk if packed else chunk * sequences)))
     if not packed:
@@ -1039,7 +1052,9 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     if 8 * longest * sequences <= 9 * tokens:
         return _Lengths(-(-tokens // (chunk * sequences)), sequences - 1, -(-tokens // (chunk * sequences)), possible)
     longest = min(tokens, longest)
-    return _Lengths(-(-longest // chunk), sequences - 1, (tokens - longest) / (chunk * (sequences - 1)), possible)
+    chunks = -(-longest // chunk)
+    rest = max(1, (tokens - longest) / (chunk * (sequences - 1)) + .5)  # the last chunk of a sequence is half full on average
+    return _Lengths(chunks, sequences - 1, rest, chunks if chosen else possible)
 
 
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
@@ -1065,8 +1080,11 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
 
         Equal walks run in waves. Of others, the last one to start ends a part of a walk after the rest.
         """
-        waves, share = -(-walks * instances // units), total * instances / units
-        return waves * walk if even else max(walk, share if waves == 1 else crowded * share + TAIL * walk)
+        waves = -(-walks * instances // units)
+        if even:
+            return waves * walk
+        walk, share = walk + cost.start_chunks, (total + walks * cost.start_chunks) * instances / units
+        return max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 
     best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
     for n in range(2, x.longest + 1):
@@ -1257,7 +1275,7 @@ class Plan:
     # --- what the call makes ---
     def lay_out(self) -> None:
         """Shapes of workspaces, the number of parts, and their chunks. Without summaries no kernel reads the workspaces of
-        parts, and empty tensors replace them (`unread`)."""
+        parts, and empty tensors replace them (`unread`). Where kernels choose the chunks of a part, `span` is the fewest."""
         t = self.tables
         self.span = self.parts = self.summed = 0
         unread: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -1267,8 +1285,15 @@ class Plan:
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
+            chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
+            longest = self.longest if chooses and self.longest else self.tokens
+            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most))
+            chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
+            if chooses:
+                self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
+            self.ints["part_instances"] = self.host.part_instances(self.value_heads)
+            self.ints["units"] = self.host.units(self.device) if chooses else 0
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
-            self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
             if self.summed:
                 self.made += shapes
@@ -1526,6 +1551,15 @@ def _kind_and_place(x: Any) -> Any:
     return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
 
 
+def _untraced(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """call(*args, **named), at which torch.compile breaks its graph. It could not trace launches."""
+    from torch._dynamo import disable  # torch.compile has imported it, which takes seconds
+    return disable(call)(*args, **named)  # type: ignore[no-untyped-call]
+
+
+_untraced._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `disable` sets
+
+
 def _parts_wanted(build: int) -> int:
     """Chunks of a part, from GDN_CODEGEN_PART_CHUNKS, else from the build; 0 to choose."""
     said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
@@ -1569,6 +1603,8 @@ class Host:
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
         """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables
         if torch.is_grad_enabled():
             _check_detached(zip(t.tensors, (*given, *states), strict=False))
@@ -1636,11 +1672,36 @@ class Host:
             return every
         if self.part_chunks or not sequences or device.type == "cpu":
             return min(self.part_chunks or every, every)
-        units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
+        known = _lengths(tokens, sequences, packed, longest, t.chunk, self.chooses_parts(device, packed, sequences))
+        return _cheapest_span(known, self.part_instances(value_heads), self.units(device), t.part_cost, len(t.summaries), t.most,
+                              t.warm_ups) or every
+
+    def chooses_parts(self, device: torch.device, packed: bool, sequences: int) -> bool:
+        """Whether kernels choose the chunks of a part from the lengths of packed sequences."""
+        given = any("units" in names for names in self.tables.ints.values())
+        several = packed and 1 < sequences <= COMPARED
+        return given and several and self.partition and not self.part_chunks and device.type != "cpu"
+
+    def saves_little(self, tokens: int, value_heads: int) -> bool:
+        """Whether a call with summaries has too few chunks for kernels that choose the chunks of a part."""
+        return -(-tokens // self.tables.chunk) * self.part_instances(value_heads) < SEARCHED
+
+    def finest(self, span: int, tokens: int, value_heads: int, device: torch.device) -> int:
+        """The fewest chunks of a part that kernels may choose, if `span` is best for one sequence of all tokens."""
+        chunks = -(-tokens // self.tables.chunk)
+        share = -(-chunks * self.part_instances(value_heads) // self.units(device))
+        return min(span, max(2, min(share, max(-(-share // FINEST), LONG))))
+
+    def part_instances(self, value_heads: int) -> int:
+        """The instances of a part in the kernels that walk parts."""
+        t = self.tables
         others = (*t.bounds, *t.summaries)
-        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
-        known = _lengths(tokens, sequences, packed, longest, t.chunk)
-        return _cheapest_span(known, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
+        return value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in others)
+
+    def units(self, device: torch.device) -> int:
+        """How many instances of a part the GPU runs at a time."""
+        assert self.tables.part_cost is not None
+        return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
@@ -1650,6 +1711,8 @@ class Host:
         if t.part_cost is not None:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
             if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+                if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
+                    span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
 

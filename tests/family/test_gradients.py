@@ -68,21 +68,26 @@ def test_gradients_by_three_kernels(name: str) -> None:
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 
 
-@pytest.mark.parametrize("name", ["gated_delta_rule", "gla"])
-def test_gradients_whose_first_kernel_computes_what_it_can(name: str) -> None:
+@pytest.mark.parametrize("name, schedule", [
+    ("gated_delta_rule", "operand_gradient"), ("gla", "operand_gradient"), ("kimi_delta_attention", "channel_gradient"),
+    *(pytest.param(n, "channel_gradient", marks=pytest.mark.long) for n in ("gla", "gated_delta_rule_2", "rwkv7"))])
+def test_gradients_whose_first_kernels_compute_what_they_can(name: str, schedule: str) -> None:
     """Outputs that depend on no gradient by a state, summands of others, and the operands of the walk back."""
-    plans = {"states": "operand_walk", "gradient": "operand_gradient"}
+    plans = {"states": "operand_walk", "gradient": schedule}
     found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), plans, chunk=16, head_dim_k=16, head_dim_v=32,
                    dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gated_delta_rule", "kimi_delta_attention"])
-def test_orders_with_room_on_tilelang(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels over chunks that are ordered anew, and that compute operands again, because their tiles leave too little room."""
+@pytest.mark.parametrize("name, schedule", [
+    ("gated_delta_rule", "operand_gradient"), ("kimi_delta_attention", "operand_gradient"),
+    ("kimi_delta_attention", "channel_gradient")])
+def test_orders_with_room_on_tilelang(name: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels over chunks that are ordered anew, and that compute operands again, because their tiles leave too little room. By
+    halves of K, too."""
     monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
-    plans = {"states": "operand_walk", "gradient": "operand_gradient"}
+    plans = {"states": "operand_walk", "gradient": schedule}
     found = errors("tilelang", name, Case((70, 0, 64, 1), 1, 2, repeat=True), plans, chunk=64, head_dim_k=128, head_dim_v=128,
                    dtype="bfloat16", contract=Contract(dtypes=((chunk_states("S"), "bfloat16"),)))
     assert all(e < ACCEPTED["bfloat16"] for e in found.values()), found

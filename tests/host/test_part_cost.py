@@ -71,5 +71,5 @@ def test_sequences_are_equal_where_the_longest_is_rounded_up(tokens, longest, ev
 @pytest.mark.parametrize("longest", [1, 40, 63, 64, 1 << 40, -5])
 def test_a_longest_sequence_that_cannot_be_is_put_right(longest):
     known = _lengths(16 * 64 * 5, 16, True, longest, 64)
-    assert 5 <= known.longest <= 80 and known.possible == 80 and 0 <= known.rest <= 5
-    assert known.longest + known.others * known.rest == 80
+    assert 5 <= known.longest <= 80 and known.possible == 80 and 1 <= known.rest <= 5.5
+    assert 80 <= known.longest + known.others * known.rest <= 80 + 15  # each of the others has a chunk at least

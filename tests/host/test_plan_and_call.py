@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.host.host import Host
+from gdn_codegen.host.plan import Plan
 from gdn_codegen.host.tables import Tables
 from gdn_codegen.runtime.tables import arguments, literal, signature
 
@@ -97,6 +99,48 @@ def test_a_native_call_exists_if_nothing_is_copied_or_checked():
     assert [kind for kind, *_ in call.sources] == ["given", "given", "fixed", "result", "result", "workspace"]
     assert [at for _, at, _ in call.launches] == [[0, 5], [1, 5, 2, 4, 3]] and call.rows().tolist() == [0, 6]
     assert host.prepare((given[0], given[1].half()), *about).native is None
+
+
+IN_PARTS = replace(TABLES, chunk=64, most=8, summaries=("N",), warm_ups=True, part_cost=SM_90A.part_cost, initial=(), final=(),
+                   scalars={}, kernels=(("N", "parts", 4, ("q",), ()), ("o", "parts", 1, ("q", "o"), ())),
+                   ints=dict.fromkeys(("N", "o"), ("summed", "part_instances", "units")))
+
+
+def in_parts(monkeypatch, lengths, packed=True, value_heads=4, tables=IN_PARTS, **fields):
+    """Instances and whole numbers of the kernel `o` of a call on a GPU with 132 multiprocessors, and its `Plan`."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    host, seen = hosted(tables, **fields), {}
+    host[0].launcher = lambda name, n, sizes, ints, device: seen.update({name: (n, ints)})
+    rows = (1, sum(lengths)) if packed else (len(lengths), lengths[0])
+    q, g = torch.empty(*rows, 1, 8, device="meta").half(), torch.empty(*rows, value_heads, device="meta")
+    ends = torch.empty(len(lengths) + 1, device="meta", dtype=torch.int32) if packed else None
+    plan = Plan(host[0], (q, g), (), (None,), ends, (), False, longest=fields.get("longest", 0))
+    return *seen["o"], plan
+
+
+@pytest.mark.parametrize("lengths, packed, fields", [
+    ([65536], True, {}), ([16384] * 4, False, {}), ([64] * 257, True, {}), ([4096] * 4, True, {"part_chunks": 8}),
+    ([4096] * 4, True, {"partition": False}), ([16000] * 4, True, {})])
+def test_parts_are_the_hosts_where_lengths_are_known_or_many_or_little_is_saved(lengths, packed, fields, monkeypatch):
+    instances, (_, of_part, units), plan = in_parts(monkeypatch, lengths, packed, **fields)
+    assert (of_part, units) == (4, 0) and plan.span == plan.host.span(sum(lengths), len(lengths), 4, plan.device, packed)
+    assert instances == 4 * plan.parts == 4 * (sum(lengths) // (64 * plan.span) + len(lengths))
+
+
+@pytest.mark.parametrize("lengths, value_heads, finest", [
+    ([16384] * 4, 4, 32), ([64] * 12, 4, 2), ([16384] * 8, 64, 331), ([2048] * 3, 64, 32)])
+def test_of_packs_kernels_choose_parts_and_get_instances_for_the_shortest(lengths, value_heads, finest, monkeypatch):
+    """As many as run at a time, or three times as many if they are long."""
+    instances, (_, of_part, units), plan = in_parts(monkeypatch, lengths, value_heads=value_heads)
+    assert (of_part, units, plan.span) == (value_heads, 132, finest)
+    assert instances == value_heads * (sum(lengths) // (64 * finest) + len(lengths))
+
+
+def test_summaries_are_launched_where_a_sequence_may_need_them(monkeypatch):
+    """The host may know that none is so long. Kernels then choose parts that need none, whatever the lengths are."""
+    assert in_parts(monkeypatch, [16384] * 4, value_heads=8)[1][0] == 1
+    assert in_parts(monkeypatch, [16384] * 4, value_heads=32)[1][0] == 0
+    assert in_parts(monkeypatch, [16384] * 4, value_heads=8, longest=16384)[1][0] == 0
 
 
 def test_workspaces_have_a_tile_a_chunk_and_one_a_sequence():

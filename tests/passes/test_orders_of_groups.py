@@ -53,4 +53,4 @@ def test_any_order_of_two_roles(target, arch, first, near):
                 built += bool(build(target, arch, s).kernels)
             except ScheduleError as e:
                 assert arch and "cumsum" in str(e)
-    assert built or (arch and first == "solution")  # a walk comes first, and there is no sum before it
+    assert built or (arch and first in ("solution", "keyless"))  # a walk comes first, and there is no sum before it

@@ -24,7 +24,8 @@ def test_two_blocks_share_a_multiprocessor_if_another_order_leaves_room(monkeypa
     """In the page's order a block of the first kernel takes more than half of shared memory. The last has too many fragments."""
     first, _, last = gradient("gated_delta_rule", "gradient").kernels
     assert two_fit(first, SM_90A) and not two_fit(last, SM_90A)
-    monkeypatch.setattr(place, "few_live", lambda k, sizes: k)
+    for order in ("few_live", "late"):
+        monkeypatch.setattr(place, order, lambda k, sizes: k)
     lowered.cache_clear()
     assert not two_fit(gradient("gated_delta_rule", "gradient").kernels[0], SM_90A)
     lowered.cache_clear()

@@ -7,6 +7,9 @@ import torch
 from gdn_codegen import pages
 from gdn_codegen.cli import main
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.call.gradient_builds import TARGETS
+from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 from gdn_codegen.tools.cases import Case
@@ -53,6 +56,28 @@ def test_a_page_without_a_file_is_built_called_and_verified(target):
     o, S = op(x, x, x, torch.zeros(1, 5, 1), output_final_state=True)
     want, state = recurrence(*(x[0, :, 0].double(),) * 3, torch.zeros(5), torch.zeros(16, 16, dtype=torch.float64))
     assert rms_error(o[0, :, 0], want) < 5e-3 and rms_error(S[0, 0], state) < 5e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+def test_torch_compile_calls_an_op_as_it_is(target):
+    """It breaks the graph at a page's op and at a generated function, because it cannot trace launches. The first call is no
+    exception."""
+    torch._dynamo.reset()
+    x, g = torch.randn(2, 1, 5, 1, 16).half() / 4, torch.zeros(1, 5, 1)
+    op = pages.compile(mine, target=target, **SMALL)
+    other = function(Build(target, algorithm=mine, dtype="bfloat16", **SMALL))
+    for fn, y in ((op, x), (other, x.bfloat16())):
+        compiled = torch.compile(lambda q: 3 * fn(2 * q, q, q, g)[0], backend="aot_eager")
+        assert all(torch.equal(compiled(q), 3 * fn(2 * q, q, q, g)[0]) for q in y) and compiled(y[0]).any()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
+            torch._dynamo.reset()
+            torch.compile(lambda q: fn(q, q, q, g)[0], fullgraph=True, backend="aot_eager")(y[0])
+    if target in TARGETS:
+        q, again = (x[0].clone().requires_grad_() for _ in range(2))
+        torch.compile(lambda q: op(2 * q, q, q, g)[0], backend="aot_eager")(q).float().square().sum().backward()
+        op(2 * again, again, again, g)[0].float().square().sum().backward()
+        assert q.grad is not None and q.grad.any() and torch.equal(q.grad, again.grad)
 
 
 def test_it_is_shown_and_printed():

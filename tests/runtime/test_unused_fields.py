@@ -38,7 +38,7 @@ def test_what_is_unused_changes_nothing_and_all_else_does(target, arch):
     assert all(before.values())
     for field, values in VALUES.items():
         if field != "longest_first" or plan.partition:
-            on = replace(plan, partition=None) if field == "persistent" else plan
+            on = replace(plan, partition=None) if field in ("persistent", "by_length") else plan
             after = [module(target, arch, replace(on, **{field: v})) for v in values[:3]]
             read |= {field} if any(x != before[on.partition] for x in after) else set()
     if not arch and target != "pto":  # what only chunks of one token have

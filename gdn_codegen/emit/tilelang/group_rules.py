@@ -36,7 +36,8 @@ def drain(w: GroupsWriter, o: Op) -> None:
 def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     """Inverses of diagonal blocks, by all threads of an agent, or in place of a whole tile, by one of its warps."""
     if not in_place(o, x):
-        w.line(f"t.diag_inverse({w.whole(x.buffer)}, {w.whole(o.buffer)}, {o.attr('size')}, thread={w.thread})")
+        w.line(f"t.diag_inverse({w.whole(x.buffer)}, {w.whole(o.buffer)}, {o.attr('size')}, thread={w.thread}, "
+               f"threads={w.agent.threads})")
         return
     given = [grouped([w.whole(x.buffer)]), grouped([w.whole(scale.buffer) if scale else "None"]), *strict(o)]
     w.line(f"t.whole_inverses({', '.join(given)}, thread={w.thread}, warp={w.iteration} % {w.agent.threads // 32})")

@@ -5,6 +5,9 @@ from ...ir.types import Tensor
 from ..base import (
     AT_A_TIME,
     CLEAR,
+    INSTANCES,
+    SUMMED,
+    UNITS,
     WIDTH_OF,
     KernelText,
     Writer,
@@ -33,13 +36,15 @@ class Head(Tiles):
                 self.line(f"{self.params[x.name]} = {self.view(x)}")
         self.grid()
         if not self.items:
-            self.w(*(f"{name} = T.alloc_var(T.int32, init={text})" if kept else f"{name} = {text}"
-                     for name, text, kept in self.place()))
+            for name, text, kept in self.place():
+                self.line(f"{name} = T.alloc_var(T.int32, init={text})" if kept else f"{name} = {text}")
 
     def place(self) -> list[tuple[str, str, bool]]:
         """The variables with an instance's place in the grid, as (name, text, whether memory of its own keeps the value, so that
         not every address repeats divisions in 64 bits)."""
         out = self.indices(self.dims()) if self.k.grid == "sequences" else []
+        if self.k.by_length:
+            out.append(("n", "t.by_length(cu_seqlens, rank, ends - 1)", True))
         if in_pairs(self.k):
             out = self.indices([("instance", ""), self.dims()[-1]], "pair_index")
         if self.k.batch.way == "key_head":
@@ -47,6 +52,9 @@ class Head(Tiles):
         if "h" in self.uses:
             out.append(("h", "T.truncdiv(hv, T.truncdiv(HV, H))", True))
         found = {"chunks": ("slot", "C"), "parts": ("part", "size")}.get(self.k.grid)
+        if self.k.spans:
+            about = f"{INSTANCES}, {UNITS}, {SUMMED}, {self.k.spans}"
+            out.append(("span", f"t.part_chunks(cu_seqlens, ends - 1, C, least_span, {about})", True))
         out += [("size", "C * span", False)] if self.k.grid == "parts" else []
         out += [("n", f"t.find_sequence(cu_seqlens, {found[0]}, ends - 1, {found[1]})", False)] if found else []
         for x in own_numbers(self.p, self.k):
@@ -68,7 +76,8 @@ class Head(Tiles):
 
     def dims(self) -> list[tuple[str, str]]:
         """The dims of the grid, the slowest first, as (index, extent)."""
-        extent, runs = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
+        n = "rank" if self.k.by_length else "n"
+        extent, runs = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", n)}[self.k.grid]
         out = [(runs, extent), self.across[::-1]]
         if self.k.blocked_dim:
             out.append(("block", f"({self.tiled(self.k.blocked_dim)} // {self.dim(self.k.blocked_dim)})"))
@@ -109,10 +118,15 @@ class Head(Tiles):
         return out
 
     def overlap(self) -> None:
-        """Print the wait for earlier kernels, and the start of the next one."""
+        """Print the wait for earlier kernels, and the start of the next one. TileLang launches a kernel early if it has a wait,
+        even one that never happens."""
         if self.p.launch == "overlapping":
             first, last = (self.p.kernels[n].name == self.k.name for n in (0, -1))
-            self.w(*(["t.wait_for_earlier_kernels()"] if not first else []), *(["t.start_next_kernel()"] if not last else []))
+            if self.k.start == "beside":
+                self.w("if batched < 0:", "    t.wait_for_earlier_kernels()")
+            elif not first and self.k.start != "ended":
+                self.w("t.wait_for_earlier_kernels()")
+            self.w(*(["t.start_next_kernel()"] if not last else []))
 
     def clear(self) -> list[str]:
         """The lines that clear counters, and write zeros to this instance's share of the rows that no sequence covers. In a loop
@@ -174,8 +188,9 @@ class Head(Tiles):
         """The KernelText: the head that is already printed, the body, and the data for the template."""
         tensors = touched(self.p, self.k)
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
+        span = "least_span: T.int32" if self.k.spans else "span: T.int32"
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32",
-                   *(["parts: T.int32", "span: T.int32"] if self.k.grid == "parts" else [])]
+                   *(["parts: T.int32", span] if self.k.grid == "parts" else [])]
         ints = tuple(x for x in integers(self.p, self.k) if not x.endswith(WIDTH_OF))  # that is in a tensor's shape
         params += [f"{x}: {'T.int64' if '_stride' in x else 'T.int32'}" for x in ints]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]

@@ -62,7 +62,8 @@ def cumsum(w: KernelWriter, o: Op, x: Value) -> None:
     row = w.gather(o)
     if len(x.dims) == 2:
         exclusive = ["exclusive=True"] if o.attr("exclusive") else []
-        w.line(f"t.column_cumsum({', '.join([_storage(w, o, x), w.name(o.buffer), *least(o), *exclusive])})")
+        tiles = [_storage(w, o, x), w.name(o.buffer), w.dim(x.dims[1])]
+        w.line(f"t.column_cumsum({', '.join([*tiles, *least(o), *exclusive])})")
     elif len(row) == 1:
         w.line(f"t.cumsum({', '.join([_storage(w, o, x), w.name(o.buffer), *least(o)])})")
     elif row:
@@ -133,7 +134,7 @@ def in_memory(o: Op, index: tuple[str, ...]) -> tuple[str, ...]:
 
 def _copy(w: KernelWriter, o: Op) -> None:
     w.about(o)
-    w.line(f"t.start_copy({w.tile(w.p.tensor(o.attr('tensor')))}, {w.name(o.buffer)})")
+    w.line(f"t.start_copy({w.tile(w.p.tensor(o.attr('tensor')))}, {w.whole(o.buffer)})")
 
 
 def fill(w: KernelWriter, o: Op, *operands: Value, branch: bool = False) -> None:

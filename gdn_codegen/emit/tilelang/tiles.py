@@ -8,7 +8,22 @@ from dataclasses import dataclass
 from ...ir.core import Buffer
 from ...ir.ops import ORDER
 from ...ir.types import Dim
-from ..base import AT_A_TIME, CLEAR, EVERY, SUMMED, Kernel, Op, Program, Text, Writer, strides, touched, wrapped
+from ..base import (
+    AT_A_TIME,
+    CLEAR,
+    EVERY,
+    INSTANCES,
+    SUMMED,
+    UNITS,
+    Kernel,
+    Op,
+    Program,
+    Text,
+    Writer,
+    strides,
+    touched,
+    wrapped,
+)
 from .addresses import Addresses
 
 WIDTH = 120
@@ -18,7 +33,7 @@ OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "s
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
        "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "walk", "group",
        "row_end", "clear_begin", "clear_end", "rest", "first_instance", "iteration", "iterations_before", "items_before",
-       "tails_before", EVERY, SUMMED, AT_A_TIME}
+       "tails_before", "rank", "least_span", EVERY, SUMMED, AT_A_TIME, INSTANCES, UNITS}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this
@@ -70,6 +85,11 @@ class Tiles(Addresses):
             return Text(f"{name}[{', '.join(index)}]" if index else name + one)
         return Value(o_dims, self.buffers[buffer].dtype, at, buffer)
 
+    def whole(self, buffer: str) -> str:
+        """The part of a buffer that holds a value: all of it, or its rows without what pads them."""
+        x = self.buffers[buffer]
+        return f"{self.name(buffer)}[{', '.join(f'0:{self.dim(d)}' for d in x.dims)}]" if x.pad else self.name(buffer)
+
     def loop(self, dims: tuple[Dim, ...]) -> tuple[str, ...]:
         """Open a parallel loop over a tile. Returns the indices of the current element. The caller closes the loop with `end`."""
         if not dims:
@@ -106,6 +126,7 @@ class Tiles(Addresses):
         if not x.shape:
             return f"{self.name(x.name)} = T.alloc_var({self.dtype(x.dtype)})"
         dims = [self.dim(d) for d in x.dims]
+        dims[-1] += f" + {x.pad}" if x.pad else ""
         shape = f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
         if x.layout not in ("", "swizzled"):
             lanes = self.k.threads // x.dims[0] if isinstance(x.dims[0], int) else self.k.lanes  # of a group, each token has some

@@ -14,34 +14,37 @@ from ...ir.body import Body
 from ...ir.core import Op
 
 
-def decayed_matmul(o: Op, b: Body, chunk: int, block: int) -> None:
-    """Append the ops that compute `o` for chunks of so many tokens. block: the rows of the diagonal blocks that one product
-    computes, 1 for none."""
-    p, x, *sums = o.args
-    transposed = bool(o.attr("transposed"))
+def decayed_matmuls(group: list[Op], b: Body, chunk: int, block: int) -> None:
+    """Append the ops that compute `group`, ops with the same sums, for chunks of so many tokens. block: the rows of the diagonal
+    blocks that one product computes, 1 for none."""
+    total = dict.fromkeys((o.out for o in group), "")
 
-    def op(kind: str, *args: str, name: str = "", **attrs: Any) -> str:
+    def op(o: Op, kind: str, *args: str, name: str = "", **attrs: Any) -> str:
         return b.op(kind, *args, name=name, line=o.line, **attrs)
 
-    def between(entries: str, later: str, earlier: str) -> str:
-        """The product of entries of p and the tile, scaled by the decays of rows of second and of first halves."""
+    def add(o: Op, entries: str, later: str, earlier: str, last: bool) -> None:
+        """Add a product of entries of p and the tile, scaled by the decays of rows of second and of first halves. last: whether
+        it is the last one."""
+        transposed, name = bool(o.attr("transposed")), o.out if last else ""
         of, by = (later, earlier) if transposed else (earlier, later)
-        return op("mul", op("matmul", entries, op("mul", x, of), ta=transposed), by)
+        term = op(o, "mul", op(o, "matmul", entries, op(o, "mul", o.args[1], of), ta=transposed), by)
+        if total[o.out]:
+            total[o.out] = op(o, "add", total[o.out], term, name=name)
+        else:
+            total[o.out] = op(o, "mul", term, b.op("const", value=1.0), name=name) if last else term
 
-    terms, half = [], chunk // 2
+    half = chunk // 2
     while half >= block:
-        later, earlier = (op("exp", op("to_middle", *s, size=half)) for s in (sums, sums[:1]))
-        terms.append(between(op("pairs", p, size=half), later, earlier))
+        for o in group:
+            later, earlier = (op(o, "exp", op(o, "to_middle", *s, size=half)) for s in (o.args[2:], o.args[2:3]))
+            add(o, op(o, "pairs", o.args[0], size=half), later, earlier, half == 1)
         half //= 2
-    if block > 1:
-        later = op("exp", op("from_middle", *sums, size=block // 2))
-        earlier = op("exp", op("neg", op("from_middle", sums[0], size=block // 2)))
-        near = p if block == chunk else op("diagonal_blocks", p, size=block)
-        terms.append(between(op("strictly_lower", near), later, earlier))
-    if chunk == 1:
-        terms.append(op("mul", x, b.op("const", value=0.0, line=o.line)))
-    total = terms[0]
-    for n, term in enumerate(terms[1:], 2):
-        total = op("add", total, term, name=o.out if n == len(terms) else "")
-    if total != o.out:
-        op("mul", total, b.op("const", value=1.0), name=o.out)
+    for o in group:
+        p, x, *sums = o.args
+        if block > 1:
+            later = op(o, "exp", op(o, "from_middle", *sums, size=block // 2))
+            earlier = op(o, "exp", op(o, "neg", op(o, "from_middle", sums[0], size=block // 2)))
+            near = p if block == chunk else op(o, "diagonal_blocks", p, size=block)
+            add(o, op(o, "strictly_lower", near), later, earlier, True)
+        elif chunk == 1:
+            op(o, "mul", x, b.op("const", value=0.0, line=o.line), name=o.out)

@@ -29,10 +29,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...ir.body import Body
-from ...ir.core import Op, Program, uses
+from ...ir.core import Op, Program
 from ..common import walk_body, with_walk_body
 from ..stage import takes
-from .decayed_matmuls import decayed_matmul
+from .decayed_matmuls import decayed_matmuls
 from .ranges import ANY, steps
 
 #: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
@@ -47,27 +47,39 @@ def decayed_products(p: Program, dtype: str) -> Program:
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     if not any(o.kind in ("decayed_product", "decayed_matmul") for o in ops):
         return p
-    strict = _strict(ops, uses(p.walk.body))
+    strict = _strict(ops)
     b, done = walk_body(p), set[str]()
     for o in ops:
-        if o.kind == "decayed_product" and o.out not in done:
+        if o.kind in ("decayed_product", "decayed_matmul") and o.out not in done:
             ready = {c.name for c in p.walk.carried} | set(b.types)
-            group = [x for x in ops if x.kind == o.kind and x.args[2] == o.args[2] and x.out not in done and set(x.args) <= ready]
-            _levels(group, b, p.sizes["C"], _block(group, ops, p.sizes["C"], LIMITS[dtype]), strict)
+            alike = [x for x in ops if x.kind == o.kind and x.args[2] == o.args[2]]
+            group = [x for x in alike if x.out not in done and set(x.args) <= ready]
+            block = _block(group, ops, p.sizes["C"], LIMITS[dtype])
+            if o.kind == "decayed_product":
+                _levels(group, b, p.sizes["C"], block, strict)
+            else:
+                decayed_matmuls(group, b, p.sizes["C"], block)
             done |= {x.out for x in group}
-        elif o.kind == "decayed_matmul":
-            decayed_matmul(o, b, p.sizes["C"], _block([o], ops, p.sizes["C"], LIMITS[dtype]))
         elif o.out not in done or not o.out:
             b.copy(o)
     return with_walk_body(p, b.finish())
 
 
-def _strict(ops: list[Op], count: dict[str, int]) -> set[str]:
-    """The values whose diagonal nobody reads: operands of `strictly_lower`, and factors of such operands."""
+def _strict(ops: list[Op]) -> set[str]:
+    """The values whose diagonal nobody reads: operands of `strictly_lower`, and factors, with any sign, of such alone."""
     out: set[str] = set()
+    readers: dict[str, list[Op]] = {}
+    for o in ops:
+        for a in o.args:
+            readers.setdefault(a, []).append(o)
+
+    def below(o: Op) -> bool:
+        """Whether `o` reads only what is below the diagonal of its operands."""
+        return (o.kind == "strictly_lower" and not o.attr("fill")) or (o.kind in ("mul", "neg") and o.out in out)
+
     for o in reversed(ops):
-        if (o.kind == "strictly_lower" and not o.attr("fill")) or (o.kind == "mul" and o.out in out):
-            out |= {a for a in o.args if count[a] == 1}
+        if o.out in readers and all(map(below, readers[o.out])):
+            out.add(o.out)
     return out
 
 

@@ -21,8 +21,10 @@ from ...ir.core import Kernel, Loop, Op, Program, Stmt
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
+from .blocks import blocked_dim
 from .groups import KernelGroups, Slice
-from .roles import roles, with_names
+from .resolve import resolved
+from .roles import roles
 
 #: The order in which a kernel loads values from workspaces, by role. Row scales come last.
 READ_ORDER = ("system", "gate_sum", "state", "inverse", "solution", "offset", "weight", "gate", "")
@@ -56,43 +58,11 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
         read_later = {n for later in parts[i + 1:] for n in later.reads} | {p.forgets}
         kernel, made = _kernel(g, i, part, read_later)
         block = s.v_block or (v_block if part.walks and v_block and sizes["V"] % v_block == 0 else 0)
-        dim = _blocked_dim(s, block, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
-        kernels.append(replace(kernel, blocked_dim=dim, dims=((dim, block),) if dim else ()))
+        blocks = {"V": block, "K": 0 if part.walks else s.k_block}
+        dim = blocked_dim(s, blocks, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
+        kernels.append(replace(kernel, blocked_dim=dim, dims=((dim, blocks[dim]),) if dim else ()))
         tensors += made
     return replace(p, kernels=tuple(kernels), tensors=tuple(tensors), dims=tuple(sizes.items()), scales=())
-
-
-def resolved(p: Program, s: Schedule) -> Schedule:
-    """`s` with values instead of roles. Values of roles that no later group reads are left out, and so are operands that no walk
-    reads: a kernel over chunks computes them again. p: traced, in the form of `s`."""
-    s, came, operands = with_names(p, s)
-    while unread := (g := KernelGroups(p, s)).unread() & came | g.unwalked() & operands:
-        s = replace(s, kernels=tuple(x for g in s.kernels if (x := tuple(n for n in g if n not in unread))))
-    return s
-
-
-def _blocked_dim(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
-    """"V" if the kernel's grid may divide V into blocks of `block` columns, else "".
-
-    That holds if all stored tensors have V, no tile has it twice, and no product or sum runs over V.
-    """
-    if not block or block >= sizes["V"]:
-        return ""
-    if sizes["V"] % block:
-        raise ScheduleError(f"schedule {s.name}: v_block={block} does not divide V={sizes['V']}")
-    ops = [o for st in k.body for o in (st.body if isinstance(st, Loop) else [st]) if isinstance(o, Op)]
-    env = {o.out: o.type for o in ops if o.type} | {c.name: c.type for st in k.body if isinstance(st, Loop)
-                                                   for c in st.carried}
-    if any(t is not None and t.dims.count("V") > 1 for t in env.values()):
-        return ""
-    for o in ops:
-        if o.kind == "store" and "V" not in tensors[o.attr("tensor")].dims:
-            return ""
-        if o.kind in ("row_sum", "row_norm") and "V" in env[o.args[0]].dims:
-            return ""
-        if o.kind == "matmul" and env[o.args[0]].dims[0 if o.attr("ta") else 1] == "V":
-            return ""
-    return "V"
 
 
 def _read_order(g: KernelGroups) -> Callable[[str], tuple[int, int]]:

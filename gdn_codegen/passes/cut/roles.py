@@ -11,36 +11,17 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - operand: what a walk needs, if it computes only values that depend on a state, and tiles that these read otherwise than as an
   operand of a product: the operands of products and the vectors that it reads, and that depend on no state.
 - summand: a tile of tokens that depends on no state, and is added to one on which the next state depends.
+- factor: a tile of tokens x tokens that depends on no state, and multiplies one that does, entry by entry.
+- score, late_score: a product over V of two tiles of tokens: a number for each pair of tokens. A late one depends on a state.
+- keyless: an output without the dim K that depends on no running sum of what depends on a state.
 - early: what a kernel before a walk can compute. That is an output that depends on no state, and a tile or vector of tokens that
-  depends on none and is a term of a sum that does.
+  depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
 """
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...ir.core import Op, Program, types, uses
 from ...ir.ops import OPS
-from ...schedule.schedule import ROLES, Schedule
-
-
-def with_names(p: Program, s: Schedule) -> tuple[Schedule, set[str], set[str]]:
-    """`s` with values instead of roles, the values that roles gave, and those that only the role operand gave. p: traced, in the
-    form of `s`.
-
-    A value belongs to the group that names it, otherwise to the first group with a role of it. Empty groups are dropped.
-    """
-    found, taken = roles(p), {n for g in s.kernels for n in g if not n.startswith("@")}
-    came: set[str] = set()
-    groups: list[tuple[str, ...]] = []
-    for g in s.kernels:
-        group: list[str] = []
-        for word in g:
-            new = [n for n in found[word[1:]] if n not in taken | came] if word.startswith("@") else []
-            came |= set(new)
-            group += new if word.startswith("@") else [word]
-        groups.append(tuple(group))
-    other = {n for g in s.kernels for word in g if word.startswith("@") and word != "@operand" for n in found[word[1:]]}
-    return replace(s, kernels=tuple(g for g in groups if g)), came, came - other
+from ...schedule.schedule import ROLES
 
 
 def roles(p: Program) -> dict[str, tuple[str, ...]]:
@@ -83,11 +64,15 @@ class _Roles:
             "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
             "inverse": operands, "weight": weights, "offset": set(free) - weights,
             "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits},
-            "operand": self.operands(), "summand": self.summands()}
+            "operand": self.operands(), "summand": self.summands(), "factor": self.factors(),
+            "score": self.scores() - self.waits, "late_score": self.scores() & self.waits}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)
                for r, names in found.items()}
-        assert {*own, "early", "output", "state"} == set(ROLES)
-        return {**own, "early": self.early(), "output": self.outputs, "state": self.states}
+        early, keyless = self.early(), self.keyless()
+        late = {"early": early, "early_keyless": tuple(n for n in early if "K" not in self.type[n].dims), "output": self.outputs,
+                "keyless": keyless, "state": self.states}
+        assert {*own, *late} == set(ROLES)
+        return {**own, **late}
 
     def inverses(self) -> set[str]:
         """Inverses, and state-free tiles of the same dims that elementwise ops compute from one."""
@@ -125,6 +110,24 @@ class _Roles:
             if o.out in needed:
                 needed |= set(o.args)
         return {n for n in self.added(self.waits & needed) if self.type[n].rank == 2}
+
+    def factors(self) -> set[str]:
+        """Computed tiles of tokens x tokens that depend on no state, and are factors of elementwise products that do."""
+        return {a for o in self.ops if o.kind == "mul" and o.out in self.waits & self.wanted for a in o.args
+                if a not in self.waits and a in self.defs and self.type[a].dims == ("C", "C") and not OPS[self.defs[a].kind].view}
+
+    def keyless(self) -> tuple[str, ...]:
+        """Outputs without the dim K that depend on no running sum of what depends on a state."""
+        summed = {o.out for o in self.ops if o.kind == "cumsum" and o.out in self.waits}
+        for o in self.ops:
+            if summed & set(o.args):
+                summed.add(o.out)
+        return tuple(n for n in self.outputs if "K" not in self.type[n].dims and n not in summed)
+
+    def scores(self) -> set[str]:
+        """Products over V of two tiles of tokens."""
+        return {o.out for o in self.ops if o.kind == "matmul" and self.type[o.out].dims == ("C", "C")
+                and self.type[o.args[0]].dims[0 if o.attr("ta") else 1] == "V"}
 
     def added(self, sums: set[str]) -> set[str]:
         """Computed tiles and vectors of tokens that depend on no state, and are operands of the sums and differences `sums`."""

@@ -1,8 +1,11 @@
 """instance_warps: chooses the threads of an instance. For Triton, whose compiler distributes tiles over warps.
 
-A number in the schedule's `warps` is taken. Otherwise an instance has four warps, with two exceptions. It has eight if a
-carried value has 128 x 128 entries or more, which is about 64 float32 registers per thread. It has two if no product has more
-than 32 x 32 entries, because more warps would only exchange data.
+A number in the schedule's `warps` is taken. Otherwise an instance has four warps, with these exceptions:
+- Eight, if a carried value has 128 x 128 entries or more, which is about 64 float32 registers per thread.
+- Two, if no product has more than 32 x 32 entries, because more warps would only exchange data.
+- Two, if a product of 64 rows or more has fewer than 64 columns, beside many products of 64 x 64 or more, as those of an inverse.
+  With more warps Triton makes wgmmas of them. On an H100, Triton 3.6, such kernels (`fused`, `prepared`; V = 16 or 32, 16 bits)
+  gave wrong numbers or accessed memory out of bounds.
 """
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from ...ir.core import Kernel, Program, loops
 from ...ir.types import WARP
 from ...schedule.schedule import Schedule
 from ..stage import takes
+
+#: The most products of tokens x tokens that are not many. Kernels with so few, and a narrow one, were right on that GPU.
+FEW = 4
 
 
 @takes("placed")
@@ -25,7 +31,9 @@ def _warps(p: Program, k: Kernel) -> int:
     """The number of warps by the sizes of carried values and products."""
     sizes = {**p.sizes, **k.sizes}
     carried = [prod(c.type.shape(sizes)) for lp in loops(k.body) for c in lp.carried]
-    products = [prod(o.type.shape(sizes)) for o in k.ops if o.kind == "matmul" and o.type]
+    shapes = [o.type.shape(sizes) for o in k.ops if o.kind == "matmul" and o.type]
     if max(carried, default=0) >= 128 * 128:
         return 8
-    return 2 if max(products, default=32 * 32) <= 32 * 32 else 4
+    many = sum(shape == (sizes["C"], sizes["C"]) and sizes["C"] >= 64 for shape in shapes) > FEW
+    narrow = many and any(rows >= 64 and columns < 64 for *_, rows, columns in shapes)
+    return 2 if narrow or max(map(prod, shapes), default=32 * 32) <= 32 * 32 else 4

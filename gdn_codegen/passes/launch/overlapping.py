@@ -5,6 +5,10 @@ before it touches memory that earlier kernels use, until all earlier ones have e
 kernel's launch, its barriers and the search for its sequence take no time of their own. An earlier kernel has ended only if the
 one before it has, because all its threads wait for that. The first kernel of a call starts as usual, after all work before it.
 
+A walk has few blocks, which leave multiprocessors idle. A kernel over chunks after it that touches no memory of the walk runs
+beside it ("beside"). It waits for nothing, since all blocks of the walk have waited for earlier kernels before they let it start.
+The kernel after that starts as usual, after all earlier ones ("ended"), since the end of the one before says nothing of the walk.
+
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
 from __future__ import annotations
@@ -12,11 +16,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Groups
-from ...ir.core import Program
+from ...ir.core import Kernel, Program
 from ..stage import takes
 
 
 @takes("checked")
 def overlapping(p: Program, device: Groups) -> Program:
     """`p` with `launch="overlapping"` if it has several kernels and the device can start them early."""
-    return replace(p, launch="overlapping") if device.starts_early and len(p.kernels) > 1 else p
+    if not device.starts_early or len(p.kernels) < 2:
+        return p
+    out = list(p.kernels[:2])
+    for k in p.kernels[2:]:
+        before = out[-1]
+        start = "ended" if before.start == "beside" else "beside" if _beside(k, before) else ""
+        out.append(replace(k, start=start))
+    return replace(p, launch="overlapping", kernels=tuple(out))
+
+
+def _beside(k: Kernel, before: Kernel) -> bool:
+    """Whether `k`, over chunks, touches nothing that the walk `before` writes, and writes nothing that it reads."""
+    if k.grid != "chunks" or before.grid == "chunks":
+        return False
+    (read, written), (read_before, written_before) = map(_touched, (k, before))
+    return not (read | written) & written_before and not written & read_before
+
+
+def _touched(k: Kernel) -> tuple[set[str], set[str]]:
+    """The tensors that a kernel reads, and those that it writes."""
+    named = [(o, o.attr("tensor")) for o in k.ops if o.attr("tensor")]
+    return {n for o, n in named if o.kind != "store"}, {n for o, n in named if o.kind == "store"}

@@ -1,5 +1,5 @@
 """early_loads: hoists loads within a kernel over chunks, so that they arrive while other ops run. `place` calls it after
-`few_live`, which brings loads late."""
+`few_live` or `late`, which bring loads late."""
 from __future__ import annotations
 
 from dataclasses import replace

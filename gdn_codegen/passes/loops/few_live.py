@@ -20,6 +20,12 @@ def few_live(k: Kernel, sizes: Mapping[str, int]) -> Kernel:
     return replace(k, body=tuple(_Greedy(k.ops, sizes).run()))
 
 
+def late(k: Kernel, sizes: Mapping[str, int]) -> Kernel:
+    """`k`, whose body has no loop, with its products, sums, moves and stores in their order, and what they need directly before
+    them. sizes: extents of dims."""
+    return replace(k, body=tuple(_Greedy(k.ops, sizes).in_order()))
+
+
 class _Greedy:
     """Ops in the order in which they are chosen. A step is an op that is chosen: any but loads, views and elementwise ops. A sum
     of two tiles is a step, too, because it frees both."""
@@ -61,6 +67,12 @@ class _Greedy:
             steps.remove(o)
             for n in self.needs[o]:
                 self.left[n] -= 1
+            self.emit(o)
+        return list(self.done)
+
+    def in_order(self) -> list[Op]:
+        """All ops that steps need, with the steps in their order."""
+        for o in self.steps:
             self.emit(o)
         return list(self.done)
 

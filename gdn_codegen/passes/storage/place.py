@@ -6,11 +6,13 @@ device names for their kind. Where the device allows it (`in_place`), values sha
 - a product and its accumulator;
 - a carried value and its next value;
 - the inverse of a whole tile and that tile;
+- the running sums of a tile's columns and that tile;
 - values of the same shape and dtype in a limited space that are never live at the same time.
 
 A kernel over chunks with products waits for its loads, unless another block on the multiprocessor computes meanwhile. Where its
-tiles leave no room for two blocks, it gets another order (`few_live`), if two fit so, with registers for their fragments. Where
-its tiles do not fit at all, it gets that order, and computes operands again (`recompute`) if they still do not fit.
+tiles leave no room for two blocks, it gets another order (`few_live`, or else `late`), if two fit so, with registers for their
+fragments. Otherwise, and where two blocks fit anyway, it gets the order of `late` if fewer fragments are live so. Where its tiles
+do not fit at all, it gets that of `few_live`, and computes operands again (`recompute`) if they still do not fit.
 """
 from __future__ import annotations
 
@@ -22,18 +24,18 @@ from ...ir.core import NO_LINE, Buffer, Kernel, Line, Op, Program, Stmt, map_ops
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 from ..loops.early_loads import early_loads
-from ..loops.few_live import few_live
+from ..loops.few_live import few_live, late
 from ..stage import takes
 from .buffer_names import named
 from .live_bytes import live_bytes, most_of_two, two_fit
 from .recompute import recompute
-from .shared_buffers import share_accumulators, share_carried, share_groups, share_storage
+from .shared_buffers import share_accumulators, share_carried, share_groups, share_storage, sums_over
 from .stored_values import StoredValues, over
 
 #: Bytes of fragments of a block, with which two blocks of 256 threads have enough registers. On an H100 a kernel over chunks at
 #: the end of a gradient of Gated DeltaNet, with 96 registers of fragments for each thread, took 791 us so, and 698 as one block
 #: (1 x 32768, 16 heads). The kernel at its start has half as many. With this order for it alone the gradient took 3930 us, and
-#: 4019 without.
+#: 4019 without. The order of `late` may take as many.
 FRAGMENTS_OF_TWO = 96 * 256 * BYTES["float32"]
 
 
@@ -48,18 +50,34 @@ def _with_room(p: Program, k: Kernel, device: Device) -> Kernel:
     limit = device.spaces.get("shared", 0)
     if not limit or k.grid != "chunks" or not any(o.kind == "matmul" for o in k.ops):
         return _placed(p, k, device)
-    sizes, first = {**p.sizes, **k.sizes}, _attempt(p, k, device)
-    if isinstance(first, Kernel) and two_fit(first, device):
-        return first
-    other = _attempt(p, few_live(k, sizes), device, merged=True)
-    if isinstance(first, Kernel):
-        better = isinstance(other, Kernel) and two_fit(other, device) and live_bytes(other, "fragment") < FRAGMENTS_OF_TWO
-        return early_loads(other, most_of_two(device)) if isinstance(other, Kernel) and better else first
-    if isinstance(other, ScheduleError):
-        other = _attempt(p, few_live(recompute(k), sizes), device, merged=True)
-    if isinstance(other, ScheduleError):
-        raise first
-    return early_loads(other, most_of_two(device) if two_fit(other, device) else limit)
+    sizes = {**p.sizes, **k.sizes}
+    first, calm = _attempt(p, k, device), _attempt(p, late(k, sizes), device, merged=True)
+    if isinstance(first, ScheduleError):
+        return _crowded(p, k, device, first)
+    calmer = calm if isinstance(calm, Kernel) and _fragments(calm) < _fragments(first) else None
+    if two_fit(first, device):
+        return early_loads(calmer, most_of_two(device)) if calmer and two_fit(calmer, device) else first
+    for x, most in ((_attempt(p, few_live(k, sizes), device, merged=True), FRAGMENTS_OF_TWO - 1), (calm, FRAGMENTS_OF_TWO)):
+        if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= most:
+            return early_loads(x, most_of_two(device))
+    return early_loads(calmer, limit) if calmer else first
+
+
+def _crowded(p: Program, k: Kernel, device: Device, why: ScheduleError) -> Kernel:
+    """The kernel with buffers, in the order of few live tiles, with operands computed again if need be. Raises `why` if its tiles
+    do not fit then."""
+    sizes = {**p.sizes, **k.sizes}
+    x = _attempt(p, few_live(k, sizes), device, merged=True)
+    if isinstance(x, ScheduleError):
+        x = _attempt(p, few_live(recompute(k), sizes), device, merged=True)
+    if isinstance(x, ScheduleError):
+        raise why
+    return early_loads(x, most_of_two(device) if two_fit(x, device) else device.spaces["shared"])
+
+
+def _fragments(k: Kernel) -> int:
+    """The bytes of fragments that are live at once."""
+    return live_bytes(k, "fragment")
 
 
 def _attempt(p: Program, k: Kernel, device: Device, merged: bool = False) -> Kernel | ScheduleError:
@@ -98,7 +116,7 @@ def _placed(p: Program, k: Kernel, device: Device, merged: bool = False) -> Kern
         owner |= {o.args[1]: owner[o.out] for o in v.ops if o.kind == "load" and o.args[1:]}
         share_accumulators(v, owner)
         share_groups(v, k, owner)
-        owner |= {o.args[0]: o.out for o in v.ops if over(o, device)}
+        owner |= {o.args[0]: o.out for o in v.ops if over(o, device) or sums_over(v, o, owner)}
         share_storage(v, k, owner)
     buffers: dict[str, Buffer] = {}
     for value, name in owner.items():

@@ -61,6 +61,14 @@ def share_accumulators(v: StoredValues, owner: dict[str, str]) -> None:
             _give(owner, owner[acc], o.out)
 
 
+def sums_over(v: StoredValues, o: Op, owner: dict[str, str]) -> bool:
+    """Whether `o` gives the running sums of the columns of a tile that nothing reads later, so that they may overwrite it."""
+    if o.kind != "cumsum" or v.type[o.out].rank != 2 or o.args[0] not in owner or o.args[0] in v.carried:
+        return False
+    return v.type[o.args[0]] == v.type[o.out] and v.space(o.args[0]) == v.space(o.out) \
+        and all(v.place[r] <= v.place[o] for r, _ in v.all_readers(o.args[0]))
+
+
 def share_storage(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
     """Let values of limited spaces share a buffer of their shape and dtype if they are never live at the same time.
 

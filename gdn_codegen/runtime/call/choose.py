@@ -41,6 +41,10 @@ SPLIT = 128
 TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
 
+#: From which class of mean tokens on blocks that take several walks look for them by length. Each search takes 0.3 us or more.
+SEARCHED = 8
+
+
 @dataclass(frozen=True)
 class Choice:
     """A build with the reasons for it, as pairs (what was chosen, reason)."""
@@ -99,9 +103,13 @@ def splits(x: Extent, units: int, target: str) -> bool:
     s = targets.find(target).splits
     if s is None:
         return 2 * x.walks <= units
-    if x.tokens < s.least_tokens or (x.walks > s.walks * units and not x.longest):
+    share = x.tokens * x.HV / (DEFAULT_CHUNK * units)
+    walks = s.walks * units * (1.5 if x.unknown and share >= s.many_chunks else 1)
+    if x.tokens < s.least_tokens or (x.walks > walks and not x.longest):
         return False
-    known = _lengths(x.tokens, x.sequences, x.packed, x.longest, DEFAULT_CHUNK)
+    if x.unknown and 2 * x.walks > units and share < s.few_chunks:
+        return False
+    known = _lengths(x.tokens, x.sequences, x.packed, x.longest, DEFAULT_CHUNK, s.chosen)
     return _cheapest_span(known, x.HV, units * s.cost.resident, s.cost, s.summaries, s.most, True) is not None
 
 
@@ -138,17 +146,17 @@ def by_token(b: Build, few: bool, one: bool = False) -> Build:
     return replace(b, chunk=1, schedule=varied(DEFAULT_SCHEDULE, **fields))
 
 
-def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
-             ) -> Iterator[tuple[Build, str]]:
+def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1,
+             dominated: bool = False) -> Iterator[tuple[Build, str]]:
     """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if
-    sequences are split; None without a GPU."""
+    sequences are split; None without a GPU. dominated: as in Size."""
     if chunk == 1 and few is not None:
         yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device")
                 for name, fields in PORTABLE[max(head_dims) > SPLIT:])
     channels = by_channel(b.page.trace())
-    for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared, channels)), portable):
+    for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared, channels, dominated)), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
         if partitions() or not found.plan.partition:
             yield found, x.reason
@@ -195,8 +203,11 @@ class Size:
 
     few: whether sequences are split; None without a GPU. short: whether the call has too few tokens for that. shared: value heads
     of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in. idle: whether a
-    batch-invariant call has so few walks that half of the GPU is idle. uneven: whether the host knows that lengths differ much.
-    No row of a table then serves the call, as rows were measured at equal lengths.
+    batch-invariant call has so few walks that half of the GPU is idle. crowded: whether sequences may differ in length, and have
+    more walks than run at a time. dominated: whether the host knows that one sequence takes longer than all walks side by side.
+    uneven: whether the host knows that lengths differ much. No row of a table then serves the call, as rows were measured at
+    equal lengths. unsure: whether only kernels know lengths, and choose parts by them, and whole sequences may leave half of the
+    GPU idle. If the model splits them, no row with whole sequences serves the call.
     """
 
     shape_class: tuple[int, int, int]
@@ -205,7 +216,10 @@ class Size:
     shared: int = 1
     heads: tuple[int, int] | None = None
     idle: bool = False
+    crowded: bool = False
+    dominated: bool = False
     uneven: bool = False
+    unsure: bool = False
 
 
 def size_of(x: Extent, target: str, on: Facts) -> Size:
@@ -213,7 +227,9 @@ def size_of(x: Extent, target: str, on: Facts) -> Size:
     t = targets.find(target)
     return Size(x.shape_class, splits(x, on.units, target) if on.units else None,
                 t.splits is not None and x.tokens < t.splits.least_tokens, x.shared,
-                (x.H, x.HV) if t.head_counts else None, uneven=x.uneven)
+                (x.H, x.HV) if t.head_counts else None, crowded=x.packed and x.sequences > 1 and x.walks > on.units > 0,
+                dominated=x.dominated(on.units), uneven=x.uneven,
+                unsure=x.unknown and t.splits is not None and t.splits.chosen and 2 * x.walks <= on.units)
 
 
 def in_columns(c: Choice, device: torch.device) -> Choice:
@@ -228,6 +244,18 @@ def in_columns(c: Choice, device: torch.device) -> Choice:
     return Choice(narrow, (*c.why, (f"blocks of {columns} columns", "few walks, and the bits are the same")))
 
 
+def longest_first(c: Choice, device: torch.device, mean: int) -> Choice:
+    """The choice with walks of the longest sequences first, if its target can do that. Results have the same bits. mean: the
+    class of mean tokens."""
+    b = c.build
+    if "by_length" in b.of.lowered_for(b.arch).unused or b.plan.partition or (b.plan.persistent and mean < SEARCHED):
+        return c
+    ordered = replace(b, schedule=replace(b.plan, by_length=True))
+    if unfit(ordered) or refused(_served(ordered), device):
+        return c
+    return Choice(ordered, (*c.why, ("longest first", "lengths may differ, and walks are more than run at a time")))
+
+
 @lru_cache(maxsize=1024)
 def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
     """The build for calls that differ in extent alone. target: the call's, or what is chosen for "auto"."""
@@ -237,12 +265,15 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
     if x.schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        rows = () if x.batch_invariant or size.uneven else measured(b, arch, on.names, size.shape_class, chunk, size.shared,
-                                                  not size.short)
+        rows = () if x.batch_invariant or size.uneven else (
+            (r, why) for r, why in measured(b, arch, on.names, size.shape_class, chunk, size.shared, not size.short)
+            if r.plan.partition or not (size.unsure and size.few))
         found, why = first(call.device, ("table", rows),
-                           ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared)))
+                           ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.dominated)))
         chosen = found or Choice(b, why)
         chosen = in_columns(chosen, call.device) if size.idle else chosen
+        if size.crowded and not x.batch_invariant:
+            chosen = longest_first(chosen, call.device, size.shape_class[2])
     fixed = "fixed, so that prompts may be cut at its multiples" if x.batch_invariant and not x.chunk_size else "asked for"
     why = (*chosen.why, ("chunk", fixed if chunk else "left open"))
     chosen = said(Choice(_served(chosen.build), why))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...ir.differentiate import TRANSPOSED
@@ -40,3 +41,21 @@ def in_page_order(name: str, states: Tensor) -> Tensor:
     """States of chunks with the page's order of dims, or back, as a view. name: the tensor of the module, which says how it
     lies."""
     return states.transpose(-1, -2) if name.endswith(TRANSPOSED) else states
+
+
+def _transposed(device: torch.device) -> bool:
+    """Whether the tiles of saved states lie transposed in memory. On a GPU walks in both directions read and store them so."""
+    return device.type == "cuda"
+
+
+def kept_in_order(states: Tensor) -> Tensor:
+    """Saved states [slots, HV, K, V] in the memory order of `empty_kept`. That is a copy only if they lie otherwise."""
+    return states.mT.contiguous().mT if _transposed(states.device) else states.contiguous()
+
+
+def empty_kept(like: Tensor, slots: Any, heads: Any, K: Any, V: Any, rounded: bool) -> Tensor:
+    """Memory for the states that a call saves for its gradient: [slots, HV, K, V], in the dtype of `like` if rounded, else in
+    float32."""
+    dims = (V, K) if _transposed(like.device) else (K, V)
+    made = like.new_empty((slots, heads, *dims), dtype=like.dtype if rounded else torch.float32)
+    return made.mT if _transposed(like.device) else made

@@ -50,6 +50,9 @@ WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = {"partition": "decay"}
 THREE = Plan(("gradient", {"v_block": 64}), (("walk", IN_PARTS), *WALKS), narrow=True)
+#: The schedule for pages with a gate for each channel: more kernels, with fewer products each, most of them for half of the
+#: channels.
+BY_CHANNELS = "channel_gradient"
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
@@ -62,7 +65,7 @@ PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("tilelang", "sm_90a"): (
         Plan(("fused_gradient", IN_PARTS), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a"),
         *(Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
-          for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {}))),
+          for name in ("gradient", "operand_gradient", BY_CHANNELS) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
     ("pto", "cpu"): (ONE, BY_CHUNKS), ("pto", "npu"): (BY_CHUNKS, ONE)}
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)
@@ -100,7 +103,8 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     channels = by_channel(page)  # some channels forget slowly, and warm-ups that are as long as a sequence gain nothing
     in_parts = in_parts and bool(page.forgets) and not channels
     for chunk in (n for n in CHUNKS if n <= most):
-        for plan in (x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())):
+        plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())]
+        for plan in sorted(plans, key=lambda x: channels and x.gradient[0] != BY_CHANNELS):
             if not in_parts and "partition" in plan.gradient[1]:
                 continue
             x = undecided(replace(b, chunk=chunk, arch=plan.arch), plan.narrow)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .aliasing import check_written, reach
 from .arguments import IN_KERNELS, Tensors
-from .given import given_to, in_page_order, integers_of
+from .given import given_to, in_page_order, integers_of, kept_in_order
 from .launch import Numbers, chosen, numbers_for, serves
 from .positions import Pieces, buffer, pool_of, slots_by_chunk, store, writes_slots
 from .request import Inputs, Request, call_for, inputs_of
@@ -27,7 +27,7 @@ def run(about: Inputs, t: Tensors, x: Request, numbers: Numbers, checkpoints: Te
                       x.longest)
     o, final, *states = host.results(memory, call.wanted)
     if host.tables.saved:
-        states = [in_page_order(*host.tables.saved, *states).contiguous()]
+        states = [kept_in_order(in_page_order(*host.tables.saved, *states))]
     return o, final, states[0] if states else None
 
 

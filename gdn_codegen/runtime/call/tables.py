@@ -57,6 +57,16 @@ class Extent:
         return self.longest * self.sequences > 2 * self.tokens
 
     @property
+    def unknown(self) -> bool:
+        """Whether there are several sequences, and the host does not know how much they differ in length."""
+        return self.packed and self.sequences > 1 and not self.longest
+
+    def dominated(self, units: int) -> bool:
+        """Whether the host knows that the longest sequence takes longer than all walks on `units` multiprocessors, of which each
+        takes about a chunk besides its tokens. With fewer than eight chunks, the order of walks saves nothing."""
+        return self.longest >= 512 and self.longest * units >= (self.tokens + 77 * self.sequences) * self.HV
+
+    @property
     def shared(self) -> int:
         """How many value heads of a key head a kernel may batch: 4, 2 or 1."""
         return gcd(self.HV // max(self.H, 1), 4)

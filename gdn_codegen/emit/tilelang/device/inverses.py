@@ -26,12 +26,9 @@ def substituted(A, X, size, scale, strict):
 
 
 @T.macro
-def substituted_by_columns(A, X, size, column):
-    """Inverses of the blocks of A, in X, by forward substitution: a thread a column."""
+def substituted_column(A, X, size, column):
+    """A column of the inverses of the blocks of A, in X, by one thread. Nothing for a column that X does not have."""
     wide = 128 // A.dtype.bits  # elements of A in a load
-    for i, j in T.Parallel(X.shape[0], X.shape[1]):
-        if i // size != j // size:
-            X[i, j] = 0.0
     if column < X.shape[1]:
         a = T.alloc_local((wide,), A.dtype)
         x = T.alloc_local((size,), T.float32)
@@ -48,9 +45,22 @@ def substituted_by_columns(A, X, size, column):
             X[first + i, column] = x[i]
 
 
-def diag_inverse_cuda(A, X, size, thread=None):
-    """Inverses of the `size` x `size` blocks of A, in X. thread: of those that share the work, None for those of the block."""
-    return substituted_by_columns(A, X, size, T.get_thread_binding() if thread is None else thread)
+@T.macro
+def substituted_by_columns(A, X, size, thread, threads):
+    """Inverses of the blocks of A, in X, by forward substitution: each thread takes every `threads`-th column."""
+    for i, j in T.Parallel(X.shape[0], X.shape[1]):
+        if i // size != j // size:
+            X[i, j] = 0.0
+    for n in T.unroll(-(-X.shape[1] // threads)):
+        substituted_column(A, X, size, n * threads + thread)
+
+
+def diag_inverse_cuda(A, X, size, thread=None, threads=0):
+    """Inverses of the `size` x `size` blocks of A, in X. thread, threads: of those that share the work, and how many they are;
+    None and 0 for those of the block."""
+    if thread is None:
+        thread, threads = T.get_thread_binding(), T.get_thread_extent()
+    return substituted_by_columns(A, X, size, thread, threads)
 
 
 def diag_inverse_cpu(A, X, size):
@@ -59,21 +69,24 @@ def diag_inverse_cpu(A, X, size):
 
 
 @T.macro
-def inverted_by_warps(tiles, scales, strict, warp):
-    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here."""
+def inverted_by_warps(tiles, scales, strict, warp, warps):
+    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here. warps: how many take turns."""
     T.import_source(HELPERS)
     dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
     which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
     each = [x for A, scale in zip(tiles, scales, strict=True)
             for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
-    T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
+    for n in T.unroll(-(-len(tiles) // warps)):
+        T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", n * warps + warp, *each)
 
 
 def whole_inverses_cuda(tiles, scales, strict=False, thread=None, warp=0):
     """Inverses of one, two or four tiles of 64 x 64, in place, each by a warp. scales: for each tile, a vector that multiplies
     the columns, or None. strict: without the ones of the diagonal. thread: of those that share the work, None for those of the
     block. warp: of theirs, the one that inverts the first tile."""
-    return inverted_by_warps(tiles, scales, strict, (T.get_thread_binding() if thread is None else thread) // 32 - warp)
+    if thread is None:
+        return inverted_by_warps(tiles, scales, strict, T.get_thread_binding() // 32, T.get_thread_extent() // 32)
+    return inverted_by_warps(tiles, scales, strict, thread // 32 - warp, len(tiles))
 
 
 def whole_inverses_cpu(tiles, scales, strict=False):

@@ -1,4 +1,4 @@
-"""Searches: the sequence of an instance, and the length of its warm-up."""
+"""Searches: the sequence of an instance, the chunks of a part, and the length of a warm-up."""
 import tilelang.language as T
 
 from .headers import HELPERS
@@ -24,6 +24,21 @@ def find_sequence_cpu(cu_seqlens, slot, sequences, size):
         else:
             end = middle
     return n
+
+
+@T.macro
+def by_length_cuda(cu_seqlens, rank, sequences):
+    """The sequence with this rank, the longest first."""
+    T.import_source(HELPERS)
+    return T.call_extern("int32", "by_length", cu_seqlens.access_ptr("r"), rank, sequences)
+
+
+@T.macro
+def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, summed, costs):
+    """The chunks of a part that take the least time for these lengths, at least `least`. costs: those of Kernel.spans."""
+    T.import_source(HELPERS)
+    return T.call_extern("int32", "part_chunks", cu_seqlens.access_ptr("r"), sequences, size, least, instances, units, summed,
+                         *costs)
 
 
 @T.macro

@@ -34,11 +34,13 @@ def cumsum_cpu(src, dst, least=None):
 
 @T.macro
 def cumsums_cuda(sources, sums, least=None):
-    """Running sums of two or four vectors, each by another warp."""
+    """Running sums of two or four vectors, each by another warp, or in turns where there are fewer warps."""
     T.import_source(HELPERS)
+    warps = T.get_thread_extent() // 32
     each = [x for src, dst in zip(sources, sums, strict=True) for x in (src.access_ptr("r"), dst.access_ptr("w"))]
     lowest = T.float32(-math.inf if least is None else least)
-    T.call_extern("handle", f"running_sums<{sources[0].shape[0]}>", T.get_thread_binding() // 32, lowest, *each)
+    for n in T.unroll(-(-len(sources) // warps)):
+        T.call_extern("handle", f"running_sums<{sources[0].shape[0]}>", n * warps + T.get_thread_binding() // 32, lowest, *each)
 
 
 def cumsums_cpu(sources, sums, least=None):
@@ -48,20 +50,27 @@ def cumsums_cpu(sources, sums, least=None):
 
 
 @T.macro
-def column_cumsum_cuda(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile, by one thread. exclusive: without the row itself."""
-    for j in T.Parallel(src.shape[1]):
+def column_cumsum_cuda(src, dst, columns, least=None, exclusive=False):
+    """Running sums of each of so many columns of a tile, which may be `dst`, by one thread. exclusive: without the row itself."""
+    loads = min(src.shape[0], 16)
+    for j in T.Parallel(columns):
         total = T.alloc_var(T.float32, init=0.0)
-        for i in T.serial(src.shape[0]):
-            x = bounded(src[i, j], least)
-            dst[i, j] = total if exclusive else total + x
-            total = total + x
+        x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
+        for n in T.serial(src.shape[0] // loads):
+            for i in T.unroll(loads):
+                x[i] = bounded(src[n * loads + i, j], least)
+            for i in T.unroll(loads):
+                if exclusive:
+                    dst[n * loads + i, j] = total
+                total = total + x[i]
+                if not exclusive:
+                    dst[n * loads + i, j] = total
 
 
 @T.macro
-def column_cumsum_cpu(src, dst, least=None, exclusive=False):
-    """Running sums of each column of a tile. exclusive: without the row itself."""
-    for j in T.serial(src.shape[1]):
+def column_cumsum_cpu(src, dst, columns, least=None, exclusive=False):
+    """Running sums of each of so many columns of a tile, which may be `dst`. exclusive: without the row itself."""
+    for j in T.serial(columns):
         total = T.alloc_var(T.float32, init=0.0)
         for i in T.serial(src.shape[0]):
             x = bounded(src[i, j], least)
@@ -87,9 +96,11 @@ def sum_row(src, dst, row, tokens, least):
 
 @T.macro
 def row_cumsum_cuda(src, dst, tokens, least=None):
-    """Running sums of each row, by one thread."""
-    if T.get_thread_binding() < src.shape[0]:
-        sum_row(src, dst, T.get_thread_binding(), tokens, least)
+    """Running sums of each row, by one thread. A thread has several rows if the block has fewer threads than rows."""
+    threads = T.get_thread_extent()
+    for n in T.unroll(-(-src.shape[0] // threads)):
+        if n * threads + T.get_thread_binding() < src.shape[0]:
+            sum_row(src, dst, n * threads + T.get_thread_binding(), tokens, least)
 
 
 @T.macro
