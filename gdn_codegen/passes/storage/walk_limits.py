@@ -90,8 +90,7 @@ class _Limits:
         d = self.device
         held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
         shape = held.shape(self.sizes)
-        wide = self.sums and moves(o, d) and o.kind == "move"  # as in walks of which tiles of tokens have an agent
-        columns = d.rows * (shape[1] // d.rows if wide else 1)
+        columns = d.rows * (shape[1] // d.rows if self.sums and moves(o, d) and o.kind == "move" else 1)
         if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), columns):
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
@@ -102,10 +101,9 @@ class _Limits:
 
     def summed(self, o: Op) -> None:
         """Check a tile in registers whose rows or columns are summed."""
-        rows, columns = self.type[o.args[0]].shape(self.sizes)
-        if rows != self.height.get(o.agent) or columns % LEAST:
-            raise self.error(f"{o.agent} would sum {o.args[0]}, {rows} x {columns}; accepted: {self.height.get(o.agent)} rows, "
-                             "and columns that are a multiple of 64")
+        (rows, columns), accepted = self.type[o.args[0]].shape(self.sizes), self.height.get(o.agent)
+        if rows != accepted or columns % LEAST:
+            raise self.error(f"{o.agent} would sum {o.args[0]}, {rows} x {columns}; accepted: {accepted} x a multiple of 64")
 
     def product(self, o: Op) -> None:
         """Check the dtype of a product's operands, the space of its second operand, and its size."""
