@@ -50,8 +50,7 @@ class _Limits:
         self.buffers = {b.name: b for b in k.buffers}
         self.home = {o.out: self.buffers[o.buffer] for o in k.ops if o.buffer}
         (self.loop,) = loops(k.body)
-        self.sums = any(o.kind in SUMS for o in self.loop.ops)
-        self.threads = {a.name: a.threads for a in k.agents}
+        self.sums, self.threads = any(o.kind in SUMS for o in self.loop.ops), {a.name: a.threads for a in k.agents}
         self.height = {a.name: a.threads // GROUP * device.rows for a in k.agents if a.threads >= GROUP}
 
     def error(self, text: str) -> ScheduleError:
@@ -90,7 +89,7 @@ class _Limits:
         d = self.device
         held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
         shape = held.shape(self.sizes)
-        columns = d.rows * (shape[1] // d.rows if self.sums and moves(o, d) and o.kind == "move" else 1)
+        columns = shape[1] // d.rows * d.rows if self.sums and moves(o, d) and o.kind == "move" else d.rows
         if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), columns):
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
