@@ -272,7 +272,7 @@ def _row_max(attrs: Attrs, *args: Tile) -> Tile:
 def _column_sum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("column_sum", 1, args)
     _need(args[0].rank == 2, lambda: f"column_sum takes a tile of rank 2; got {args[0]}")
-    return Tile((args[0].dims[1],), args[0].dtype)
+    return Tile((*([attrs["parts"]] if attrs.get("parts") else []), args[0].dims[1]), args[0].dtype)
 
 
 def _diagonal(attrs: Attrs, *args: Tile) -> Tile:
@@ -553,8 +553,9 @@ op("row_sum", "sum over the columns of each row, or over the entries of a vector
    vjp=vjps.row_sum)
 op("row_max", "the largest entry of each row, or of a vector. `within`: a dim; entries past the dim's size in memory do not "
    "count. Targets may leave out NaN", _row_max, attrs=("within",), zero=zeros.rows)
-op("column_sum", "sum over the rows of each column", _column_sum, lambda attrs, x: x.sum(0), zero=zeros.column_sums,
-   text=texts.after(".sum(-2)"), sums=lambda attrs: ((0, 0),), vjp=vjps.column_sum)
+op("column_sum", "sum over the rows of each column. `parts`: a tile with such a row for each of so many equal runs of rows",
+   _column_sum, lambda attrs, x: x.unflatten(0, (attrs["parts"], -1)).sum(1) if attrs.get("parts") else x.sum(0),
+   attrs=("parts",), zero=zeros.column_sums, text=texts.after(".sum(-2)"), sums=lambda attrs: ((0, 0),), vjp=vjps.column_sum)
 op("diagonal", "the entries on the diagonal, as a vector", _diagonal, lambda attrs, x: x.diagonal(), zero=zeros.diagonal,
    text=texts.after(".diagonal(dim1=-2, dim2=-1)"), vjp=vjps.diagonal)
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),

@@ -45,8 +45,8 @@ def rows(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...])
 
 
 def column_sums(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """For a result with one entry for each column of the operand."""
-    return frozenset(n - 1 for n in zero[0] - ROWS)
+    """For a result with one entry for each column of the operand, or in `parts` with several rows of them."""
+    return zero[0] - ROWS if attrs.get("parts") else frozenset(n - 1 for n in zero[0] - ROWS)
 
 
 def columns(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:

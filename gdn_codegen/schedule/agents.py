@@ -12,13 +12,19 @@ from ..ir.types import WARPS_OF_GROUP
 #: The tasks of a walk's ops, in the order in which an iteration runs them, and what these ops compute.
 WALK_TASKS = {
     "load": "what is loaded in the walk",
+    "gates": "vectors of tokens that depend on loaded vectors only",
     "rest": "what depends on no carried value and on no inverse",
     "inverse": "inverses",
     "solved": "what is computed from an inverse, and depends on no carried value",
     "state": "carried values, and what leads from them to the next ones",
     "output": "what depends on carried values and leads to no next one",
+    "tokens": "tiles that the state's warp groups cannot hold, because they have a row for each token, and sums of such tiles",
+    "vectors": "vectors that depend on sums of tiles",
     "store": "stores of tokens",
 }
+#: A task that an assignment gives to no agent, and the task whose agent then has it. Stores are then those of the agents that
+#: computed the values.
+PART_OF = {"gates": "rest", "tokens": "output", "vectors": "output"}
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,12 @@ class Assignment:
                 raise ValueError(f"{where}, agent {a.name}: registers={a.registers!r}; accepted: multiples of 8 from 24 to 240")
             if type(a.slots) is not int or a.slots < 1:
                 raise ValueError(f"{where}, agent {a.name}: slots={a.slots!r}; accepted: whole numbers from 1")
-            few = sorted(set(a.tasks) - {"load", "store", "inverse"})
+            if "vectors" in a.tasks and a.warps != 1:
+                raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the task vectors; accepted: 1")
+            few = sorted(set(a.tasks) - {"load", "store", "inverse", "gates", "vectors"})
             if a.warps in (1, 2, 3) and few:
                 raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the tasks {', '.join(few)}; accepted for them: "
-                                 "0, 4, 8, ...; agents with fewer warps have the tasks load, store and inverse")
+                                 "0, 4, 8, ...; agents with fewer warps have the tasks load, store, inverse, gates and vectors")
         given = [r for a in self.agents for r in a.tasks]
         wrong = [r for r in given if r not in WALK_TASKS or given.count(r) > 1]
         if wrong or not {"state", "output"} <= set(given):
@@ -81,9 +89,15 @@ class Assignment:
             raise ValueError(f"{where}: got {got}; accepted: agents of fewer than four warps last, with the same registers")
 
     @property
+    def refined(self) -> bool:
+        """Whether tiles of tokens have an agent of their own."""
+        return any("tokens" in a.tasks for a in self.agents)
+
+    @property
     def agent_of(self) -> dict[str, str]:
         """The agent of each task."""
-        return {r: a.name for a in self.agents for r in a.tasks}
+        given = {r: a.name for a in self.agents for r in a.tasks}
+        return given | {r: given[x] for r, x in PART_OF.items() if r not in given and x in given}
 
 
 #: For a walk without inverses.
@@ -104,9 +118,16 @@ SOLVING_WALK = Assignment("solving_walk", (
     AgentPlan("loader", ("load",), 1, 48),
     AgentPlan("store", ("store",), 1, 48),
     AgentPlan("solve", ("inverse",), 2, 48)))
+#: For a walk back with all outputs of a gradient.
+FUSED_GRADIENT = Assignment("fused_gradient", (
+    AgentPlan("state", ("state", "output"), 0, 144),
+    AgentPlan("tokens", ("rest", "tokens"), 4, 184),
+    AgentPlan("loader", ("load",), 1, 40),
+    AgentPlan("gates", ("gates",), 1, 40),
+    AgentPlan("vectors", ("vectors",), 1, 40)))
 
 #: The assignments that `Schedule.agents` may name.
-ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, OPERAND_WALK, SOLVING_WALK)}
+ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, OPERAND_WALK, SOLVING_WALK, FUSED_GRADIENT)}
 #: A schedule that names no assignment takes the first of these that has an agent for each task of a kernel.
 DEFAULTS = (WALK, SOLVING_WALK)
 

@@ -195,6 +195,8 @@ SCHEDULES = {s.name: s for s in (
     Schedule("gradient", (BEFORE_BACK, ("@state", "@solution"), ("@output",)), state_layout="vk", narrow_workspaces=True),
     Schedule("operand_gradient", ((*BEFORE_BACK, "@early", "@operand"), ("@state", "@solution"), ("@output",)), state_layout="vk",
              narrow_workspaces=True),
+    Schedule("fused_gradient", (BEFORE_BACK[:-1], ("@state", "@output", "@early")), state_layout="vk", narrow_workspaces=True,
+             warm_up="state"),
     Schedule("channel_gradient", (("@gate_sum", "@inverse", "@summand", "@factor", "@early_keyless", "@operand"),
                                   ("@weight", "@offset", "@score"), ("@state", "@solution"), ("@early",),
                                   ("@late_score", "@keyless"), ("@output",)),
@@ -207,7 +209,8 @@ VARIANTS: dict[tuple[str, str], Schedule] = {
     ("walk", "sm_90a"): replace(SCHEDULES["walk"], form="unit",
                                 kernels=(("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))),
     ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit", agents="operand_walk"),
-    ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit")}
+    ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit"),
+    ("fused_gradient", "sm_90a"): replace(SCHEDULES["fused_gradient"], agents="fused_gradient", stages=1)}
 
 
 def named(name: str, arch: str = "") -> Schedule:

@@ -109,7 +109,7 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
 def store(w: GroupsWriter, o: Op, x: Value) -> None:
     """A store. A tile of tokens is stored by a bulk copy if its chunk is whole, and element by element for a ragged tail."""
     t = w.p.tensor(o.attr("tensor"))
-    if t.index != "token" or len(t.dims) < 2:
+    if t.index != "token" or len(t.dims) < 2 or not x.buffer or w.buffers[x.buffer].space != "shared":
         base.of(o)(w, o, x)
         return
     when = w.when(t, o)
@@ -146,6 +146,32 @@ def move(w: GroupsWriter, o: Op, x: Value) -> None:
         w.w.indent -= 1
 
 
+@rule("row_sum", statement=True)
+def row_sum(w: GroupsWriter, o: Op, x: Value) -> None:
+    w.line(f"t.group_row_sums({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
+
+
+@rule("column_sum", statement=True)
+def column_sum(w: GroupsWriter, o: Op, x: Value) -> None:
+    """Sums of columns, by each warp of a fragment's rows, or of a few rows in shared memory."""
+    assert o.type is not None
+    if o.attr("parts"):
+        w.line(f"t.group_column_sums({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
+        return
+    index = w.loop(o.type.dims)
+    terms = [str(x.at(str(n), *index)) for n in range(w.buffers[x.buffer].shape[0])]
+    w.line(f"{w.stored(o.type.dims, o.buffer).at(*index)} = {' + '.join(terms)}")
+    w.end(o.type.dims)
+
+
+@rule("cumsum", statement=True)
+def cumsum(w: GroupsWriter, o: Op, x: Value) -> None:
+    """Running sums of a vector, by a warp, in place."""
+    assert o.type is not None
+    w.fill(w.stored(o.type.dims, o.buffer), x)
+    w.line(f"t.warp_cumsum({w.whole(o.buffer)}, {w.thread})")
+
+
 @rule("transpose", statement=True)
 def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
     if w.buffers[o.buffer].layout == "swizzled":
@@ -156,4 +182,7 @@ def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
 
 def _store_tile(w: GroupsWriter, o: Op, x: Value) -> None:
     transposed = ", transposed=True" if o.kind == "transpose" else ""
+    if w.buffers[x.buffer].shape[1] > 64:
+        w.line(f"t.store_wide_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
+        return
     w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread}{transposed})")

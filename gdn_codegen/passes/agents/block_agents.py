@@ -21,7 +21,7 @@ def assignment(tasks: Tasks, s: Schedule, where: str) -> Assignment:
     needed = dict.fromkeys(tasks.of.values())
     options = (ASSIGNMENTS[s.agents],) if s.agents else DEFAULTS
     for x in options:
-        lacks = [r for r in needed if r not in x.agent_of]
+        lacks = [r for r in needed if r not in x.agent_of and r != "store"]
         if not lacks:
             return x
     values = ", ".join(f"{o.out or o.kind} ({r})" for o, r in tasks.of.items() if r in lacks)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from ...ir.core import Kernel, Loop, Op, Program, loops, walk
 from ...ir.ops import OPS
 from ..storage.stored_values import is_view
+from ..storage.walk_limits import SUMS
 
 INVERSE = "diag_inverse"
 STATES = ("state", "output")
@@ -100,7 +101,29 @@ class Tasks:
                 out[o] = onto
             else:
                 out[o] = self._without_state(o, o.out in solved, out)
-        return self._followed(out)
+        return self._refined(self._followed(out))
+
+    def _refined(self, tasks: dict[Op, str]) -> dict[Op, str]:
+        """The tasks, where the state's agents hold more rows than tiles of tokens have, and where gates are apart."""
+        several = any(c.type.rank == 2 and c.type.shape(self.sizes)[0] > self.rows for c in self.loop.carried)
+        out, summed = dict(tasks), set[str]()  # summed: what depends on a sum of a tile
+        for o in (o for o in self.inside if o.out and o.kind != "load"):
+            made = self.defs.get(o.args[0]) if o.args else None
+            of_tile = o.kind in SUMS and made is not None and made.type is not None and made.type.rank == 2
+            if of_tile or summed & set(o.args):
+                summed.add(o.out)
+            if o not in tasks or o.type is None:
+                continue
+            if o.type.rank == 2 or of_tile:
+                if several and not self.tall(made if of_tile and made is not None else o) and (of_tile or tasks[o] in STATES):
+                    out[o] = "tokens"
+                elif several and of_tile:
+                    out[o] = tasks[made] if made in tasks else tasks[o]
+            elif several and (o.out in summed or tasks[o] in STATES):
+                out[o] = "vectors"
+            elif tasks[o] == "rest":
+                out[o] = "gates"
+        return out
 
     def _followed(self, tasks: dict[Op, str]) -> dict[Op, str]:
         """The tasks after readers of a float32 tile of the state's agents have moved to these agents too."""

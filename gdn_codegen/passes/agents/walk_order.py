@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ...ir.core import Op
-from ...schedule.agents import WALK_TASKS
+from ...schedule.agents import PART_OF, WALK_TASKS
+from ..storage.walk_limits import SUMS
 from .order import needs_in_place, topological
 from .tasks import INVERSE, Tasks, leads
 
@@ -22,7 +23,7 @@ def by_task(tasks: Tasks) -> list[Op]:
     order = list(WALK_TASKS)
 
     def rank(o: Op) -> int:
-        task = tasks.of[o]
+        task = PART_OF.get(tasks.of[o], tasks.of[o])
         return order.index("output" if task == "state" and o.out not in tasks.first else task)
     return topological(sorted((o for o in tasks.inside if o in tasks.of), key=rank), needs_in_place(tasks.loop))
 
@@ -74,6 +75,11 @@ def loads_by_need(ops: list[Op], state_agent: str) -> list[Op]:
     loads = [o for o in ops if o.kind == "load"]
     readers = {o: tuple(sorted(first[o.out])) for o in loads}
     to_inverse = leads(ops, INVERSE)
+
+    if any(o.kind in SUMS for o in ops):  # agents of different pace read them: what is free first is loaded first
+        last = {a: n for n, o in enumerate(ops) for a in o.args}
+        return [*sorted(loads, key=lambda o: (o.type is not None and o.type.rank == 2, last.get(o.out, 0))),
+                *(o for o in ops if o.kind != "load")]
 
     def need(o: Op) -> tuple[bool, bool, int, tuple[str, ...], int]:
         """The sort key of a load."""

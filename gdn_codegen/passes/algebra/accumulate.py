@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program, uses
+from ...ir.ops import OPS
 from ..common import rebuild_kernels
 from ..stage import takes
 
@@ -57,8 +58,13 @@ class _Sums:
         cast = self.once.get(name)
         o = self.once.get(cast.args[0]) if cast is not None and cast.kind == "cast" else None
         view = next((self.views[a] for a in o.args if a in self.views), None) if o is not None and o.kind == "mul" else None
-        if cast is None or o is None or view is None:
+        if cast is None or o is None or (view is None and (minus or not OPS[o.kind].elementwise)):
             return ""
+        if view is None:
+            tile = o.out
+            for x in numbers:
+                tile = b.op("mul", x, tile, line=o.line)
+            return b.op("cast", tile, line=cast.line, **dict(cast.attrs))
         (vector,) = view.args
         for x in numbers:
             vector = b.op("mul", x, vector, line=o.line)

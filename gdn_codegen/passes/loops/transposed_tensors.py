@@ -23,7 +23,7 @@ def only_for_products(k: Kernel) -> set[str]:
 
 def lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
     """`k` with loads, stores, products and sums adapted to the tensors `over`, which are transposed in memory."""
-    flat, totalled = _as_they_lie(k, over), _totalled(k)
+    flat, in_any_order = _as_they_lie(k, over), totalled(k)
 
     def rule(o: Op, b: Body) -> str | None:
         """The op for the orientation in memory, None for one that stays."""
@@ -33,7 +33,7 @@ def lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
         elif o.kind == "matmul" and flat & set(o.args[:2]):
             attrs |= {side: bool(o.attr(side)) != (x in flat) for side, x in zip(("ta", "tb"), o.args, strict=False)}
         elif o.kind in SUMS and o.args[0] in flat:
-            kind = o.kind if o.out in totalled else SUMS[o.kind]
+            kind = o.kind if o.out in in_any_order else SUMS[o.kind]
             return b.op(kind, *o.args, name=o.out, line=o.line, **attrs)
         else:
             return None
@@ -42,7 +42,7 @@ def lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
     return replace(k, body=rebuild(k.body, Body(tensors), rule))
 
 
-def _totalled(k: Kernel) -> set[str]:
+def totalled(k: Kernel) -> set[str]:
     """Vectors of which only the sum is read. It does not depend on the axis along which a tile was summed first."""
     others = {a for o in k.ops if o.kind != "row_sum" for a in o.args}
     return {o.out for o in k.ops if o.kind == "row_sum" and o.type is not None and o.type.rank == 1} - others

@@ -20,7 +20,7 @@ from ...ir.types import Tile
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, walks
 from ..stage import takes
-from .transposed_tensors import SUMS, loaded_transposed, lying, only_for_products, renamed
+from .transposed_tensors import SUMS, loaded_transposed, lying, only_for_products, renamed, totalled
 
 
 @takes("decomposed")
@@ -56,7 +56,7 @@ class _Transposition:
         self.type = types(k.body)
         self.defs = {o.out: o for o in k.ops if o.out}
         self.lies = only_for_products(k)
-        self.carried = _from_state(k)
+        self.carried, self.totalled = _from_state(k), totalled(k)
         # the factor of a part has as many columns as rows
         self.columns = {("V",), *(c.type.dims[1:] for lp in loops(k.body) for c in lp.carried if k.grid == "parts")}
         self.flat: dict[str, str] = {}  # a column or row -> its transpose
@@ -105,7 +105,7 @@ class _Transposition:
         elif o.kind == "row" and self.transposes(o.out):
             b.op("col", *o.args, name=o.out, line=o.line)
         elif o.kind in SUMS and self.transposes(o.args[0]):
-            b.op(SUMS[o.kind], *o.args, name=o.out, line=o.line)
+            b.op(o.kind if o.out in self.totalled else SUMS[o.kind], *o.args, name=o.out, line=o.line)
         elif not o.out or not self.transposes(o.out):
             if any(self.transposes(a) for a in o.args):
                 raise self.error(o)

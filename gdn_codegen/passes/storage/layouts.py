@@ -125,11 +125,14 @@ def _ordered(p: Program, k: Kernel) -> tuple[Stmt, ...]:
     """The body with order "sums" on loops over tiles with as many rows as the warp groups of their agent hold."""
     sizes, type_of = {**p.sizes, **k.sizes}, types(k.body)
     rows = {a.name: a.threads // GROUP * ROWS for a in k.agents}
+    held = {a for o in k.ops if o.kind in ("row_sum", "column_sum") for a in o.args}
 
     def each(o: Op) -> Op:
         t = type_of[o.args[0]] if o.kind == "store" else o.type if o.buffer else None
-        if t is None or o.agent not in rows or t.shape(sizes) != (rows[o.agent], ROWS):
+        if t is None or o.agent not in rows:
             return o
-        return o.with_attrs(**{ORDER: "sums"})
+        tile = t.shape(sizes)
+        fits = tile == (rows[o.agent], ROWS) or (o.out in held and tile[0] == rows[o.agent] and not tile[1] % ROWS)
+        return o.with_attrs(**{ORDER: "sums"}) if fits else o
 
     return map_ops(k.body, lambda o: [each(o)])

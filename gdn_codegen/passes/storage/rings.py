@@ -20,7 +20,8 @@ from ..uses import readers
 from .buffer_names import named
 from .place import with_buffers
 from .stored_values import is_view, over
-from .walk_limits import check_limits, moves, shared_bytes
+from .used_up import used_up
+from .walk_limits import SUMS, check_limits, moves, shared_bytes
 
 
 @takes("assigned")
@@ -37,8 +38,10 @@ class _Kernel:
         (self.loop,) = loops(k.body)
         self.type, self.count = types(k.body), uses(k.body)
         self.readers = readers(k.body)
+        self.defs = {o.out: o for o in k.ops if o.out}
         self.inside = list(walk(self.loop.body))
         self.agents = {a.name: a for a in k.agents}
+        self.sums = any(o.kind in SUMS for o in self.inside)
 
     def run(self) -> Kernel:
         """The kernel with a ring for each value that crosses between agents or is loaded, and with fragments for others."""
@@ -60,17 +63,22 @@ class _Kernel:
                 continue
             if over(o, self.device):
                 owner[o.out] = owner[o.args[0]]
-            elif o.kind == "load" or moves(o, self.device):
+            elif o.kind == "load" or moves(o, self.device) or o.kind in SUMS:
                 buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=self.slots(o))
                 owner[o.out] = o.out
             elif o.kind == "matmul" and len(o.args) == 3 and o.args[2] in owner and self.accumulates_in_place(o):
                 owner[o.out] = owner[o.args[2]]
+            elif self.sums and o.kind == "matmul" and len(o.args) == 3 and (
+                    old := used_up(o, self.inside, owner, self.stored, self.type)):
+                owner[o.out] = owner[old]
             elif self.stored(o):
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
                 owner[o.out] = o.out
         out = replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()))
         if shared_bytes(out, self.device) > self.device.spaces[self.device.operand]:
             out = self.narrowed(out)
+        elif self.sums:
+            out = self.widened(out)
         out = named(out)
         check_limits(self.p, out, self.device)
         return out
@@ -83,9 +91,20 @@ class _Kernel:
         last = {o.buffer for o in k.ops if o.kind == "load" and o.out not in first}
         return replace(k, buffers=tuple(replace(b, slots=1) if b.name in last else b for b in k.buffers))
 
+    def widened(self, k: Kernel) -> Kernel:
+        """`k` with a further slot in rings of loads, as far as there is room: first in those that are read last, because the next
+        iteration waits for them."""
+        last = {a: n for n, o in enumerate(self.inside) for a in o.args}
+        for o in sorted((o for o in self.inside if o.kind == "load"), key=lambda o: -last.get(o.out, 0)):
+            wider = replace(k, buffers=tuple(replace(b, slots=b.slots + 1) if b.name == o.out else b for b in k.buffers))
+            k = wider if shared_bytes(wider, self.device) <= self.device.spaces[self.device.operand] else k
+        return k
+
     def slots(self, o: Op) -> int:
-        """The slots of the ring that the load or move `o` fills."""
-        return self.s.stages if o.kind == "load" else self.agents[o.agent].slots
+        """The slots of the ring that `o`, a load, move or sum, fills. Vectors take little room, so that agents that pass sums on
+        need not wait for each other."""
+        least = 2 if self.sums and self.type[o.out].rank < 2 else 1
+        return max(least, self.s.stages if o.kind == "load" else self.agents[o.agent].slots)
 
     def buffer(self, name: str, value: str, space: str) -> Buffer:
         """A buffer for `value`."""
@@ -109,6 +128,8 @@ class _Kernel:
             return False
         if o.kind in ("matmul", "move", "transpose"):
             return True
-        operand = any(r.kind == "matmul" and n < 2 for r, n in self.readers[o.out])
+        operand = any((r.kind == "matmul" and n < 2) or r.kind in SUMS for r, n in self.readers[o.out])
         copied = any(moves(r, self.device) for r, _ in self.readers[o.out])
-        return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or self.count[o.out] != 1)
+        loaded = o.kind == "cast" and o.args[0] in self.defs and self.defs[o.args[0]].kind == "load"  # each reader casts it
+        again = self.count[o.out] != 1 and not loaded
+        return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or again)

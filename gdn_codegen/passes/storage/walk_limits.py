@@ -10,13 +10,15 @@ from math import prod
 from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, types, walk
 from ...ir.ops import OPS
-from ...ir.types import BYTES, GROUP
+from ...ir.types import BYTES, GROUP, WARP
 from ...schedule.schedule import ScheduleError
 
 #: Strides of tensors that are copied as tiles are multiples of this number of bytes.
 ROW = 16
-#: Buffers in shared memory begin at multiples of this number of bytes.
-ALIGN = 1024
+#: Tiles in shared memory begin at multiples of this number of bytes, and vectors at multiples of the other one.
+ALIGN, ALIGN_VECTOR = 1024, 256
+#: Ops whose results lie in shared memory, where threads of an agent write them. They read tiles from fragments.
+SUMS = ("row_sum", "column_sum", "cumsum")
 #: Columns of a product: a multiple of LEAST, and MOST at most.
 LEAST, MOST = 64, 128
 
@@ -48,6 +50,7 @@ class _Limits:
         self.buffers = {b.name: b for b in k.buffers}
         self.home = {o.out: self.buffers[o.buffer] for o in k.ops if o.buffer}
         (self.loop,) = loops(k.body)
+        self.sums, self.threads = any(o.kind in SUMS for o in self.loop.ops), {a.name: a.threads for a in k.agents}
         self.height = {a.name: a.threads // GROUP * device.rows for a in k.agents if a.threads >= GROUP}
 
     def error(self, text: str) -> ScheduleError:
@@ -65,6 +68,10 @@ class _Limits:
                 self.carried_by_warps(o)
             elif o.kind == "matmul":
                 self.product(o)
+            elif o.kind == "cumsum" and self.threads[o.agent] != WARP:
+                raise self.error(f"{o.agent} would compute running sums ({o.out}); accepted: an agent of one warp")
+            elif o.kind in ("row_sum", "column_sum") and self.home[o.args[0]].space != self.device.operand:
+                self.summed(o)
 
     def copied(self, o: Op) -> None:
         """Check a tile that a copy unit transfers between global and shared memory."""
@@ -82,13 +89,20 @@ class _Limits:
         d = self.device
         held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
         shape = held.shape(self.sizes)
-        if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), d.rows):
+        columns = shape[1] // d.rows * d.rows if self.sums and moves(o, d) and o.kind == "move" else d.rows
+        if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), columns):
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
             hint = "; form='split' with state_layout='vk' has fewer such moves" if own else ""
             raise self.error(f"{o.agent} would move {o.args[0]} between shared memory and registers as "
                              f"{' x '.join(map(str, shape))} in {held.dtype}; accepted: tiles of {d.rows} columns in 16 bits, of "
                              f"{can}{hint}")
+
+    def summed(self, o: Op) -> None:
+        """Check a tile in registers whose rows or columns are summed."""
+        (rows, columns), accepted = self.type[o.args[0]].shape(self.sizes), self.height.get(o.agent)
+        if rows != accepted or columns % LEAST:
+            raise self.error(f"{o.agent} would sum {o.args[0]}, {rows} x {columns}; accepted: {accepted} x a multiple of 64")
 
     def product(self, o: Op) -> None:
         """Check the dtype of a product's operands, the space of its second operand, and its size."""
@@ -107,7 +121,8 @@ class _Limits:
 def shared_bytes(k: Kernel, device: Groups, stages: int = 0) -> int:
     """The bytes of the rings of `k`. stages: the most slots that those of loads have, 0 for as many as `k` says."""
     loaded = _loaded(k)
-    return sum(-(-_bytes(b, stages if b.name in loaded else 0) // ALIGN) * ALIGN for b in k.buffers if b.space == device.operand)
+    return sum(-(-_bytes(b, stages if b.name in loaded else 0) // (n := ALIGN if len(b.shape) > 1 else ALIGN_VECTOR)) * n
+               for b in k.buffers if b.space == device.operand)
 
 
 def _loaded(k: Kernel) -> set[str]:

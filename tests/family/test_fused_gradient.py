@@ -1,0 +1,92 @@
+"""The walk back that computes all outputs of a gradient, on warp groups: stage by stage, against torch.autograd in float64."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_gradients_in_parts import OF_GROUPS, Given
+
+from gdn_codegen.derived_pages import find
+from gdn_codegen.ir.core import Op, Program, loops
+from gdn_codegen.ir.ops import OPS, infer
+from gdn_codegen.ir.types import Tile
+from gdn_codegen.passes import pipelines
+from gdn_codegen.schedule import ScheduleError, varied
+from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import lower
+
+#: Two warp groups hold the state, and one a tile of tokens.
+SIZES = {"C": 64, "K": 64, "V": 128}
+#: States before chunks in 16 bits: in 32 they would not fit.
+ROUNDED = Contract(dtypes=(("S_chunks", "float16"),))
+STAGES = ("warp_groups", "rings", "warm_up_loop")
+
+
+def lowered(page: str, sizes: dict[str, int] = SIZES) -> Program:
+    plan = varied("fused_gradient", "sm_90a", partition="decay")
+    return lower(find(f"{page}.gradient").trace(), "tilelang", plan, sizes, "float16", "sm_90a", ROUNDED)
+
+
+@pytest.fixture
+def stages() -> Iterator[dict[str, Program]]:
+    """The programs after passes, by the passes' names, as they come."""
+    seen: dict[str, Program] = {}
+
+    def see(name: str, before: Program, p: Program, c: Any) -> None:
+        seen[name] = p
+    pipelines.observers.append(see)
+    yield seen
+    pipelines.observers.remove(see)
+
+
+@pytest.mark.parametrize("page", [pytest.param("simple_gla", marks=pytest.mark.slow),
+                                  pytest.param("gated_delta_rule", marks=pytest.mark.long)])
+def test_all_gradients_come_from_one_walk(page: str, stages: dict[str, Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of one chunk, with summaries and warm-ups; ragged tails and an empty sequence."""
+    monkeypatch.setattr("gdn_codegen.passes.cut.partition.longest_warm_up", lambda device: 2)
+    given = Given(page, OF_GROUPS, SIZES, (-3.0, -0.2))
+    k = lowered(page).kernels[-1]
+    stored = {o.attr("tensor") for o in k.ops if o.kind == "store"}
+    assert {"d_q", "d_k", "d_v", "d_g", "d_initial_state"} <= stored
+    errors = {name: given.run(stages[name], 1)[1] for name in STAGES}
+    assert all(e < 1e-4 for e in errors.values()), errors
+
+
+@pytest.mark.slow
+def test_nothing_reads_a_state_whose_registers_a_product_took(stages: dict[str, Program]) -> None:
+    """Values that share a fragment are read before the next one of them is written."""
+    lowered("simple_gla")
+    for lp in loops(stages["warm_up_loop"].kernels[-1].body):
+        ops = [o for o in lp.body if isinstance(o, Op)]
+        under = {o.out: o for o in ops if o.out and not o.buffer}
+        holds = {c.name: c.name for c in lp.carried}  # fragment -> the value that lies there
+
+        def reads(o: Op) -> Iterator[str]:
+            for a in o.args:
+                yield from reads(under[a]) if a in under else (a,)
+        fragment = {o.out: o.buffer for o in ops if o.buffer} | holds
+        shared = {f for f in fragment.values() if list(fragment.values()).count(f) > 1}
+        assert shared & set(holds)
+        for o in (o for o in ops if o.buffer or not o.out):
+            for a in reads(o):
+                assert fragment.get(a) not in shared or holds[fragment[a]] == a, (o.out, a)
+            if o.buffer in shared:
+                holds[o.buffer] = o.out
+
+
+def test_sums_of_columns_in_parts() -> None:
+    """A row for each run of rows. Their sum is that of all rows."""
+    x = torch.arange(24.0).view(8, 3)
+    of, parts = OPS["column_sum"].evaluate, {"parts": 4}
+    assert of is not None and infer("column_sum", (Tile(("V", "C")),), (("parts", 4),)) == Tile((4, "C"))
+    assert torch.equal(of(parts, x), x.view(4, 2, 3).sum(1)) and torch.equal(of({}, of(parts, x)), of({}, x))
+
+
+@pytest.mark.parametrize("page, sizes, message", [
+    ("simple_gla", {"C": 64, "K": 64, "V": 64}, "state would compute running sums .*; accepted: an agent of one warp"),
+    ("gla", SIZES, "has no rule for warp groups")])
+def test_what_does_not_fit_is_refused(page: str, sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        lowered(page, sizes)
