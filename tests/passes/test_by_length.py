@@ -10,7 +10,9 @@ from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.passes.cut.partition import longest_warm_up
 from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.build import lowered as built
 from gdn_codegen.schedule import ScheduleError, varied
+from gdn_codegen.schedule.contract import Contract
 
 ORDERED = varied("fused_walk", "sm_90a", by_length=True)
 PARTS = varied("fused_walk", "sm_90a", partition="decay")
@@ -70,3 +72,11 @@ def test_all_kernels_over_parts_choose_the_same_chunks():
 def test_summaries_alone_leave_the_chunks_of_a_part_to_the_host():
     assert not any(k.spans for k in lowered(varied("walk", "sm_90a", partition="exact")).kernels)
     assert "part_chunks(" not in text(varied("walk", "sm_90a", partition="exact"))
+
+
+def test_walks_back_leave_them_to_the_host_too():
+    kept = Contract.parse("S_chunks=bfloat16")
+    b = Build("tilelang", algorithm="gated_delta_rule.gradient", schedule=varied("fused_gradient", "sm_90a", partition="decay"),
+              dtype="bfloat16", arch="sm_90a", contract=kept)
+    p = built(b)
+    assert any(k.grid == "parts" for k in p.kernels) and not any(k.spans for k in p.kernels)

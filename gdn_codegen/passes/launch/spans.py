@@ -4,7 +4,7 @@ Lengths of packed sequences are on the device, so the host launches kernels over
 shortest parts that pay then. If no sequence is that long, longer parts are better, or whole sequences. Each instance knows all
 lengths from `cu_seqlens`, and finds the same number of chunks by the same model of cost. There are never more parts than the
 host launches instances for, and instances without a part return at once. A part of any length gives a right result, so the cost
-decides about time alone.
+decides about time alone. Walks back keep the host's parts: the device's choice was not run with them on a GPU.
 """
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from ..stage import takes
 def spans(p: Program, device: Groups) -> Program:
     """`p` with the costs of parts in its kernels over parts that may start with a warm-up: the longest warm-up, in parts, and
     times in 64ths of a chunk."""
-    if device.part_cost is None or not any(o.kind == "warm_up_length" and o.attr("tensor") for k in p.kernels for o in k.ops):
+    forward = all(k.step > 0 for k in p.kernels)
+    warms_up = any(o.kind == "warm_up_length" and o.attr("tensor") for k in p.kernels for o in k.ops)
+    if device.part_cost is None or not (forward and warms_up):
         return p
     c = of_chunks(device.part_cost, p.sizes["C"])
     summaries = len(SUMMARIES) * (c.launch_us - c.idle_us)
