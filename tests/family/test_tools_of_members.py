@@ -89,8 +89,8 @@ H100 = device.described("NVIDIA H100 80GB HBM3")
 
 
 @pytest.mark.parametrize("page, target, on, chunk, want", [
-    *((p, "triton", H100, None, ("staged", 64)) for p in ("gla", "kimi_delta_attention", "rwkv7", "by_channel")),
-    ("by_channel", "triton", H100, 64, ("staged", 64)), ("by_channel", "triton", H100, 32, ("walk", 32)),
+    *((p, "triton", H100, None, ("operand_walk", 32)) for p in ("gla", "kimi_delta_attention", "rwkv7", "by_channel")),
+    ("by_channel", "triton", H100, 64, ("staged", 64)), ("by_channel", "triton", H100, 32, ("operand_walk", 32)),
     *((p, "triton", H100, None, ("walk", 32)) for p in ("gated_delta_rule", "by_token", "by_head", "mamba2")),
     ("by_channel", "triton", device.described("cpu"), None, ("fused", 64))])
 def test_a_page_with_decays_of_channels_gets_kernels_over_chunks(page, target, on, chunk, want):
