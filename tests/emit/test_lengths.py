@@ -53,7 +53,7 @@ def run(cases, costs, folder):
 def drawn(seed):
     """Packs of 1 to 70 sequences, some of them empty or equal, with the numbers that a host would give."""
     r = random.Random(seed)
-    for _ in range(40):
+    for _ in range(24):
         n, scale = r.randint(1, 70), 2 ** r.uniform(0, 15)
         lens = [int(scale * r.choice([r.random(), r.random() ** 8, 0])) for _ in range(n)]
         lens = [int(scale)] * n if r.random() < .2 else lens

@@ -9,6 +9,8 @@ from up_to_names import tokens
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.schedule import Schedule, ScheduleError, named, varied
 from gdn_codegen.targets import find
+from gdn_codegen.tools.cases import Case
+from gdn_codegen.tools.verify import accepted, compare
 
 
 def statements(b):
@@ -35,7 +37,15 @@ def test_parts_are_refused(said):
         render(Build("pto", 32, schedule=varied("fused", **said)))
 
 
+def test_blocks_of_k_change_the_source_and_not_the_results():
+    """Of a page with gates for each channel: kernels of others have results without K."""
+    b = Build("pto", 16, algorithm="gla", schedule=varied("staged", k_block=16), head_dim_k=32, head_dim_v=32)
+    assert statements(b) != statements(replace(b, schedule="staged"))
+    case = Case((20, 0, 3))
+    assert all(e <= accepted(b, case) for e in compare(b, case).values())
+
+
 def test_no_field_is_left_out():
     """tests/runtime/test_unused_fields.py has those that PTO's passes do not read. Other tests have launch, kernels and names."""
-    here = {*SWITCHED, "inverse", "partition", "part_chunks"}
+    here = {*SWITCHED, "inverse", "partition", "part_chunks", "k_block"}
     assert {*here, *find("pto").lowering.unused, "name", "kernels", "launch"} == {f.name for f in fields(Schedule)}

@@ -76,7 +76,7 @@ def test_a_page_with_channels_takes_it_first():
     first = next(candidates(b, "cuda", "sm_90a", 64))
     assert first.gradient.plan.name == "channel_gradient"
     plain = next(candidates(replace(b, algorithm="simple_gla"), "cuda", "sm_90a", 64))
-    assert plain.gradient.plan.name == "gradient"
+    assert plain.gradient.plan.name == "fused_gradient"
 
 
 def both_results(p: Program, q: Program) -> list[tuple[torch.Tensor, torch.Tensor]]:
