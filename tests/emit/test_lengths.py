@@ -85,7 +85,8 @@ def expected(lens, least, instances, units, summed, costs):
     return -min(found)[1] if tried > 1 else least
 
 
-@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("costs", [COSTS[0], pytest.param(COSTS[1], marks=pytest.mark.long)])
 def test_all_lanes_find_the_cheapest_parts(costs, tmp_path):
     cases = list(drawn(sum(costs)))
     found = [span for span, _ in run(cases, costs, tmp_path)]
@@ -96,6 +97,7 @@ def test_all_lanes_find_the_cheapest_parts(costs, tmp_path):
     assert len({(span > case[1], span < max(case[0]) // 64) for span, case in zip(found, cases, strict=True)}) == 4
 
 
+@pytest.mark.slow
 def test_each_sequence_has_a_rank_and_the_longest_comes_first(tmp_path):
     cases = [*drawn(0), ([5] * 300, 1, 1, 0, 0), ([*range(300)], 1, 1, 0, 0), ([1, 2, 2**31 - 9], 1, 1, 0, 0)]
     for (lens, *_), (_, order) in zip(cases, run(cases, COSTS[0], tmp_path), strict=True):

@@ -74,6 +74,7 @@ def test_summaries_alone_leave_the_chunks_of_a_part_to_the_host():
     assert "part_chunks(" not in text(varied("walk", "sm_90a", partition="exact"))
 
 
+@pytest.mark.slow
 def test_walks_back_leave_them_to_the_host_too():
     kept = Contract.parse("S_chunks=bfloat16")
     b = Build("tilelang", algorithm="gated_delta_rule.gradient", schedule=varied("fused_gradient", "sm_90a", partition="decay"),
