@@ -118,12 +118,11 @@ class Head(Tiles):
         return out
 
     def overlap(self) -> None:
-        """Print the wait for earlier kernels, and the start of the next one. TileLang launches a kernel early if it has a wait,
-        even one that never happens."""
+        """Print the wait for earlier kernels, and the start of the next one. Of a kernel beside a walk the first block waits."""
         if self.p.launch == "overlapping":
             first, last = (self.p.kernels[n].name == self.k.name for n in (0, -1))
             if self.k.start == "beside":
-                self.w("if batched < 0:", "    t.wait_for_earlier_kernels()")
+                self.w(f"if {' + '.join(name for name, _ in self.dims())} == 0:", "    t.wait_for_earlier_kernels()")
             elif not first and self.k.start != "ended":
                 self.w("t.wait_for_earlier_kernels()")
             self.w(*(["t.start_next_kernel()"] if not last else []))

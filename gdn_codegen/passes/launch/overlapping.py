@@ -6,8 +6,9 @@ kernel's launch, its barriers and the search for its sequence take no time of th
 one before it has, because all its threads wait for that. The first kernel of a call starts as usual, after all work before it.
 
 A walk has few blocks, which leave multiprocessors idle. A kernel over chunks after it that touches no memory of the walk runs
-beside it ("beside"). It waits for nothing, since all blocks of the walk have waited for earlier kernels before they let it start.
-The kernel after that starts as usual, after all earlier ones ("ended"), since the end of the one before says nothing of the walk.
+beside it ("beside"). Its blocks need not wait, since all blocks of the walk have waited for earlier kernels before they let it
+start. One block waits nevertheless, so that the kernel ends after the walk: in a CUDA graph what comes next depends on this
+kernel alone. The kernel after that starts as usual, after all earlier ones ("ended").
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
