@@ -10,7 +10,7 @@ tilelang = pytest.importorskip("tilelang")
 
 
 def columns_of_a_thread(K, V):
-    """The threads of `fused`, and how many columns of inverses of diagonal blocks each computes, by TileLang's text for Hopper."""
+    """The threads of `fused`, and how many columns of inverses of diagonal blocks each computes, by the CUDA text."""
     b = Build("tilelang", 64, dtype="float32", head_dim_k=K, head_dim_v=V, schedule="fused")
     (kernel,), launcher = lowered(b).kernels, module(render(b))._launcher
     target = {"kind": "cuda", "arch": "sm_90a"}
