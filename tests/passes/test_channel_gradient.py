@@ -71,12 +71,14 @@ def test_blocks_divide_their_dim():
         gradient("gla", k_block=48)
 
 
-def test_a_page_with_channels_takes_it_first():
+def test_which_schedule_a_page_takes_first():
     b = asked_of(Build("tilelang", algorithm="gla", dtype="bfloat16", head_dim_k=128, head_dim_v=128), True)
     first = next(candidates(b, "cuda", "sm_90a", 64))
     assert first.gradient.plan.name == "channel_gradient"
     plain = next(candidates(replace(b, algorithm="simple_gla"), "cuda", "sm_90a", 64))
     assert plain.gradient.plan.name == "fused_gradient"
+    without = next(candidates(replace(b, algorithm="delta_rule"), "cuda", "sm_90a", 64))
+    assert without.gradient.plan.name == "gradient"
 
 
 def both_results(p: Program, q: Program) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -13,6 +13,7 @@ from math import prod
 from ...ir.core import Loop, Op
 from ...ir.ops import OPS
 from ...ir.types import BYTES
+from ...schedule.schedule import ScheduleError
 from ..storage.stored_values import is_view
 
 
@@ -101,6 +102,10 @@ class _Order:
         while steps:
             ready = [o for o in steps if all(n not in self.defs or self.defs[n] in self.done for n in self.needs[o])
                      and all(x in self.done for x in self.before[o])]
+            if not ready:
+                left = ", ".join(o.out or o.kind for o in steps)
+                raise ScheduleError(f"agents: {left} would be read after others took their registers; accepted: a schedule in "
+                                    "which one agent has all products")
             o = min(ready, key=lambda o: (self.level[o], o.out not in self.urgent, self.growth(o), o.out in self.bytes))
             steps.remove(o)
             for n in self.needs[o]:
