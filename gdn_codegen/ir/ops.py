@@ -509,8 +509,9 @@ op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elemen
 op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands, text=texts.expand,
    view=("threads",), vjp=vjps.expand)
 op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is transposed. `asynchronous`: the op only starts "
-   "the product, which is complete after the agent's next drain",
-   _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product, text=texts.matmul,
+   "the product, which is complete after the agent's next drain. `absent`: it is zero in a walk's first iteration if this tensor "
+   "is not given",
+   _matmul, _mm, attrs=("ta", "tb", "asynchronous", "absent"), zero=zeros.product, text=texts.matmul,
    sums=lambda attrs: ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))), vjp=vjps.matmul)
 op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept. `exclusive`: without the token "
    "itself. `clamp_decay` computes this of a vector as a difference", _cumsum, _sums, attrs=("least", "exclusive"),
@@ -625,5 +626,6 @@ op("wait", "waits until `channel` was signalled, in this iteration of the loop o
 op("fence", "makes the agent's earlier writes visible to the units that read shared memory asynchronously",
    _effect, effect="sync")
 op("drain", "waits until the products that the agent started are complete", _effect, effect="sync")
+op("await_kernels", "waits until the kernels of the call that started earlier have ended", _effect, effect="sync")
 op("barrier", "orders all earlier ops of the agent (or of `scope`) before its later ones", _effect, effect="sync",
    attrs=("scope", "ids", "why"))

@@ -58,6 +58,7 @@ from .launch.overlapping import overlapping
 from .launch.persistent import persistent
 from .launch.side_by_side import side_by_side
 from .launch.spans import spans
+from .launch.zero_products import zero_products
 from .loops.middle_rows import middle_rows
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
@@ -197,6 +198,7 @@ GROUPS: Passes = (
     ("by_length", lambda p, c: by_length(p, c.schedule)),
     ("spans", lambda p, c: spans(p, c.groups)),
     ("persistent", lambda p, c: persistent(p, c.schedule, c.groups)),
+    ("zero_products", lambda p, c: zero_products(p)),
     ("check_storage", lambda p, c: check_storage(p)),
     ("mbarriers", lambda p, c: mbarriers(p, c.groups)),
     ("warm_up_loop", lambda p, c: warm_up_loop(p)),

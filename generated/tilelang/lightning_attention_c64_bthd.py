@@ -876,11 +876,12 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
     def makespan(walk: float, walks: int, total: float, crowded: float = 1.0) -> float:
         """Chunks until all walks have ended. The longest one has `walk` chunks, all have `total` times `instances`.
 
-        Equal walks run in waves. Of others, the last one to start ends a part of a walk after the rest.
+        Equal walks run in waves. Of others, the last one to start ends a part of a walk after the rest. Equal parts of several
+        sequences that run in waves are `crowded`, too.
         """
         waves = -(-walks * instances // units)
         if even:
-            return waves * walk
+            return waves * walk * (crowded if waves > 1 and sequences > 1 else 1)
         walk, share = walk + cost.start_chunks, (total + walks * cost.start_chunks) * instances / units
         return max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 

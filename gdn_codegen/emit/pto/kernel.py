@@ -15,7 +15,7 @@ rule = Rules("pto", {
     "cumsum": "vectorise", "to_middle": "across_rows", "from_middle": "across_rows",
     "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diagonal_blocks": "vectorise",
     "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
-    "fence": "mbarriers", "drain": "mbarriers",
+    "fence": "mbarriers", "drain": "mbarriers", "await_kernels": "overlapping",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
     "row_max": "partition",
     "diagonal": "whole_vectors", "column_sum": "whole_vectors", "of_token": "token_groups",

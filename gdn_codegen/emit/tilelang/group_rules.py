@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 
+from ...ir.types import BYTES, WARP
 from ..base import AT_A_TIME, Op
 from .groups import GroupsWriter, rule
 from .rules import fill, grouped, in_place, strict
@@ -67,6 +68,11 @@ def fence(w: GroupsWriter, o: Op) -> None:
     w.line("T.fence_proxy_async()")
 
 
+@rule("await_kernels", statement=True)
+def await_kernels(w: GroupsWriter, o: Op) -> None:
+    w.line("t.wait_for_earlier_kernels()")
+
+
 @rule("matmul", statement=True)
 def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
     assert o.type is not None
@@ -77,7 +83,18 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
     if o.attr("asynchronous"):
         w.begun.append(o.buffer)
     run = "T.wgmma_gemm" if o.attr("asynchronous") else "T.gemm"
-    w.line(f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
+    product = f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})"
+    if not o.attr("absent"):
+        w.line(product)
+        return
+    w.line(f"if has_{o.attr('absent')} != 0 or {w.passed} > 0:")
+    w.inner(product)
+    w.line("else:")
+    w.w.indent += 1
+    index = w.loop(o.type.dims)
+    w.line(f"{w.stored(o.type.dims, o.buffer).at(*index)} = 0")
+    w.end(o.type.dims)
+    w.w.indent -= 1
 
 
 @rule("load", statement=True)
@@ -99,9 +116,12 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     w.inner(f"{copy}{arrives})")
     # Once for each sequence: rows that belong to the next sequence become zero.
     w.line("else:")
+    w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], {w.tails})")
+    if _in_blocks(w, o.buffer):
+        w.inner(f"t.zero_rows({w.whole(o.buffer)}, rows, {w.thread})")
+        return
     row, n = w.row_of_several(t)
-    w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], {w.tails})",
-            f"for i in T.serial(rows // {n}, C // {n}):", f"    for ii, j in T.Parallel({n}, {w.dim(t.dims[1])}):",
+    w.inner(f"for i in T.serial(rows // {n}, C // {n}):", f"    for ii, j in T.Parallel({n}, {w.dim(t.dims[1])}):",
             f"        if {row} >= rows:", f"            {w.stored(t.dims, o.buffer).at(row, 'j')} = 0")
 
 
@@ -121,6 +141,12 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line("else:")
     # If one instance stores all columns, the loop has the number of columns in memory and needs no condition for them.
     blocked = t.dims[1] == w.k.blocked_dim
+    whole = not blocked and w.extents(t)[1] == w.dim(t.dims[1])
+    if whole and w.buffers[x.buffer].layout == "swizzled" and w.buffers[x.buffer].slots == 1 and _in_blocks(w, x.buffer):
+        first, second = (w.address(t, (row, "0")) for row in ("0", "1"))
+        w.inner(f"t.store_rows({w.whole(x.buffer)}, {first}, {second}, rows, {w.thread})")
+        w.w.indent -= len(when)
+        return
     row, n = w.row_of_several(t)
     inside = [f"{row} < rows", *(w.inside(t, (row, "j"))[1:] if blocked else [])]
     w.inner(f"for i in T.serial(T.ceildiv(rows, {n})):",
@@ -178,6 +204,15 @@ def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
         _store_tile(w, o, x)
     else:
         w.line(f"t.load_transposed({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
+
+
+def _in_blocks(w: GroupsWriter, buffer: str) -> bool:
+    """Whether a tile in shared memory lies in blocks of 128 bytes of columns, as operands of products do, and the agent is one
+    warp."""
+    x, home = w.buffers[buffer], {o.out: o.buffer for o in w.k.ops if o.out}
+    operands = {home.get(a) for o in w.k.ops if o.kind == "matmul" for a in o.args[:2]}
+    swizzled = x.layout == "swizzled" or buffer in operands
+    return swizzled and w.agent.threads == WARP and BYTES[x.dtype] == 2 and w.sizes[str(x.dims[-1])] % 64 == 0
 
 
 def _store_tile(w: GroupsWriter, o: Op, x: Value) -> None:

@@ -15,7 +15,7 @@ rule = Rules("tilelang", base=base)
 #: that runs once, and waits for the instruction cache.
 TAIL = 8
 #: Ops at the end of an item, by which agents learn the number of the next one.
-HANDED_ON = ("wait", "signal", "fence", "claim_item", "next_item")
+HANDED_ON = ("await_kernels", "wait", "signal", "fence", "claim_item", "next_item")
 
 
 def is_number(o: Op) -> bool:

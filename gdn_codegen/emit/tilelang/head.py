@@ -123,7 +123,7 @@ class Head(Tiles):
             first, last = (self.p.kernels[n].name == self.k.name for n in (0, -1))
             if self.k.start == "beside":
                 self.w(f"if {' + '.join(name for name, _ in self.dims())} == 0:", "    t.wait_for_earlier_kernels()")
-            elif not first and self.k.start != "ended":
+            elif not first and not self.k.start:
                 self.w("t.wait_for_earlier_kernels()")
             self.w(*(["t.start_next_kernel()"] if not last else []))
 

@@ -38,7 +38,8 @@ rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment":
                         "block": "decompose", "from_quarters": "decompose",
                         "signal": "synchronise", "wait": "synchronise",
                         "of_token": "token_groups", "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups",
-                        "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})
+                        "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent",
+                        "await_kernels": "overlapping"})
 
 
 class KernelWriter(Head):
