@@ -76,7 +76,8 @@ def test_the_walk_itself_stays_as_it_is(plan):
     before, p = lowered(plan), lowered(PLANS[plan])
     (loop,) = walker(p).body
     assert loop.index == "item"
-    assert [without(x.body, "absent") for x in loops(loop.body)] == [without(x.body, "absent") for x in loops(walker(before).body)]
+    assert [without(x.body, "absent") for x in loops(loop.body)] == [
+        without(x.body, "absent") for x in loops(walker(before).body)]
     new = [b for b in walker(p).buffers if b not in walker(before).buffers]
     assert [b.name for b in new] == ["claimed", "claimed_ready", "claimed_free"]
     assert {b.slots for b in new} == {PLANS[plan].stages + 1}

@@ -75,6 +75,7 @@ def await_kernels(w: GroupsWriter, o: Op) -> None:
 
 @rule("matmul", statement=True)
 def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
+    """A product of tiles. In a walk's first iteration it may be zero (`absent`). Then the warps skip it."""
     assert o.type is not None
     if acc is not None and acc.buffer != o.buffer:
         w.fill(w.stored(o.type.dims, o.buffer), acc)

@@ -78,6 +78,7 @@ def _by_agents(p: Program, k: Kernel, before: Sequence[Kernel]) -> Kernel:
         return Op("await_kernels", "", agent=agent)
 
     def waited(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """The body with a wait before each agent's first access, in each loop anew."""
         out: list[Stmt] = []
         left = set(waiting)
         for s in body:

@@ -31,6 +31,7 @@ def _marked(p: Program, k: Kernel) -> Kernel:
     given = {o.out: o.attr("tensor") for o in k.ops if o.kind == "load" and o.attr("tensor") in optional}
 
     def body(stmts: tuple[Stmt, ...], states: dict[str, str]) -> tuple[Stmt, ...]:
+        """The statements with marks. states: values that are zero with the state, and the tensor of its initial value."""
         out: list[Stmt] = []
         for s in stmts:
             if isinstance(s, Loop):
