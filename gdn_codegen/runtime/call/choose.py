@@ -41,8 +41,9 @@ SPLIT = 128
 TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
 
-#: From which class of mean tokens on blocks that take several walks look for them by length. Each search takes 0.3 us or more.
-SEARCHED = 8
+#: From which class of mean tokens on walks start longest first. Each instance looks for its sequence, in 0.3 us or more. Shorter
+#: sequences do so only if the host knows that one takes longer than all walks side by side.
+SEARCHED = 9
 
 
 @dataclass(frozen=True)
@@ -244,11 +245,10 @@ def in_columns(c: Choice, device: torch.device) -> Choice:
     return Choice(narrow, (*c.why, (f"blocks of {columns} columns", "few walks, and the bits are the same")))
 
 
-def longest_first(c: Choice, device: torch.device, mean: int) -> Choice:
-    """The choice with walks of the longest sequences first, if its target can do that. Results have the same bits. mean: the
-    class of mean tokens."""
+def longest_first(c: Choice, device: torch.device) -> Choice:
+    """The choice with walks of the longest sequences first, if its target can do that. Results have the same bits."""
     b = c.build
-    if "by_length" in b.of.lowered_for(b.arch).unused or b.plan.partition or (b.plan.persistent and mean < SEARCHED):
+    if "by_length" in b.of.lowered_for(b.arch).unused or b.plan.partition:
         return c
     ordered = replace(b, schedule=replace(b.plan, by_length=True))
     if unfit(ordered) or refused(_served(ordered), device):
@@ -272,8 +272,8 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
                            ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.dominated)))
         chosen = found or Choice(b, why)
         chosen = in_columns(chosen, call.device) if size.idle else chosen
-        if size.crowded and not x.batch_invariant:
-            chosen = longest_first(chosen, call.device, size.shape_class[2])
+        if size.crowded and not x.batch_invariant and (size.dominated or size.shape_class[2] >= SEARCHED):
+            chosen = longest_first(chosen, call.device)
     fixed = "fixed, so that prompts may be cut at its multiples" if x.batch_invariant and not x.chunk_size else "asked for"
     why = (*chosen.why, ("chunk", fixed if chunk else "left open"))
     chosen = said(Choice(_served(chosen.build), why))
