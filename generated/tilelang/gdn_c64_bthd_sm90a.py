@@ -298,27 +298,6 @@ __device__ inline int find_sequence(const int* cu_seqlens, int slot, int sequenc
   }
   return n;
 }
-// Zeros in the rows of a tile from `first` on, by the threads of a warp. The tile lies in shared memory in blocks of 128 bytes of
-// columns. A row of a block is contiguous, as swizzling moves pieces within it, and so are all rows that become zero.
-template <int rows, int blocks> static __device__ __forceinline__ void zero_rows(void *tile, int first, int lane) {
-#pragma unroll
-  for (int block = 0; block < blocks; ++block) {
-    uint4 *to = static_cast<uint4 *>(tile) + block * rows * 8;
-#pragma unroll 4
-    for (int i = first * 8 + lane; i < rows * 8; i += 32) to[i] = make_uint4(0, 0, 0, 0);
-  }
-}
-
-// The first rows of a tile, which lies swizzled in such blocks, to memory, by the threads of a warp. first, second: two rows there.
-template <int rows, int blocks>
-static __device__ __forceinline__ void store_rows(const void *tile, void *first, const void *second, int count, int lane) {
-  const long long stride = static_cast<const char *>(second) - static_cast<char *>(first);
-  const int piece = lane % (8 * blocks);
-  const uint4 *from = static_cast<const uint4 *>(tile) + piece / 8 * rows * 8;
-#pragma unroll 4
-  for (int row = lane / (8 * blocks); row < count; row += 4 / blocks)
-    *reinterpret_cast<uint4 *>(static_cast<char *>(first) + row * stride + piece * 16) = from[row * 8 + (piece % 8 ^ row % 8)];
-}
 // A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
 // 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
 template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
@@ -465,21 +444,6 @@ def load_transposed_cuda(tile, to, thread):
 
 
 @T.macro
-def zero_rows_cuda(tile, first, thread):
-    """Zeros in the rows from `first` on of a tile of 16 bit in shared memory, or of a slot of a ring, by a warp."""
-    T.import_source(HELPERS)
-    rows, columns = (tile.buffer if hasattr(tile, "region") else tile).shape[-2:]
-    T.call_extern("handle", f"zero_rows<{rows}, {columns // 64}>", pointer(tile, "w"), first, thread)
-
-
-def store_rows_cuda(tile, first, second, rows, thread):
-    """The first rows of a swizzled tile of 16 bit, by a warp, to the memory in which `first` and `second` are the first two."""
-    T.import_source(HELPERS)
-    return T.call_extern("handle", f"store_rows<{tile.shape[0]}, {tile.shape[1] // 64}>", tile.access_ptr("r"),
-                         T.address_of(first), T.address_of(second), rows, thread)
-
-
-@T.macro
 def store_tile_cuda(x, tile, thread, transposed=False):
     """From a fragment to shared memory, `transposed` its columns as rows."""
     T.import_source(HELPERS)
@@ -492,9 +456,8 @@ DEVICE_FUNCTIONS = {
         expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
         kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda,
         staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
-        store_rows=store_rows_cuda, store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda,
-        zero_rows=zero_rows_cuda),
+        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda),
 }
 
 
@@ -769,7 +732,10 @@ def o_S_kernel(t):
                             T.tma_copy(k_in[b, row:row + C, h, 0:K], k[chunk % 2, :, :], barrier=k_tail[0])
                             T.barrier_arrive(k_tail[0])
                             T.barrier_wait(k_tail[0], 0)
-                            t.zero_rows(k[chunk % 2, :, :], rows, tx - 384)
+                            for i in T.serial(rows // 8, C // 8):
+                                for ii, j in T.Parallel(8, K):
+                                    if i * 8 + ii >= rows:
+                                        k[chunk % 2, i * 8 + ii, j] = 0
                         T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 2, :, :], barrier=k_ready[chunk % 2])
                         T.fence_proxy_async()
                         T.barrier_arrive(k_ready[chunk % 2])
@@ -779,7 +745,10 @@ def o_S_kernel(t):
                             T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 2, :, :], barrier=v_tail[0])
                             T.barrier_arrive(v_tail[0])
                             T.barrier_wait(v_tail[0], 0)
-                            t.zero_rows(v[chunk % 2, :, :], rows, tx - 384)
+                            for i in T.serial(rows // 8, C // 8):
+                                for ii, j in T.Parallel(8, V):
+                                    if i * 8 + ii >= rows:
+                                        v[chunk % 2, i * 8 + ii, j] = 0
                         t.wait_for_earlier_kernels()
                         T.tma_copy(
                             Tinv_below_ws[slot, hv, 0:C, 0:C],
@@ -799,7 +768,10 @@ def o_S_kernel(t):
                         if rows >= C:
                             T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                         else:
-                            t.store_rows(o_f16_shared, o_out[b, row, hv, 0], o_out[b, row + 1, hv, 0], rows, tx - 416)
+                            for i in T.serial(T.ceildiv(rows, 8)):
+                                for ii, j in T.Parallel(8, V):
+                                    if i * 8 + ii < rows:
+                                        o_out[b, row + i * 8 + ii, hv, j] = o_f16_shared[i * 8 + ii, j]
                         T.barrier_arrive(o_f16_shared_free[0])
 
     return o_S_kernel
