@@ -78,6 +78,7 @@ BUILDS = [
     ("tilelang", "sm_90a", GDN, varied("walk", "sm_90a", partition="decay", value_heads=2), LARGE, ""),
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", partition="decay"), LARGE, FULL),
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", persistent=True, by_length=True), LARGE, FULL),
+    ("tilelang", "sm_90a", GDN, varied("walk", "sm_90a", persistent=True), LARGE, ""),
     ("tilelang", "sm_90a", find("gla.gradient"), varied("channel_gradient", "sm_90a", k_block=32), LARGE, ""),
     ("pto", "", GDN, varied("staged", launch="single", inverse_block=16, v_block=16), SMALL, ""),
     ("pto", "", GDN, varied("replay"), SMALL, FULL),
