@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from gdn_codegen.algorithms import find
-from gdn_codegen.runtime.call.gradient_builds import TARGETS
+from gdn_codegen.runtime.call import gradient_builds
+from gdn_codegen.runtime.call.gradient_builds import FIVE, ONE, TARGETS, THREE, WALKS, Plan
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
@@ -214,3 +215,20 @@ def test_nothing_changes_where_nothing_requires_grad() -> None:
         assert not p.call(leaves, initial_state=p.S)[0].requires_grad
 
 
+
+
+@pytest.mark.parametrize("plan", [ONE, THREE, Plan(("gradient", {"kernels": FIVE}), WALKS, True),
+                                  Plan(("fused_gradient", {}), WALKS, True)], ids=["one", "three", "five", "one_walk"])
+@pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla"])
+@pytest.mark.parametrize("gate", [-5.0, -10.0])
+def test_a_gradient_by_gates_that_is_tiny_keeps_its_digits(gate: float, page: str, plan: Plan,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all tokens forget much, d_g has a factor of exp(g), 4.5e-5 for -10. Larger terms that cancel leave nothing, as
+    they are rounded to float32 at most: in 16 bits they would leave 1e-3."""
+    monkeypatch.setitem(gradient_builds.PLANS, ("triton", "cpu"), (plan,))
+    gradient_builds._fitting.cache_clear()
+    p = Problem(page, "triton", (70, 33), dtype=torch.bfloat16)
+    g = torch.full_like(p.x["g"], gate)
+    found = errors(p, {"g": g})
+    gradient_builds._fitting.cache_clear()
+    assert found["g"] < 1e-2, found

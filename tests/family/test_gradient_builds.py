@@ -137,6 +137,15 @@ def test_builds_of_a_hopper(page: str, forms: tuple[tuple[str, str], ...], sched
     assert of["S_chunks_vk"] == of["d_q"] == of["d_k"] == "bfloat16"
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("page, schedule, chunk", [("gla", "channel_gradient", 32), ("simple_gla", "gradient", 64)])
+def test_builds_of_triton_on_a_gpu(page: str, schedule: str, chunk: int) -> None:
+    """A gate for each channel has the schedule for that, in the chunks with which its kernels have room in registers."""
+    b = Build("triton", algorithm=page, dtype="bfloat16")
+    x = next(x for x in gradient_builds.candidates(b, "cuda", "sm_90", 64) if not any(map(choose.unfit, x.all)))
+    assert (x.gradient.plan.name, x.gradient.chunk, x.states.chunk) == (schedule, chunk, chunk)
+
+
 @pytest.mark.parametrize("target, arch", [("tilelang", "sm_90a"), ("tilelang", ""), ("triton", "")])
 def test_walks_come_in_parts(target: str, arch: str) -> None:
     """Where the page bounds what tokens forget, by a number. Not where the bits of a sequence may depend on

@@ -38,9 +38,9 @@ def gpu(monkeypatch, tmp_path):
 
 
 def ask(extent=LONG, target="tilelang", chunk=None, schedule=None, dtype=torch.float16, contract=PLAIN, K=128, V=128,
-        layout="bthd"):
+        layout="bthd", algorithm="gated_delta_rule"):
     return choose.choice(a_call(extent, dtype, "meta", (K, V), contract, target=target, chunk_size=chunk, layout=layout,
-                                schedule=schedule))
+                                schedule=schedule, algorithm=algorithm))
 
 
 def row(b=PARTS, extent=LONG, ms=0.3, model_ms=0.4, source=tables.PACKAGE, device="NVIDIA H200"):
@@ -393,3 +393,14 @@ def test_parts_of_so_many_chunks_need_parts():
         Schedule("mine", (("o", "S"),), part_chunks=4)
     with pytest.raises(ScheduleError, match="part_chunks=-1"):
         varied("walk", partition="decay", part_chunks=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("target, page, dtype", [("triton", "kimi_delta_attention", torch.bfloat16),
+                                                 ("tilelang", "rwkv7", torch.bfloat16), ("triton", "gla", torch.float32)])
+def test_calls_that_give_no_chunk_get_a_smaller_one_beside_wide_states(gpu, monkeypatch, target, page, dtype):
+    x = dict(target=target, dtype=dtype, K=256, V=256, algorithm=page)
+    assert ask(**x).build.chunk == 32
+    with pytest.raises(ValueError, match=r"^chunk_size: got 64, with K = 256, V = 256 in .*; accepted: 16, 32 \("):
+        ask(chunk=64, **x)

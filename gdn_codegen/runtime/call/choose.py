@@ -34,6 +34,8 @@ PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
     ("staged", {"v_block": 32}), ("staged", {"v_block": 16}))
 SPLIT = 128
+#: Chunks for calls that give none, where chunks of DEFAULT_CHUNK tokens have no room beside wide states.
+SMALLER = (32, 16)
 #: Columns of the state in an instance over single tokens, which has one warp, by the order of the state in memory: for many
 #: walks, and for a few, so that more instances share the work. For K above 128 the second serves both, so that registers hold
 #: them. In the order kv an instance reads pieces of so many columns, which should not be short. All targets take the same: in the
@@ -154,8 +156,8 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
     if chunk == 1 and few is not None:
         yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
-    portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device")
-                for name, fields in PORTABLE[max(head_dims) > SPLIT:])
+    portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device", n)
+                for n in (b.chunk, *(SMALLER if chunk is None else ())) for name, fields in PORTABLE[max(head_dims) > SPLIT:])
     channels = by_channel(b.page.trace())
     for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared, channels, dominated)), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)

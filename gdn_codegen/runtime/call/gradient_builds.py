@@ -31,12 +31,14 @@ from .request import DEFAULT_CHUNK, DTYPES, Call
 @dataclass(frozen=True)
 class Plan:
     """Schedules with changed fields: that of a gradient, and those of the states before chunks, of which the first that fits is
-    taken. narrow: states before chunks have the dtype of q between the two. arch: of builds for one architecture."""
+    taken. narrow: states before chunks have the dtype of q between the two. arch: of builds for one architecture. most: tokens
+    of the largest chunk."""
 
     gradient: tuple[str, dict[str, Any]]
     states: tuple[tuple[str, dict[str, Any]], ...]
     narrow: bool = False
     arch: str = ""
+    most: int = 128
 
 
 #: One kernel, and states in float32. For devices on which launches cost little, and pages that fit no other plan.
@@ -56,7 +58,9 @@ THREE = Plan(("gradient", {"v_block": 64}), (("walk", IN_PARTS), *WALKS), narrow
 #: K and V from 132 to 252 may fit three kernels alone.
 FIVE = (BEFORE_BACK, ("@early",), ("@state", "@solution"), ("@sum", "@tile"), ("@output",))
 #: The schedule for pages with a gate for each channel: more kernels, with fewer products each, most of them for half of the
-#: channels.
+#: channels. In Triton with chunks of 32 tokens its kernels spill up to 0.5 KB a thread for KDA, those of FIVE with 64 up to 6 KB:
+#: the gradient of 1 x 8192 tokens with 64 heads took 8.2 ms, not 21.5, and 16.1 with chunks of 64 and quarters of K (H100, with
+#: its states).
 BY_CHANNELS = "channel_gradient"
 #: The schedule with one walk for all outputs. Without decays it comes last: with gates of 0 the gradient of Gated DeltaNet took
 #: 2.85 ms by it and 2.35 by `gradient` (H100, 1 x 32768, 16 heads).
@@ -68,7 +72,8 @@ BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE, THREE),
     ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})),
-                         replace(THREE, gradient=("gradient", {"v_block": 64})), ONE),
+                         replace(THREE, gradient=("gradient", {"v_block": 64})),
+                         Plan((BY_CHANNELS, {"v_block": 64}), WALKS, True, most=32), ONE),
     ("tilelang", "cpu"): (ONE, THREE),
     ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE),
     ("tilelang", "sm_90a"): (
@@ -112,20 +117,19 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     decays = bool(log_decays(page))
     channels = by_channel(page)  # some channels forget slowly, and warm-ups that are as long as a sequence gain nothing
     in_parts = in_parts and bool(page.forgets) and not channels
-    for chunk in (n for n in CHUNKS if n <= most):
-        plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())]
-        for plan in sorted(plans, key=lambda x: (not decays and x.gradient[0] == ONE_WALK,
-                                                 channels and x.gradient[0] != BY_CHANNELS)):
-            if not in_parts and "partition" in plan.gradient[1]:
-                continue
-            x = undecided(replace(b, chunk=chunk, arch=plan.arch), plan.narrow)
-            back = replace(x.gradient, schedule=_varied(plan.gradient, plan.arch))
-            if x.states is None:
-                yield Builds(None, back)
-                continue
-            walks = sorted((y for y in plan.states if in_parts or "partition" not in y[1]),
-                           key=lambda y: channels and y[0] != "operand_walk")
-            yield from (Builds(replace(x.states, schedule=_varied(y, plan.arch)), back) for y in walks)
+    plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())
+             if in_parts or "partition" not in x.gradient[1]]
+    pairs = [(chunk, x) for chunk in CHUNKS if chunk <= most for x in plans if chunk <= x.most]
+    for chunk, plan in sorted(pairs, key=lambda x: (channels and x[1].gradient[0] != BY_CHANNELS, -x[0],
+                                                    not decays and x[1].gradient[0] == ONE_WALK)):
+        x = undecided(replace(b, chunk=chunk, arch=plan.arch), plan.narrow)
+        back = replace(x.gradient, schedule=_varied(plan.gradient, plan.arch))
+        if x.states is None:
+            yield Builds(None, back)
+            continue
+        walks = sorted((y for y in plan.states if in_parts or "partition" not in y[1]),
+                       key=lambda y: channels and y[0] != "operand_walk")
+        yield from (Builds(replace(x.states, schedule=_varied(y, plan.arch)), back) for y in walks)
 
 
 def measured(b: Build, names: tuple[str, ...], shape_class: tuple[int, ...], most: int) -> list[Builds]:
