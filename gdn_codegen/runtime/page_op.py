@@ -52,14 +52,14 @@ def op(b: Build, save: str = "nothing") -> Callable[..., Any]:
         if not (differentiated or torch.compiler.is_dynamo_compiling()):
             return fn(*args, **named)
         given = {**dict(zip(names, args, strict=False)), **named}
+        wrong = len(given) < len(args) + len(named) or any(n not in names for n in given)  # too many, twice, or unknown
         given = {n: y for n, y in given.items() if y is not None}
+        if wrong or any(row[0] not in given for row in t.inputs):
+            return fn(*args, **named)  # which says what is wrong
         if differentiated:
             _check(b, t, given)
-        elif not functional or any(n not in (*read, *t.scalars, _FINAL) for n in given) or len(args) > len(names):
+        elif not functional or any(n not in (*read, *t.scalars, _FINAL) for n in given):
             return _untraced(fn, *args, **named)
-        missing = [row[0] for row in t.inputs if row[0] not in given]
-        if missing or any(n not in names for n in given) or len(args) > len(names):
-            return fn(*args, **named)  # which says what is wrong
         final = bool(t.final) and _check_flag(_FINAL, given.get(_FINAL, False))
         tensors = [n for n in read if n in given]
         numbers = host.numbers_of([given.get(n) for n in t.scalars])

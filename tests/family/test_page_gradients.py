@@ -308,11 +308,14 @@ def test_compiled_calls_that_write_to_memory_break_the_graph() -> None:
     assert torch.equal(got, want) and not got.isnan().any()
 
 
-def test_compiled_calls_refuse_what_eager_ones_refuse() -> None:
-    op, x = pages.compile(two_layers, **SMALL), problem(two_layers)
-    x |= {n: y[:1] for n, y in x.items() if n.startswith("initial")}
-    whole = torch.compile(op, backend="aot_eager")
-    with pytest.raises(Exception, match="missing 1 required positional argument: 'k'"):
-        whole(**{n: y for n, y in x.items() if n != "k"})
-    with pytest.raises(Exception, match="unexpected keyword argument 'surprise'"):
-        whole(**x, surprise=1)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_wrong_arguments_are_refused_as_python_does(compiled: bool) -> None:
+    """Also beside a tensor that requires grad."""
+    op, x = pages.compile(two_layers, **SMALL), leaves(two_layers)
+    call = torch.compile(op, backend="aot_eager") if compiled else op
+    for args, named, said in (((), {n: y for n, y in x.items() if n != "k"}, "missing 1 required positional argument: 'k'"),
+                              ((), {**x, "surprise": 1}, "unexpected keyword argument 'surprise'"),
+                              ((x["q"],), x, "multiple values for argument 'q'"),
+                              ((x["q"],) * 20, {}, "takes from 4 to 14 positional arguments but 20 were given")):
+        with pytest.raises(TypeError, match=said):
+            call(*args, **named)
