@@ -13,10 +13,11 @@ from torch import Tensor
 from gdn_codegen.algorithms import names
 from gdn_codegen.ir.differentiate import chunk_states
 from gdn_codegen.passes.loops import column_pieces, register_room
+from gdn_codegen.passes.storage import place
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call.gradient_builds import FIVE
 from gdn_codegen.runtime.load import function
-from gdn_codegen.schedule import varied
+from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
 
 #: Pages that all targets run in every run of the suite. TileLang, PTO and three kernels take others by hand (`-m long`), as
@@ -79,6 +80,21 @@ def test_gradients_by_five_kernels_in_pieces(name: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(column_pieces, "COLUMNS", 16)
     plans = {"states": "fused_walk", "gradient": replace(varied("gradient", kernels=FIVE), name="pieces")}
     found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), plans, chunk=16, head_dim_k=32, head_dim_v=16,
+                   dtype="float32")
+    assert all(e < ACCEPTED["float32"] for e in found.values()), found
+
+
+@pytest.mark.parametrize("name", [pytest.param("gated_delta_rule", marks=pytest.mark.slow),
+                                  pytest.param("simple_gla", marks=pytest.mark.long)])
+def test_gradients_in_pieces_on_tilelang(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where two whole tiles of states have no room in shared memory."""
+    tried = place._attempt
+    whole = ScheduleError("too large")
+    monkeypatch.setattr(place, "_attempt", lambda p, k, *more, **said: whole if k.grid == "chunks" and k.name.startswith("d_q")
+                        and not any(o.attr("piece") for o in k.ops) else tried(p, k, *more, **said))
+    monkeypatch.setattr(column_pieces, "COLUMNS", 16)
+    plans = {"states": "fused_walk", "gradient": replace(varied("gradient"), name="pieces")}
+    found = errors("tilelang", name, Case((13, 0, 37, 1), 1, 2, repeat=True), plans, chunk=16, head_dim_k=32, head_dim_v=16,
                    dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 

@@ -78,10 +78,12 @@ class Addresses:
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.blocked_dim else x for d, x in zip(t.dims, index, strict=True)]
         return rows + [f"{x} < {d}" for x, d, padded in zip(cut, t.dims, self.p.padded(t), strict=True) if padded]
 
-    def tile(self, t: Tensor) -> str:
-        """This instance's whole tile of `t`, as a slice."""
+    def tile(self, t: Tensor, piece: tuple[int, ...] = ()) -> str:
+        """This instance's whole tile of `t`, as a slice. piece: the first column and the number of columns of a part of it."""
         cut = [f"block * {self.dim(d)}:(block + 1) * {self.dim(d)}" if d == self.k.blocked_dim else f"0:{x}"
                for d, x in zip(t.dims, self.extents(t), strict=True)]
+        if piece:
+            cut[-1] = f"{piece[0]}:{sum(piece)}"
         if t.index == "token":
             cut[0] = f"{self.use('row')}:{self.use('row')} + {self.dim(t.dims[0])}"
         return self.at(t, cut)

@@ -83,8 +83,8 @@ class GroupsWriter(KernelWriter):
         name = self.name(buffer)
         return name if x.space != "shared" or x.slots == 1 else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
 
-    def tile(self, t: Tensor) -> str:
-        """This instance's tile of `t`, as a slice."""
+    def tile(self, t: Tensor, piece: tuple[int, ...] = ()) -> str:
+        """This instance's tile of `t`, as a slice. Kernels of warp groups load no pieces."""
         slices = [f"block * B{d}:block * B{d} + B{d}" if d == self.k.blocked_dim else f"0:{self.dim(d)}" for d in t.dims]
         if t.index == "token":
             slices[0] = f"{self.use('row')}:row + {t.dims[0]}"

@@ -129,12 +129,14 @@ def load(w: KernelWriter, o: Op, *operands: Value) -> None:
 
 def in_memory(o: Op, index: tuple[str, ...]) -> tuple[str, ...]:
     """The indices in its tensor of what a load or store moves, for indices of the value."""
+    if piece := o.attr("piece"):
+        return *index[:-1], f"{piece[0]} + {index[-1]}"
     return (FIRST, *index) if o.attr("one_token") and not o.attr("tokens") else index[::-1] if o.attr("transposed") else index
 
 
 def _copy(w: KernelWriter, o: Op) -> None:
     w.about(o)
-    w.line(f"t.start_copy({w.tile(w.p.tensor(o.attr('tensor')))}, {w.whole(o.buffer)})")
+    w.line(f"t.start_copy({w.tile(w.p.tensor(o.attr('tensor')), o.attr('piece', ()))}, {w.whole(o.buffer)})")
 
 
 def fill(w: KernelWriter, o: Op, *operands: Value, branch: bool = False) -> None:

@@ -1,5 +1,6 @@
 """column_pieces: computes a kernel over chunks in pieces of the columns of K. `register_room` calls it for kernels whose tiles
-have no room in registers, and puts the pieces in order.
+have no room in registers (Triton), and `place` for those whose tiles have none in shared memory (TileLang). Both order the
+pieces.
 
 A value along K gets pieces of COLUMNS columns. Products and sums over K are sums over the pieces. The mask of a product is
 applied to each piece's product, so that one piece can be finished before the next one is loaded.
@@ -18,7 +19,7 @@ from .row_pieces import Pieces
 #: Columns of a piece.
 COLUMNS = 64
 #: Ops with the same meaning on a piece of the columns, besides elementwise ones.
-ALONG = ("column_sum", "cumsum", "to_middle", "from_middle", "last")
+ALONG = ("column_sum", "cumsum", "to_middle", "from_middle", "last", "move")
 
 
 def in_pieces(p: Program, k: Kernel) -> Kernel:

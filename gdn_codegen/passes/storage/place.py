@@ -12,10 +12,12 @@ device names for their kind. Where the device allows it (`in_place`), values sha
 A kernel over chunks with products waits for its loads, unless another block on the multiprocessor computes meanwhile. Where its
 tiles leave no room for two blocks, it gets another order (`few_live`, or else `late`), if two fit so, with registers for their
 fragments. Otherwise, and where two blocks fit anyway, it gets the order of `late` if fewer fragments are live so. Where its tiles
-do not fit at all, it gets that of `few_live`, and computes operands again (`recompute`) if they still do not fit.
+do not fit at all, it gets that of `few_live`. If they still do not fit it computes operands again (`recompute`), or has pieces
+of the columns of K (`column_pieces`).
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -23,6 +25,7 @@ from ...devices import Device
 from ...ir.core import NO_LINE, Buffer, Kernel, Line, Op, Program, Stmt, map_ops, walk
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
+from ..loops.column_pieces import in_pieces
 from ..loops.early_loads import early_loads
 from ..loops.few_live import few_live, late
 from ..stage import takes
@@ -64,13 +67,13 @@ def _with_room(p: Program, k: Kernel, device: Device) -> Kernel:
 
 
 def _crowded(p: Program, k: Kernel, device: Device, why: ScheduleError) -> Kernel:
-    """The kernel with buffers, in the order of few live tiles, with operands computed again if need be. Raises `why` if its tiles
-    do not fit then."""
+    """The kernel with buffers, in the order of few live tiles, with operands computed again or in pieces of K if need be. Raises
+    `why` if its tiles do not fit then."""
     sizes = {**p.sizes, **k.sizes}
-    x = _attempt(p, few_live(k, sizes), device, merged=True)
-    if isinstance(x, ScheduleError):
-        x = _attempt(p, few_live(recompute(k), sizes), device, merged=True)
-    if isinstance(x, ScheduleError):
+    forms: tuple[Callable[[], Kernel], ...] = (lambda: k, lambda: recompute(k), lambda: in_pieces(p, k))
+    tried = (_attempt(p, few_live(form(), sizes), device, merged=True) for form in forms)
+    x = next((x for x in tried if isinstance(x, Kernel)), None)
+    if x is None:
         raise why
     return early_loads(x, most_of_two(device) if two_fit(x, device) else device.spaces["shared"])
 
