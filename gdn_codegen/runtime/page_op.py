@@ -23,7 +23,7 @@ from ..schedule.contract import STATE_FLAGS
 from .build import Build
 from .call.differentiable import NONE, differentiates
 from .call.gradient_builds import check_target
-from .call.normalise import SAVED, check_plain
+from .call.normalise import SAVED, _word, check_plain
 from .load import function, module
 from .page_library import key_of, page, tensors_of
 
@@ -37,12 +37,11 @@ def op(b: Build, save: str = "nothing") -> Callable[..., Any]:
     save: what a call that is differentiated keeps beside its arguments, a key of SAVED. ValueError for another, and in a call for
     what has no gradient.
     """
-    if save not in SAVED:
-        _fail("save", repr(save), ", ".join(SAVED))
+    kind, rounded = _word("save", save, SAVED)
     fn, host = function(b), module(b).HOST
     t: Tables = host.tables
     names, read, key = tuple(inspect.signature(fn).parameters), tensors_of(t), key_of(b)
-    saving_key = key_of(_saving(b, *SAVED[save]))
+    saving_key = key_of(_saving(b, kind, rounded))
     functional = not any(getattr(b.contract, word) for word in STATE_FLAGS)
 
     @wraps(fn)
