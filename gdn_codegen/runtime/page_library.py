@@ -60,8 +60,8 @@ def _(key: str, tensors: list[Tensor], names: list[str], numbers: list[float], f
     b, t, given, _ = _about(key, tensors, names, numbers)
     rows, value_heads, sequences = _extent(b, t, given)
     first = given[t.inputs[0][0]]
-    tokens = [rows[1], value_heads][::1 if b.layout == "bthd" else -1]
-    made = [first.new_empty((rows[0], *tokens, *dims), dtype=_FLOATS[dtype]) for _, dims, dtype in t.outputs]
+    shapes = _shapes(b, t, given)
+    made = [first.new_empty(shape, dtype=_FLOATS[dtype]) for (*_, dtype), shape in zip(t.outputs, shapes, strict=True)]
     made += [first.new_empty((sequences, value_heads, *dims), dtype=_FLOATS[t.state_dtype]) for _, dims in t.final if final]
     slots = rows[0] * rows[1] // t.chunk + sequences
     return made + [first.new_empty((slots, value_heads, *dims), dtype=_FLOATS[dtype]) for n, dims, dtype in t.workspaces
@@ -75,6 +75,13 @@ def _extent(b: Build, t: Tables, given: dict[str, Tensor]) -> tuple[tuple[Any, A
     first, ends = given[t.inputs[0][0]], given.get(ENDS)
     return ((first.shape[0], first.shape[token]), heads.get("HV") or heads["H"],
             first.shape[0] if ends is None else ends.numel() - 1)
+
+
+def _shapes(b: Build, t: Tables, given: dict[str, Tensor]) -> list[tuple[Any, ...]]:
+    """The shapes of a call's outputs."""
+    (batch, tokens), value_heads, _ = _extent(b, t, given)
+    rows = (tokens, value_heads) if b.layout == "bthd" else (value_heads, tokens)
+    return [(batch, *rows, *dims) for _, dims, _ in t.outputs]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -112,10 +119,9 @@ def page_gradient(key: str, tensors: list[Tensor], names: list[str], numbers: li
     b, t, given, scalars = _about(key, tensors, names, numbers)
     call, found = _call(b, t, given), iter(made)
     by = [next(found) if p else None for p in present]
-    token_rows, value_heads, _ = _extent(b, t, given)
-    tokens = [token_rows[1], value_heads][::1 if b.layout == "bthd" else -1]
-    outputs = {n: torch.zeros((token_rows[0], *tokens, *dims), dtype=_FLOATS[dtype], device=call.device) if y is None else y
-               for (n, dims, dtype), y in zip(t.outputs, by, strict=False)}
+    shapes = _shapes(b, t, given)
+    outputs = {n: torch.zeros(shape, dtype=_FLOATS[dtype], device=call.device) if y is None else y
+               for (n, _, dtype), shape, y in zip(t.outputs, shapes, by, strict=False)}
     rest = by[len(t.outputs):] or [None] * len(t.final)
     finals = {row[0]: y for row, y in zip(t.final, rest, strict=True)}
     starts = {row[0]: given.get(row[0]) for row in t.initial}

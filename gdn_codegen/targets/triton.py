@@ -68,7 +68,7 @@ def _too_large(p: Program) -> str:
     The estimate adds the tiles that a walk loads and the state as an operand. Tiles count twice if 16-bit loads run ahead.
     float32 needs a tenth more. For K = V = 256 the estimate is within 5 % of what Triton's compiler reports. Of a kernel over
     chunks it is the loaded tiles that are live at once. For gradients in chunks of 64 on sm_90 the compiler reports 0.94 to 1.13
-    times as much with plain gates, and 0.3 to 1 times as much in smaller chunks.
+    times as much with plain gates, and 0.2 to 1 times as much in smaller chunks.
     """
     if max(p.sizes["K"], p.sizes["V"]) <= WIDEST:
         return ""

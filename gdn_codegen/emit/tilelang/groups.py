@@ -5,7 +5,7 @@ from itertools import groupby
 
 from ...ir.core import NO_LINE, Agent, Buffer
 from ...ir.types import BYTES, GROUP, Dim, Tensor
-from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
+from ..base import EmitError, KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
 from .kernel import BACKWARDS, KernelWriter
 from .rules import rule as base
 from .tiles import Value
@@ -84,7 +84,10 @@ class GroupsWriter(KernelWriter):
         return name if x.space != "shared" or x.slots == 1 else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
 
     def tile(self, t: Tensor, piece: tuple[int, ...] = ()) -> str:
-        """This instance's tile of `t`, as a slice. Kernels of warp groups load no pieces."""
+        """This instance's tile of `t`, as a slice. EmitError for a piece of its columns, which no kernel with agents has."""
+        if piece:
+            raise EmitError(f"tilelang: a kernel with agents loads columns {piece[0]} to {sum(piece)} of {t.name}; pass place "
+                            "should have left its tiles whole")
         slices = [f"block * B{d}:block * B{d} + B{d}" if d == self.k.blocked_dim else f"0:{self.dim(d)}" for d in t.dims]
         if t.index == "token":
             slices[0] = f"{self.use('row')}:row + {t.dims[0]}"

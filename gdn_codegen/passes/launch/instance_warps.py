@@ -48,10 +48,10 @@ def _by_tiles(p: Program, k: Kernel) -> int:
 
 def _by_float32(p: Program, k: Kernel) -> int:
     """The number of warps by the multiplications of float32 products; 0 if there are none."""
-    sizes, types, all_ = {**p.sizes, **k.sizes}, types_of(k.body), 0
+    sizes, types, count = {**p.sizes, **k.sizes}, types_of(k.body), 0
     for o in (o for o in k.ops if o.kind == "matmul"):
         left, right = (types[a] for a in o.args[:2])
         if left.dtype == "float32":
-            all_ += prod(left.shape(sizes)) * right.shape(sizes)[0 if o.attr("tb") else 1]
-    wanted = -(-all_ // (WARP * MULTIPLICATIONS))
+            count += prod(left.shape(sizes)) * right.shape(sizes)[0 if o.attr("tb") else 1]
+    wanted = -(-count // (WARP * MULTIPLICATIONS))
     return min(MOST, 1 << (wanted - 1).bit_length()) if wanted else 0
