@@ -542,8 +542,8 @@ def as_sums_cuda(*shape):
 
 
 def below_diagonal_cuda(thread):
-    """By how many rows a thread's first entry lies below the diagonal, in a tile in the order of `as_sums`; threads of warp groups,
-    from `thread` 0 on."""
+    """By how many rows a thread's first entry lies below the diagonal, in a tile in the order of `as_sums`. Threads of warp
+    groups, from `thread` 0 on."""
     T.import_source(HELPERS)
     return T.call_extern("int32", "below_diagonal", thread)
 

@@ -91,8 +91,8 @@ class GroupsWriter(KernelWriter):
         return self.at(t, slices)
 
     def compared(self, i: str, sign: str, j: str) -> str:
-        """A comparison of the row of an element with its column. In a tile that lies as sums they differ by as much as those of the
-        thread's first entry, and a constant."""
+        """A comparison of the row of an element with its column. In a tile that lies as sums they differ by a constant more than
+        those of the thread's first entry."""
         if self.order != "as_sums" or (i, j) != ("i", "j"):
             return super().compared(i, sign, j)
         return f"{self.use(BELOW)} + i // 8 % 2 * 8 {sign} j // 8 * 8 + j % 2"
