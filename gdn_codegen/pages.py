@@ -54,14 +54,15 @@ def source(page: Algorithm, **options: Any) -> str:
     return render(_build(page, options))
 
 
-def compile(page: Algorithm, **options: Any) -> Callable[..., Any]:
+def compile(page: Algorithm, save: str = "nothing", **options: Any) -> Callable[..., Any]:
     """The op: the generated function. Its docstring gives shapes and dtypes.
 
     The module is written to the package's cache and imported; kernels compile in the first call. An equal page and equal options
-    give the same function. torch can differentiate it by its inputs and initial states (docs/training.md).
+    give the same function. torch can differentiate it by its inputs and initial states, and torch.compile takes it whole.
+    save: what a call keeps for its gradient: "nothing", "states" or "rounded_states", those before chunks (docs/training.md).
     """
     from .runtime.page_op import op
-    return op(_build(page, options))
+    return op(_build(page, options), save)
 
 
 def verify(page: Algorithm, cases: Sequence[Case] | None = None, device: str = "cpu", reference: Recurrence | None = None,

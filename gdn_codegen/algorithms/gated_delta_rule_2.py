@@ -26,6 +26,5 @@ def gated_delta_rule_2(q, k, v, g, b, w, S, *, scale="K ** -0.5"):
     S = exp(last(G))[:, None] * S + (exp(last(G)[None, :] - G) * k).T @ U
     d = row_sum(erase * k)
     r = maximum(0, row_sum(erase * erase) * row_sum(k * k) - d * d)  # 0 if b is the same in all channels
-    growth = (sqrt((2 - d) * (2 - d) + r) + sqrt(d * d + r)) / 2  # the norm of I - k (b * k)^T
-    F = g + log(maximum(1, growth))[:, None]
+    F = g + log(maximum(1, (sqrt((2 - d) * (2 - d) + r) + sqrt(d * d + r)) / 2))[:, None]  # the norm of I - k (b * k)^T
     return o, S

@@ -1,118 +1,94 @@
-"""The op of a build of any page: the generated function, which torch can also differentiate.
+"""The op of a build of any page: the generated function, which torch can also differentiate and compile.
 
-Generated functions compute the forward pass only. Here a call with a tensor that requires grad runs the function, keeps the
-arguments, and computes their gradients from the two modules that are derived from the page (runtime/call/gradient.py). A page may
-have several outputs, and any number of states.
+Generated functions compute the forward pass only. A call with a tensor that requires grad, or under torch.compile, is one of the
+torch op gdn_codegen::page (runtime/page_library.py). Its gradient comes from the two modules that are derived from the page.
+A page may have several outputs, and any number of states.
 """
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, wraps
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from ..derived_pages import beside, find
+from ..host.arguments import _check_flag
 from ..host.host import _untraced
 from ..host.tables import Tables
 from ..host.tensors import _fail
 from ..schedule.contract import STATE_FLAGS
 from .build import Build
 from .call.differentiable import NONE, differentiates
-from .call.gradient import by_argument, walked_back
 from .call.gradient_builds import check_target
-from .call.normalise import check_plain
-from .call.request import Call, Request
-from .call.tables import Extent
+from .call.normalise import SAVED, check_plain
 from .load import function, module
+from .page_library import key_of, page, tensors_of
 
-_ENDS = "cu_seqlens"
+_FINAL = "output_final_state"
 
 
 @lru_cache(maxsize=256)
-def op(b: Build) -> Callable[..., Any]:
-    """The generated function of `b`, of which torch can compute gradients. ValueError in a call for what has none."""
-    fn = function(b)
-    signature = inspect.signature(fn)
+def op(b: Build, save: str = "nothing") -> Callable[..., Any]:
+    """The generated function of `b`, of which torch can compute gradients, and which torch.compile takes whole.
+
+    save: what a call that is differentiated keeps beside its arguments, a key of SAVED. ValueError for another, and in a call for
+    what has no gradient.
+    """
+    if save not in SAVED:
+        _fail("save", repr(save), ", ".join(SAVED))
+    fn, host = function(b), module(b).HOST
+    t: Tables = host.tables
+    names, read, key = tuple(inspect.signature(fn).parameters), tensors_of(t), key_of(b)
+    saving_key = key_of(_saving(b, *SAVED[save]))
+    functional = not any(getattr(b.contract, word) for word in STATE_FLAGS)
 
     @wraps(fn)
     def call(*args: Any, **named: Any) -> Any:
         """The results of the generated function, which torch differentiates if a tensor among the arguments requires grad."""
-        if torch.compiler.is_dynamo_compiling():
-            return _untraced(call, *args, **named)
-        if not differentiates((*args, *named.values())):
+        differentiated = differentiates((*args, *named.values()))
+        if not (differentiated or torch.compiler.is_dynamo_compiling()):
             return fn(*args, **named)
-        given = signature.bind(*args, **named).arguments
-        t: Tables = module(b).HOST.tables
-        _check(b, t, given)
-        tensors = _tensors(t)
-        others = {n: y for n, y in given.items() if n not in tensors}
-        return _Differentiated.apply(b, others, *(given.get(n) for n in tensors))  # type: ignore[no-untyped-call]
+        given = {**dict(zip(names, args, strict=False)), **named}
+        given = {n: y for n, y in given.items() if y is not None}
+        if differentiated:
+            _check(b, t, given)
+        elif not functional or any(n not in (*read, *t.scalars, _FINAL) for n in given) or len(args) > len(names):
+            return _untraced(fn, *args, **named)
+        missing = [row[0] for row in t.inputs if row[0] not in given]
+        if missing or any(n not in names for n in given) or len(args) > len(names):
+            return fn(*args, **named)  # which says what is wrong
+        final = bool(t.final) and _check_flag(_FINAL, given.get(_FINAL, False))
+        tensors = [n for n in read if n in given]
+        numbers = host.numbers_of([given.get(n) for n in t.scalars])
+        made = page(saving_key if differentiated else key, [given[n] for n in tensors], tensors, list(numbers), final)
+        results = len(t.outputs) + (len(t.final) if final else 0)
+        return (*made[:results], *[None] * (0 if final else len(t.final)))
     return call
 
 
-def _tensors(t: Tables) -> tuple[str, ...]:
-    """Names of the arguments that a gradient reads: inputs, initial states and ends of sequences."""
-    return *(row[0] for rows in (t.inputs, t.head_inputs, t.initial) for row in rows), _ENDS
+def _saving(b: Build, kind: str, rounded: bool) -> Build:
+    """The build of a call that saves the states before chunks, or `b` if `kind` is "" or the page's gradient reads none."""
+    if not kind or not any(y.index == "slot" for y in find(beside(b.algorithm, "gradient")).trace().role("input")):
+        return b
+    page = beside(b.algorithm, kind.removeprefix("."))
+    states = [y.name for y in find(page).trace().role("output") if y.index == "slot"]
+    dtypes = tuple((n, b.dtype) for n in states if rounded)
+    return replace(b, algorithm=page, contract=replace(b.contract, dtypes=tuple(sorted((*b.contract.dtypes, *dtypes)))))
 
 
 def _check(b: Build, t: Tables, given: dict[str, Any]) -> None:
-    """ValueError for a call that has no gradient."""
+    """ValueError for a call that has no gradient. given: its arguments but for None."""
     check_target(b.target)
     for word in STATE_FLAGS:
         if getattr(b.contract, word):
             _fail("contract", f"states with {word}", "states without it beside a tensor that requires grad, or a call under "
                   "torch.no_grad()")
     for name in (*t.outs, *(row[0] for row in t.final)):
-        if given.get(name) is not None:
+        if name in given:
             _fail(name, "a tensor", NONE)
-    for name in _tensors(t):
-        if given.get(name) is not None:
+    for name in tensors_of(t):
+        if name in given:
             check_plain(name, given[name])
-
-
-class _Differentiated(torch.autograd.Function):
-    """A call of a page's op."""
-
-    @staticmethod
-    def forward(ctx: Any, b: Build, others: dict[str, Any], *tensors: Tensor | None) -> tuple[Any, ...]:
-        names = _tensors(module(b).HOST.tables)
-        given = {n: y for n, y in zip(names, tensors, strict=True) if y is not None}
-        results: tuple[Any, ...] = function(b)(**given, **others)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        ctx.call, ctx.made = (b, others), [None if y is None else (y.shape, y.dtype) for y in results]
-        return results
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *made: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients by the tensors of `forward`. made: those by what it gave, None for zero."""
-        b, others = ctx.call
-        t: Tables = module(b).HOST.tables
-        if all(y is None for y in made):
-            return *[None] * (2 + len(ctx.saved_tensors)),
-        named = dict(zip(_tensors(t), ctx.saved_tensors, strict=True))
-        ends = named.pop(_ENDS)
-        call = _call(b, t, named, ends)
-        outputs = {row[0]: torch.zeros(shape, dtype=dtype, device=call.device) if y is None else y
-                   for row, y, (shape, dtype) in zip(t.outputs, made, ctx.made, strict=False)}
-        finals = {row[0]: y for row, y in zip(t.final, made[len(t.outputs):], strict=True)}
-        starts = {row[0]: named.pop(row[0]) for row in t.initial}
-        found = walked_back(b.algorithm, call, named, {n: others.get(n) for n in t.scalars}, ends, starts, outputs, finals, {})
-        wanted = zip({**named, **starts}.items(), ctx.needs_input_grad[2:], strict=False)
-        return None, None, *(by_argument(found[n], y, call.request.axes) if needed else None for (n, y), needed in wanted), None
-
-
-def _call(b: Build, t: Tables, named: dict[str, Any], ends: Tensor | None) -> Call:
-    """What the choice of the gradient's builds depends on."""
-    x = Request(target=b.target, chunk_size=b.chunk, layout=b.layout, state_v_first=b.contract.state_layout == "vk")
-    heads = {row[1]: named[row[0]].shape[x.axes[1]] for row in t.inputs}
-    first = named[t.inputs[0][0]]
-    rows, tokens = first.shape[0], first.shape[x.axes[0]]
-    value_heads = heads.get("HV") or heads["H"]
-    extent = Extent(heads.get("H", value_heads), value_heads, rows if ends is None else ends.numel() - 1, rows * tokens,
-                    ends is not None)
-    return Call(x, getattr(torch, b.dtype), first.device, (b.head_dim_k, b.head_dim_v), extent, b.contract, ends is not None,
-                any(named[row[0]] is not None for row in t.initial), True)

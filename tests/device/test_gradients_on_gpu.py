@@ -46,8 +46,8 @@ def compared(p, **said):
 
 
 @pytest.mark.parametrize("page", problems.CALLS)
-@pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target, size", [*((t, n) for t in HERE for n in (64, 128)),
+                                          *(("triton", 256) for t in HERE if t == "triton")])
 def test_every_member(target, size, page, monkeypatch):
     for n in ("K", "V"):
         monkeypatch.setitem(problems.SIZES, n, size)

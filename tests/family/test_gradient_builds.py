@@ -12,7 +12,7 @@ from problems import Problem
 from gdn_codegen.runtime.admit import Refused
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose, gradient_builds
-from gdn_codegen.runtime.call.gradient_builds import TARGETS, builds_for, modules_for
+from gdn_codegen.runtime.call.gradient_builds import TARGETS, asked_of, builds_for, candidates, modules_for
 from gdn_codegen.runtime.call.request import Call
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.runtime.targets import runs
@@ -73,18 +73,26 @@ def test_another_target_where_one_has_none(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("dims, states", [((256, 128), "fused_walk"), ((128, 256), "walk")])
 def test_sizes_that_one_kernel_does_not_take(dims: tuple[int, int], states: str) -> None:
     b = builds_for(PAGE, call(dims, target="triton"))
-    assert (b.gradient.plan.name, b.gradient.chunk, b.states.plan.name) == ("gradient", 32, states)
+    assert (b.gradient.plan.name, b.gradient.chunk, b.states.plan.name) == ("gradient", 64, states)
 
 
-@pytest.mark.parametrize("target, limit", [
-    ("triton", "takes about .* bytes of shared memory, and an H100 has 232448"),
-    pytest.param("tilelang", "shared of hopper has 232448 bytes", marks=pytest.mark.slow),
-    pytest.param("pto", "UB has 188416 bytes", marks=pytest.mark.slow)])
-def test_sizes_for_which_nothing_fits(target: str, limit: str) -> None:
-    """The error has the limit of the smallest chunk."""
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla", "kimi_delta_attention"])
+def test_the_widest_state_has_a_gradient_in_triton(page: str) -> None:
+    """On a GPU kernels over chunks hold a quarter of the columns of the states at a time, so that they fit."""
+    b = asked_of(Build("triton", algorithm=page, dtype="bfloat16", head_dim_k=256, head_dim_v=256), True)
+    assert any(not any(map(choose.unfit, x.all)) for x in candidates(b, "cuda", "sm_90", 32))
+
+
+@pytest.mark.parametrize("target, page, K, limit", [
+    ("triton", "gated_delta_rule_2", 192, "takes about .* bytes of shared memory, and an H100 has 232448"),
+    pytest.param("tilelang", "mamba2", 256, "shared of hopper has 232448 bytes", marks=pytest.mark.slow),
+    pytest.param("pto", "mamba2", 256, "UB has 188416 bytes", marks=pytest.mark.slow)])
+def test_sizes_for_which_nothing_fits(target: str, page: str, K: int, limit: str) -> None:
+    """The error has the limit of the smallest chunk. Triton's tiles have 256 columns for 192, and no pieces."""
     if runs(target, "cpu"):
-        with pytest.raises(ValueError, match=rf"K = 256, V = 256 in bfloat16 \(.*{limit}.*\), or smaller K or V"):
-            builds_for("mamba2", call((256, 256), target=target, chunk_size=16))
+        with pytest.raises(ValueError, match=rf"K = {K}, V = {K} in bfloat16 \(.*{limit}.*\), or smaller K or V"):
+            builds_for(page, call((K, K), target=target, chunk_size=16))
 
 
 def test_a_refused_build_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Every member of the family on every target, beside its token recurrence in float64."""
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from members import MEMBERS, Case, computed, drawn, expected
@@ -33,6 +34,11 @@ NAMES = [n for n in MEMBERS if n in names()]
 
 def test_every_page_is_a_member():
     assert set(names()) <= set(MEMBERS)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_page_is_short(name):
+    assert len(Path(find(name).fn.__code__.co_filename).read_text().splitlines()) <= 30
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from gdn_codegen import pages
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, per_head, row_sum, sigmoid
+from gdn_codegen.runtime import page_library
 from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.call import gradient
 from gdn_codegen.runtime.load import function, module
 from gdn_codegen.runtime.page_op import op as page_op
 from gdn_codegen.runtime.targets import runs
@@ -214,10 +216,103 @@ def test_no_second_derivatives() -> None:
     x = {n: y.requires_grad_() for n, y in problem(no_state).items()}
     (y,) = pages.compile(no_state, **SMALL)(**x)
     (d,) = torch.autograd.grad(y.square().sum(), x["v"], create_graph=True)
-    with pytest.raises(RuntimeError, match="twice"):
+    with pytest.raises(RuntimeError, match="computes no second derivatives"):
         d.sum().backward()
 
 
 def test_equal_builds_have_one_op() -> None:
     b = Build(**SMALL, algorithm=two_layers)
     assert page_op(b) is page_op(Build(**SMALL, algorithm=two_layers))
+
+
+def leaves(page: Any, **more: Any) -> dict[str, Any]:
+    """Arguments of a call that is differentiated by all of them."""
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    return {**{n: y.requires_grad_() for n, y in problem(page).items()}, "cu_seqlens": ends, **more}
+
+
+def gradients_of(call: Callable[..., Any], x: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Results of a call, then the gradients of a loss of all."""
+    results = [y for y in call(**x) if y is not None]
+    return *results, *torch.autograd.grad(loss_of(results), [y for y in x.values() if getattr(y, "requires_grad", False)])
+
+
+@pytest.mark.parametrize("page", [two_layers, pytest.param(no_state, marks=pytest.mark.slow)], ids=lambda p: p.name)
+def test_compiled_whole_in_both_directions(page: Any) -> None:
+    """The op is one node of the graph, and its gradient another: the same bits as eager calls."""
+    more = {"output_final_state": True, "scale": 0.25} if page is two_layers else {}
+    op, x = pages.compile(page, **SMALL), leaves(page, **more)
+    whole = torch.compile(op, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, gradients_of(whole, x), gradients_of(op, x)))
+    with torch.no_grad():
+        assert all(map(torch.equal, whole(**x), op(**x)))
+
+
+def test_compiled_by_position() -> None:
+    op, x = pages.compile(two_layers, **SMALL), problem(two_layers)
+    x = {n: y[:1] if n.startswith("initial") else y for n, y in x.items()}
+    args = [x.pop(n) for n in ("q", "k", "v", "g")]
+    whole = torch.compile(lambda *a, **b: op(*a, **b), fullgraph=True, backend="aot_eager")
+    got, want = whole(*args, **x), op(*args, **x)
+    assert got[2] is got[3] is None and all(map(torch.equal, got[:2], want[:2]))
+
+
+@pytest.mark.parametrize("page", [two_layers, pytest.param(sums, marks=pytest.mark.slow), no_state], ids=lambda p: p.name)
+@pytest.mark.parametrize("save, dtype", [("states", torch.float32), ("rounded_states", torch.bfloat16)])
+def test_saved_states(page: Any, save: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call keeps the states before each chunk, and its gradient computes none. Saved in float32 they give the same bits."""
+    options, packed = {**SMALL, "dtype": "bfloat16"}, list[Tensor]()
+    x = {**leaves(page), **{n: y.detach().bfloat16().requires_grad_() for n, y in problem(page).items() if n in "qkv"}}
+    want = gradients_of(pages.compile(page, **options), x)
+    op = pages.compile(page, save=save, **options)
+    with torch.autograd.graph.saved_tensors_hooks(lambda y: packed.append(y) or y, lambda y: y):
+        op(**x)
+    slots = sum(LENGTHS) // 16 + len(LENGTHS)
+    states = [y for y in packed if not any(y is z for z in x.values())]
+    read = 2 if page is two_layers else 0  # the others' gradients read no state
+    assert [y.shape[:2] for y in states] == [(slots, HV)] * read and all(y.dtype == dtype for y in states)
+    ran = list[str]()
+    monkeypatch.setattr(gradient, "_run", lambda *a, run=gradient._run: ran.append(a[3].HOST.tables.name) or run(*a))
+    for call in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
+        got = gradients_of(call, x)
+        exact = all(map(torch.equal, got, want))
+        near = [gradients.relative(a.detach().double(), b.detach().double()) for a, b in zip(got, want, strict=True) if b.any()]
+        assert exact if save == "states" or not read else max(near) < 1e-2
+    assert ran and not any("_states" in n for n in ran)
+
+
+def test_words_of_save() -> None:
+    with pytest.raises(ValueError, match="save: got 'all'; accepted: nothing, states, rounded_states"):
+        pages.compile(two_layers, save="all", **SMALL)
+
+
+def test_opcheck_of_pages() -> None:
+    page, b = page_library.page, Build(**SMALL, algorithm=two_layers)
+    page_op(b)
+    x = leaves(two_layers)
+    args = page_library.key_of(b), list(x.values()), list(x), [0.25], True
+    assert set(torch.library.opcheck(page, args).values()) == {"SUCCESS"}
+    plain = [y.detach() for y in x.values()]
+    made = page(args[0], plain, *args[2:])
+    given = [torch.randn_like(y) for y in made[1:]]
+    more = given, [False, *[True] * len(given)], [], ["q", "initial_Z"]
+    assert set(torch.library.opcheck(page_library.page_gradient, (args[0], plain, *args[2:4], *more)).values()) == {"SUCCESS"}
+
+
+def test_compiled_calls_that_write_to_memory_break_the_graph() -> None:
+    op, x = pages.compile(two_layers, **SMALL), problem(two_layers)
+    x |= {n: y[:1] for n, y in x.items() if n.startswith("initial")}
+    got, want = (torch.full_like(x["v"], float("nan")) for _ in range(2))
+    torch.compile(op, backend="aot_eager")(**x, out_y=got)
+    op(**x, out_y=want)
+    assert torch.equal(got, want) and not got.isnan().any()
+
+
+def test_compiled_calls_refuse_what_eager_ones_refuse() -> None:
+    op, x = pages.compile(two_layers, **SMALL), problem(two_layers)
+    x |= {n: y[:1] for n, y in x.items() if n.startswith("initial")}
+    whole = torch.compile(op, backend="aot_eager")
+    with pytest.raises(Exception, match="missing 1 required positional argument: 'k'"):
+        whole(**{n: y for n, y in x.items() if n != "k"})
+    with pytest.raises(Exception, match="unexpected keyword argument 'surprise'"):
+        whole(**x, surprise=1)

@@ -6,6 +6,9 @@ A number in the schedule's `warps` is taken. Otherwise an instance has four warp
 - Two, if a product of 64 rows or more has fewer than 64 columns, beside many products of 64 x 64 or more, as those of an inverse.
   With more warps Triton makes wgmmas of them. On an H100, Triton 3.6, such kernels (`fused`, `prepared`; V = 16 or 32, 16 bits)
   gave wrong numbers or accessed memory out of bounds.
+- As many as leave each lane MULTIPLICATIONS of the largest product of float32, 16 at most. Tensor cores do not compute these
+  products here, and Triton writes each multiplication of a lane as an instruction of its own. With four warps LLVM and ptxas took
+  minutes for a kernel of chunks of 64 tokens.
 """
 from __future__ import annotations
 
@@ -13,21 +16,26 @@ from dataclasses import replace
 from math import prod
 
 from ...ir.core import Kernel, Program, loops
+from ...ir.core import types as types_of
 from ...ir.types import WARP
 from ...schedule.schedule import Schedule
 from ..stage import takes
 
 #: The most products of tokens x tokens that are not many. Kernels with so few, and a narrow one, were right on that GPU.
 FEW = 4
+#: Multiplications of a product of float32 for each lane.
+MULTIPLICATIONS = 512
+#: The most warps for such products: 128 registers for each lane.
+MOST = 16
 
 
 @takes("placed")
 def instance_warps(p: Program, s: Schedule) -> Program:
     """`p` with threads on its kernels."""
-    return p.map_kernels(lambda k: replace(k, threads=WARP * (s.warps or _warps(p, k))))
+    return p.map_kernels(lambda k: replace(k, threads=WARP * (s.warps or max(_by_tiles(p, k), _by_float32(p, k)))))
 
 
-def _warps(p: Program, k: Kernel) -> int:
+def _by_tiles(p: Program, k: Kernel) -> int:
     """The number of warps by the sizes of carried values and products."""
     sizes = {**p.sizes, **k.sizes}
     carried = [prod(c.type.shape(sizes)) for lp in loops(k.body) for c in lp.carried]
@@ -37,3 +45,14 @@ def _warps(p: Program, k: Kernel) -> int:
     many = sum(shape == (sizes["C"], sizes["C"]) and sizes["C"] >= 64 for shape in shapes) > FEW
     narrow = many and any(rows >= 64 and columns < 64 for *_, rows, columns in shapes)
     return 2 if narrow or max(map(prod, shapes), default=32 * 32) <= 32 * 32 else 4
+
+
+def _by_float32(p: Program, k: Kernel) -> int:
+    """The number of warps by the multiplications of the largest product of float32; 0 if there is none."""
+    sizes, types = {**p.sizes, **k.sizes}, types_of(k.body)
+    largest = 0
+    for o in (o for o in k.ops if o.kind == "matmul"):
+        left, right = (types[a] for a in o.args[:2])
+        if left.dtype == "float32":
+            largest = max(largest, prod(left.shape(sizes)) * right.shape(sizes)[0 if o.attr("tb") else 1])
+    return min(MOST, largest // (WARP * MULTIPLICATIONS))

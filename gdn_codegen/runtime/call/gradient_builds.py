@@ -53,6 +53,7 @@ IN_PARTS = {"partition": "decay"}
 THREE = Plan(("gradient", {"v_block": 64}), (("walk", IN_PARTS), *WALKS), narrow=True)
 #: Groups of smaller kernels, for Triton: what is early has a kernel of its own, and so have outputs of one number a token. Their
 #: sums are stored by the kernel before: ptxas delays sums until they are read, and keeps their operands in registers meanwhile.
+#: K and V from 132 to 252 may fit three kernels alone.
 FIVE = (BEFORE_BACK, ("@early",), ("@state", "@solution"), ("@sum", "@tile"), ("@output",))
 #: The schedule for pages with a gate for each channel: more kernels, with fewer products each, most of them for half of the
 #: channels.
@@ -67,7 +68,7 @@ BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE, THREE),
     ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})),
-                         ONE),
+                         replace(THREE, gradient=("gradient", {"v_block": 64})), ONE),
     ("tilelang", "cpu"): (ONE, THREE),
     ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE),
     ("tilelang", "sm_90a"): (
