@@ -11,10 +11,10 @@ def warps(chunk, schedule, dtype, K=128, V=128):
 
 
 @pytest.mark.parametrize("chunk, schedule, K, V, want", [
-    (64, "fused", 36, 16, [16]),  # 64 x 64 x 64 multiplications are 512 of each lane of 16 warps
+    (64, "fused", 16, 16, [8]),  # 10 products of 64 x 64 x 64, and some with K or V
+    (64, "fused", 36, 16, [16]),
     (64, "fused", 128, 128, [16]),
-    (32, "walk", 128, 128, [8, 16]),  # 32 x 32 x 128, and 64 x 32 x 128
-    (16, "fused", 36, 16, [2]),  # 16 x 16 x 64
+    (32, "walk", 128, 128, [2, 4]),  # few enough, as in 16 bits
     (1, "fused", 128, 128, [2])])  # no product
 def test_products_of_float32_have_few_multiplications_of_a_lane(chunk, schedule, K, V, want):
     assert warps(chunk, schedule, "float32", K, V) == want

@@ -6,9 +6,8 @@ A number in the schedule's `warps` is taken. Otherwise an instance has four warp
 - Two, if a product of 64 rows or more has fewer than 64 columns, beside many products of 64 x 64 or more, as those of an inverse.
   With more warps Triton makes wgmmas of them. On an H100, Triton 3.6, such kernels (`fused`, `prepared`; V = 16 or 32, 16 bits)
   gave wrong numbers or accessed memory out of bounds.
-- As many as leave each lane MULTIPLICATIONS of the largest product of float32, 16 at most. Tensor cores do not compute these
-  products here, and Triton writes each multiplication of a lane as an instruction of its own. With four warps LLVM and ptxas took
-  minutes for a kernel of chunks of 64 tokens.
+- As many as leave each lane MULTIPLICATIONS of float32 products, 16 at most. Tensor cores do not compute these products here, and
+  Triton writes each multiplication of a lane as an instruction of its own. LLVM and ptxas took minutes for kernels with more.
 """
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from ..stage import takes
 
 #: The most products of tokens x tokens that are not many. Kernels with so few, and a narrow one, were right on that GPU.
 FEW = 4
-#: Multiplications of a product of float32 for each lane.
-MULTIPLICATIONS = 512
+#: Multiplications of float32 products for each lane, in the text of a kernel. Walks in chunks of 32 tokens have fewer.
+MULTIPLICATIONS = 13_000
 #: The most warps for such products: 128 registers for each lane.
 MOST = 16
 
@@ -48,11 +47,11 @@ def _by_tiles(p: Program, k: Kernel) -> int:
 
 
 def _by_float32(p: Program, k: Kernel) -> int:
-    """The number of warps by the multiplications of the largest product of float32; 0 if there is none."""
-    sizes, types = {**p.sizes, **k.sizes}, types_of(k.body)
-    largest = 0
+    """The number of warps by the multiplications of float32 products; 0 if there are none."""
+    sizes, types, all_ = {**p.sizes, **k.sizes}, types_of(k.body), 0
     for o in (o for o in k.ops if o.kind == "matmul"):
         left, right = (types[a] for a in o.args[:2])
         if left.dtype == "float32":
-            largest = max(largest, prod(left.shape(sizes)) * right.shape(sizes)[0 if o.attr("tb") else 1])
-    return min(MOST, largest // (WARP * MULTIPLICATIONS))
+            all_ += prod(left.shape(sizes)) * right.shape(sizes)[0 if o.attr("tb") else 1]
+    wanted = -(-all_ // (WARP * MULTIPLICATIONS))
+    return min(MOST, 1 << (wanted - 1).bit_length()) if wanted else 0
