@@ -84,6 +84,8 @@ OPS: dict[str, OpDef] = {}
 AHEAD = "ahead"
 #: Attribute of any op: the op has no effect in the iterations of the warm-up.
 OWN_PART = "own_part"
+#: Attribute of a signal or fence: the op of an iteration runs in the next iteration of its loop, that of the last one after it.
+LATE = "late"
 #: Attribute of any op: the op is one of this number of consecutive ops that one statement runs in parallel.
 BESIDE = "beside"
 #: Attribute of any op: how the entries of the tile are assigned to threads. "sums": as in the result of a warp group's product.
@@ -620,11 +622,11 @@ op("move", "the same value in another memory space. `spread`: a vector with its 
    _same("move"), lambda attrs, x: x, attrs=("space", "transposed", "spread"),
    zero=zeros.same)
 op("signal", "signals `channel`: a buffer is full, or free again", _effect, effect="sync",
-   attrs=("channel", "src", "dst", "id", "loop", "why"))
+   attrs=("channel", "src", "dst", "id", "loop", "why", LATE))
 op("wait", "waits until `channel` was signalled, in this iteration of the loop or `back` iterations before", _effect,
    effect="sync", attrs=("channel", "src", "dst", "id", "loop", "why", "back"))
 op("fence", "makes the agent's earlier writes visible to the units that read shared memory asynchronously",
-   _effect, effect="sync")
+   _effect, effect="sync", attrs=(LATE,))
 op("drain", "waits until the products that the agent started are complete", _effect, effect="sync")
 op("await_kernels", "waits until the kernels of the call that started earlier have ended", _effect, effect="sync")
 op("barrier", "orders all earlier ops of the agent (or of `scope`) before its later ones", _effect, effect="sync",

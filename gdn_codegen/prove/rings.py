@@ -3,8 +3,8 @@
 The checker runs the agents of a walk concurrently for several iterations. It models the device's barriers: they count arrivals
 and phases, and a wait tests only the parity of the phase. Vector clocks give the ops that each agent knows to be complete. An
 asynchronous copy is known to be complete only through the barrier at which it arrives. The checker refuses:
-- two accesses to a slot, at least one of them a write, that no barrier orders. An asynchronous product reads its operands until
-  the drain;
+- two accesses to a slot, at least one of them a write, that no barrier orders. An asynchronous product reads its operands, also
+  those in registers, until the drain;
 - a read of the result of an asynchronous product before the drain;
 - an asynchronous unit that reads a slot which threads wrote, unless these threads execute a fence before they arrive;
 - an agent that reads a fragment of another agent;
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from ..devices import Groups
 from ..ir.core import Kernel, Op, Program, Stmt, loops
-from ..ir.ops import OWN_PART
+from ..ir.ops import LATE, OWN_PART
 from ..ir.printer import op_text
 from .clocks import Clock, Clocks, joined
 from .happens_before import RaceError
@@ -95,6 +95,13 @@ class _Write:
     fence: int = 0  # the number of the agent's first fence after the write, 0 if there is none
 
 
+def _run(body: list[Op], first: int, count: int) -> list[tuple[int, Op]]:
+    """The ops that `count` iterations of a loop run, from number `first` on, each with its iteration."""
+    late = [o for o in body if o.attr(LATE)]
+    out = [(i - bool(o.attr(LATE)), o) for i in range(first, first + count) for o in body if i > first or o not in late]
+    return out + [(first + count - 1, o) for o in late if count]
+
+
 class _Check:
     """A run of all agents of a walk, with phases of barriers and vector clocks. warm_up: the number of warm-up iterations."""
     def __init__(self, p: Program, k: Kernel, device: Groups, warm_up: int) -> None:
@@ -152,11 +159,11 @@ class _Check:
 
         part, warm_up = own(self.loop.body), [o for o in own(self.before.body) if not o.attr(OWN_PART)]
         if self.items is None:
-            return [(i, o) for i in range(self.warm_up + iterations(self.k)) for o in (warm_up if i < self.warm_up else part)]
+            return [*_run(warm_up, 0, self.warm_up), *_run(part, self.warm_up, iterations(self.k))]
         at, out, done = self.items.body.index(self.loop), list[tuple[int, Op]](), 0
         for n, chunks in enumerate(items(self.k)):
             out += [(n, o) for o in own(self.items.body[:at])]
-            out += [(i, o) for i in range(done, done + chunks) for o in part]
+            out += _run(part, done, chunks)
             out += [(n, o) for o in own(self.items.body[at:])]
             done += chunks
         return out
@@ -260,17 +267,19 @@ class _Check:
         shared = c.number[o.agent, SHARED]
         number = c.issue(shared)
         for _, x in sources:
-            if x.space == self.device.operand and o.attr("asynchronous"):
+            if o.attr("asynchronous"):
                 self.begun.setdefault(o.agent, []).append((o, (x.name, i % x.slots)))
             elif x.space == self.device.operand:
                 self.read.setdefault((x.name, i % x.slots), []).append((o, shared, number))
-        if not o.buffer or self.buffers[o.buffer].space != self.device.operand:
+        if not o.buffer:
             return
         slot = (o.buffer, i % self.buffers[o.buffer].slots)
-        reading = [b for agent in self.begun.values() for b, read in agent if read == slot]
+        reading = [b for agent in self.begun.values() for b, read in agent if read == slot and b is not o]
         if reading:
             raise self.error(f"{o.out} of {o.agent} is written in iteration {i} while {reading[0].out} of {reading[0].agent} "
                              "reads its slot")
+        if self.buffers[o.buffer].space != self.device.operand:
+            return
         before = [(r.out or r.kind, r.agent, i, n) for r, i, n in self.read.pop(slot, []) if r is not o]
         if slot in self.written:
             w = self.written[slot]

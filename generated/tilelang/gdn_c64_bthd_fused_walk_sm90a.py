@@ -459,9 +459,10 @@ def load_transposed_cuda(tile, to, thread):
 
 @T.macro
 def store_tile_cuda(x, tile, thread, transposed=False):
-    """From a fragment to shared memory, `transposed` its columns as rows."""
+    """From a fragment to shared memory, `transposed` its columns as rows. TileLang takes it for a read: passes derive the fences,
+    and it would add one before the agent's next product."""
     T.import_source(HELPERS)
-    T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
+    T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "r"), x.access_ptr("r"), thread)
 
 
 DEVICE_FUNCTIONS = {
@@ -623,7 +624,7 @@ def o_S_kernel(t):
                     t.copy(S, S_f16)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
                     # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
-                    T.gemm(
+                    T.wgmma_gemm(
                         S_f16,
                         k[chunk % 3, :, :],
                         k_S,
@@ -631,10 +632,15 @@ def o_S_kernel(t):
                         clear_accum=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
+                    if chunk > 0:
+                        T.fence_proxy_async()
+                        T.barrier_arrive(o_f16_shared_ready[0])
                     T.barrier_wait(exp_G_shared_ready[chunk % 3], chunk // 3 % 2)
                     T.copy(exp_G_shared[chunk % 3, :], exp_G_row)
                     T.barrier_wait(v_ready[chunk % 3], chunk // 3 % 2)
                     t.load_transposed(v[chunk % 3, :, :], v_T, tx)
+                    T.wait_wgmma(0)
+                    T.warpgroup_fence_operand(k_S, num_regs=32)
                     for i, j in t.as_sums(V, C):
                         U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
@@ -682,6 +688,7 @@ def o_S_kernel(t):
                         o_f16[i, j] = scale * o_sum[i, j]
                     T.barrier_wait(o_f16_shared_free[0], (chunk + 1) % 2)
                     t.store_tile(o_f16, o_f16_shared, tx, transposed=True)
+                if length > 0:
                     T.fence_proxy_async()
                     T.barrier_arrive(o_f16_shared_ready[0])
                 if has_final_state != 0:

@@ -72,7 +72,8 @@ def test_text(name):
     tails = sum(bool(o.attr("tail")) for o in ops_)
     assert body.count("T.barrier_wait(") == tails + sum(o.kind == "wait" for o in ops_)
     multiplies = {o.agent for o in ops_ if o.kind == "matmul"}  # a fence before their loops keeps TileLang's out of these
-    assert body.count("T.fence_proxy_async(") == sum(o.kind == "fence" for o in ops_) + len(multiplies)
+    fences = sum(1 + bool(o.attr("late")) for o in ops_ if o.kind == "fence")  # a late op is also printed after the loop
+    assert body.count("T.fence_proxy_async(") == fences + len(multiplies)
     assert body.count("if rows >= C:") == tails + 1  # warm-ups have whole chunks, and store nothing
     assert len(re.findall(r"if tx < \d+:", body)) == len(k.agents)
     assert body.count("T.wait_wgmma(0)") == sum(o.kind == "drain" for o in ops_)
@@ -111,17 +112,31 @@ def walk_text(b):
     return ast.unparse(ast.parse(text[text.index("def o_S_kernel("):text.index("# --- host")])).splitlines()
 
 
+@pytest.mark.parametrize("name, loop, first, last", [
+    ("fused_walk0", "for chunk in T.serial(T.ceildiv(length, C)):", "if chunk > 0:", "if length > 0:"),
+    ("fused_walk1", "for iteration in T.serial(stop - begin):", "if chunk > begin:", "if stop > begin:"),
+    ("fused_walk2", "for iteration in T.serial(first - begin, stop - begin):", "if chunk > first:", "if stop > first:")])
+def test_an_arrival_for_stores_comes_in_the_next_iteration(name, loop, first, last):
+    """Each but the last, which comes after the loop."""
+    lines = [x.strip() for x in walk_text(PARTED[name])]
+    arrive = "T.barrier_arrive(o_f16_shared_ready[0])"
+    n, m = (i for i, x in enumerate(lines) if x == arrive)
+    assert [lines[n - 2], lines[m - 2]] == [first, last] and {lines[n - 1], lines[m - 1]} == {"T.fence_proxy_async()"}
+    starts = [i for i, x in enumerate(lines[:n]) if x.startswith("T.wgmma_gemm(S_f16, k[")]
+    assert loop in lines[:starts[-1]] and starts[-1] == n - 3
+
+
 def test_a_product_that_was_begun_is_fenced_where_it_is_drained():
-    """Registers of the fragment that a thread of `aux` holds; between the start and the drain nothing names the fragment."""
+    """Registers of the fragment that a thread holds; between the start and the drain nothing names the fragment."""
     for name in ("fused_walk0", "fused_walk2"):
         lines = [x.strip() for x in walk_text(PARTED[name])]
         starts = [n for n, x in enumerate(lines) if x.startswith("T.wgmma_gemm(")]
         assert starts
         for n in starts:
             drain = lines.index("T.wait_wgmma(0)", n)
-            assert ", q_kT," in lines[n]
-            assert not any(re.search(r"\bq_kT\b", x) or x.startswith("for turn") for x in lines[n + 1:drain])
-            assert lines[drain + 1] == f"T.warpgroup_fence_operand(q_kT, num_regs={64 * 64 // 128})"
+            (x,) = re.findall(r", (q_kT|k_S),", lines[n])
+            assert not any(re.search(rf"\b{x}\b", y) or y.startswith("for turn") for y in lines[n + 1:drain])
+            assert lines[drain + 1] == f"T.warpgroup_fence_operand({x}, num_regs={64 * 64 // 128})"
 
 
 def test_tensors_of_the_cpu_are_refused():

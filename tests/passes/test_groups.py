@@ -66,7 +66,7 @@ def test_inverses_have_warps_of_their_own(plan):
 @pytest.mark.parametrize("plan", PLANS)
 def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan):
     ops = inside(lowered(plan))
-    later = [o.out for o in ops if o.attr("asynchronous")]
+    later = [o.out for o in ops if o.attr("asynchronous") and o.agent == "aux"]
     assert later == (["q_kT"] if "fused" in plan else [])
     for name in later:
         aux = [o for o in ops if o.agent == "aux"]
@@ -79,6 +79,15 @@ def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan)
         assert at["k_kT"] < at[inverse.args[0]] < told < at[name] < drained < read
         # What else it computes and moves hides the product.
         assert all(at[name] < at[x] < drained for x in ("exp_G_shared", "chunk_decay_shared", "beta_decay_to_end_shared"))
+
+
+@pytest.mark.parametrize("plan", ["walk", "fused_walk", "fused_warm_up"])
+def test_state_reads_v_while_its_first_product_runs(plan):
+    state = [o for o in inside(lowered(plan)) if o.agent == "state"]
+    at = {o.out: n for n, o in enumerate(state) if o.out}
+    drained = next(n for n, o in enumerate(state) if o.kind == "drain")
+    assert [o.out for o in state if o.attr("asynchronous")] == ["k_S"]
+    assert at["k_S"] < at["exp_G_row"] < at["v_T"] < drained < at["U_unscaled"]
 
 
 def test_what_leads_to_an_inverse_is_loaded_first_and_waited_for_alone():

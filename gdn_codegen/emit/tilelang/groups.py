@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 from itertools import groupby
+from typing import TypeGuard
 
 from ...ir.core import NO_LINE, Agent, Buffer
+from ...ir.ops import LATE
 from ...ir.types import BYTES, GROUP, Dim, Tensor
 from ..base import EmitError, KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
 from .kernel import BACKWARDS, KernelWriter
@@ -23,6 +25,11 @@ def is_number(o: Op) -> bool:
     return o.type is not None and o.type.rank == 0 and o.kind != "claim_item"
 
 
+def is_late(s: Stmt) -> TypeGuard[Op]:
+    """Whether an iteration leaves `s` to the next one."""
+    return isinstance(s, Op) and bool(s.attr(LATE))
+
+
 class GroupsWriter(KernelWriter):
     """Writes one kernel. A buffer in shared memory is a ring. Each iteration of the walk uses its next slot."""
 
@@ -30,6 +37,7 @@ class GroupsWriter(KernelWriter):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
+        self.loop_begin = "0"  # the first chunk of the current loop
         self.begun: list[str] = []  # fragments of asynchronous products before their drain
         items = next((s for s in self.k.body if isinstance(s, Loop) and s.index == "item"), None)
         self.items = items is not None
@@ -114,8 +122,13 @@ class GroupsWriter(KernelWriter):
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Print the statements that the current agent runs."""
-        super().body(tuple(s for s in body if isinstance(s, Loop) or s in self.numbers or (
-            s.agent == self.agent.name and not self.known(s))))
+        own = [s for s in body if isinstance(s, Loop) or s in self.numbers or (s.agent == self.agent.name and not self.known(s))]
+        for late, some in groupby(own, is_late):
+            if late:
+                self.w(f"if {self.passed} > {self.loop_begin}:")
+            self.w.indent += late
+            super().body(tuple(some))
+            self.w.indent -= late
 
     def known(self, o: Op) -> bool:
         """Whether all agents run `o` before their branches: a number that all of them need, an op that may end the instance, or
@@ -136,16 +149,19 @@ class GroupsWriter(KernelWriter):
         if not any(s.agent == self.agent.name for s in lp.ops) or (once and lp.index == "before"):
             return
         if self.k.grid != "parts":
-            self.iterations(f"for {self.passed} in T.serial(T.ceildiv(length, C)):", lp.body)
+            self.iterations(f"for {self.passed} in T.serial(T.ceildiv(length, C)):", lp.body, "0", "length")
             return
         begin = self.use("begin")
         first, stop = f"first - {begin}", f"stop - {begin}"
         begins = lp.warm_up or once or not self.warm_up  # in a kernel without warm-ups `begin` is the part's first chunk
         over = first if lp.index == "before" else stop if begins else f"{first}, {stop}"
-        self.iterations(f"for iteration in T.serial({over}):", lp.body)
+        self.iterations(f"for iteration in T.serial({over}):", lp.body, begin if begins or lp.index == "before" else "first",
+                        "first" if lp.index == "before" else "stop")
 
-    def iterations(self, head: str, body: tuple[Stmt, ...]) -> None:
-        """Print a loop over chunks. head: its first line."""
+    def iterations(self, head: str, body: tuple[Stmt, ...], begin: str, end: str) -> None:
+        """Print a loop over chunks, and after it the late ops of its last iteration. head: its first line. begin: its first
+        chunk. end: a number that is greater if it has iterations."""
+        self.loop_begin = begin
         self.w.line = NO_LINE
         first = len(self.w.lines)
         self.w.indent += 1
@@ -160,6 +176,11 @@ class GroupsWriter(KernelWriter):
             self.line(text)
         self.w.indent -= 1
         self.w.lines += after
+        if late := tuple(s for s in body if is_late(s) and s.agent == self.agent.name):
+            self.w(f"if {end} > {begin}:")
+            self.w.indent += 1
+            super().body(late)
+            self.w.indent -= 1
 
     def zeros(self, t: Tensor, head: int) -> None:
         """Print loops that write zeros to the first `rows` rows of the current tile. In a loop over items one agent does so."""

@@ -20,6 +20,7 @@ from ...schedule.schedule import Schedule
 from ..common import dead_code, walks
 from ..stage import takes
 from ..storage.walk_limits import SUMS
+from .behind_products import behind_products
 from .block_agents import block_agents
 from .crossings import Crossings
 from .few_registers import few_registers
@@ -71,7 +72,8 @@ class _Assign(Crossings):
         tasks: Mapping[str, str] = {o.out: r for o, r in self.tasks.of.items() if o.out}
         if "tokens" in tasks.values():
             ops = few_registers(ops, s, self.tasks.sizes)
-        return tuple(in_order(ops, tasks, self.state_agent, [a.name for a in self.plan.agents]))
+        ops = in_order(ops, tasks, self.state_agent, [a.name for a in self.plan.agents])
+        return tuple(ops if "tokens" in tasks.values() else behind_products(ops, self.state_agent))
 
     def op(self, o: Op, b: Body) -> None:
         """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot

@@ -2,7 +2,8 @@
 
 A walk without an initial state begins with zeros. In its first iteration the products that read this state as their first
 operand are zero, whatever the other operand is. With walks of one chunk these are most of the products with the state. The mark
-names the tensor of the initial state (`absent`), and the emitter then leaves the product out.
+names the tensor of the initial state (`absent`), and the emitter then leaves the product out. Such a product is not asynchronous:
+nvcc serialises products that a branch begins, and persistent walks took 10 to 35 % longer with them (docs/performance.md).
 
 Example:
     before:  S0 = load initial_state; loop over chunks, S from S0: k_S = S @ k.T
@@ -40,7 +41,7 @@ def _marked(p: Program, k: Kernel) -> Kernel:
             elif s.kind in KEPT and s.args[0] in states:
                 states[s.out] = states[s.args[0]]
             elif s.kind == "matmul" and len(s.args) == 2 and s.args[0] in states:
-                s = s.with_attrs(absent=states[s.args[0]])
+                s = s.with_attrs(absent=states[s.args[0]], asynchronous=None)
             out.append(s)
         return tuple(out)
 

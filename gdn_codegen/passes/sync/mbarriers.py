@@ -9,7 +9,8 @@ A reader waits before its first read and arrives after its last one. The produce
 readers of `slots` iterations before. A fence comes before the arrival where a product or a store to tokens reads values that
 threads wrote. This includes loads of tokens, because threads fill up the last chunk of a sequence. Barriers of rings that are
 filled only outside warm-ups count only those iterations. Values that lead to an inverse have separate barriers, because they
-are read ahead of others. An asynchronous product is drained before its result is read. In a kernel with a loop over items, the
+are read ahead of others. An asynchronous product is drained before its result is read. A signal to stores that would end an
+iteration comes in the next one, behind such a product. In a kernel with a loop over items, the
 rings of that loop have barriers of their own, which count items. Those of the walk count its iterations in all items.
 
 Then the pass removes what is not needed (`needed_barriers`).
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import product
 
 from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, map_ops
@@ -30,6 +32,7 @@ from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, check_ring
 from ..agents.tasks import INVERSE, leads
 from ..stage import takes
+from .late_signals import late_place
 from .needed_barriers import needed
 from .ring_accesses import by_threads, by_units, reads
 
@@ -62,13 +65,20 @@ def _proven(p: Program, k: Kernel, device: Groups, warmed_up: bool = True) -> bo
 
 
 def _derived(p: Program, k: Kernel, device: Groups, proven: Callable[[Kernel], bool]) -> Kernel:
-    """The kernel with all barriers. Rings share them, unless an agent would then wait for a value that it writes later itself."""
-    shared = _kernel(p, k, device, share=True)
-    return shared if proven(shared) else _kernel(p, k, device, share=False)
+    """The kernel with all barriers. Rings share them, and signals are late, unless an agent would then wait for a value that
+    itself writes later."""
+    made = None
+    for share, late in product((True, False), (True, False)):
+        before, made = made, _kernel(p, k, device, share, late)
+        if made != before and proven(made):
+            break
+    assert made is not None
+    return made
 
 
-def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
-    """The kernel with a pair of barriers for each ring. share: rings with the same agents and slots have one pair."""
+def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> Kernel:
+    """The kernel with a pair of barriers for each ring. share: rings with the same agents and slots have one pair. late: signals
+    may come in the next iteration."""
     within = {o: lp.index for lp in loops(k.body) for o in lp.body if isinstance(o, Op)}
     ops = list(within)
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
@@ -114,9 +124,10 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
                 place, at = (before, drained[r]) if r in drained else (after, r)
                 place.setdefault(at, []).append(_sync("signal", c, channel=free, **own))
         fenced = {o.out for o in writes if by_threads(p, o)}
+        at, when = late_place(ops, writes[-1], users, n) if late else (writes[-1], {})
         if any(by_units(p, r) and read(r) & fenced for r in users):
-            after.setdefault(writes[-1], []).append(_sync("fence", producer, **own))
-        after.setdefault(writes[-1], []).append(_sync("signal", producer, channel=ready, **own))
+            after.setdefault(at, []).append(_sync("fence", producer, **own, **when))
+        after.setdefault(at, []).append(_sync("signal", producer, channel=ready, **own, **when))
         for c, r in {r.agent: r for r in reversed(users)}.items():
             before.setdefault(r, []).append(_sync("wait", c, channel=ready, **own))
 

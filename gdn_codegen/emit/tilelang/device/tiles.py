@@ -51,6 +51,7 @@ def load_transposed_cuda(tile, to, thread):
 
 @T.macro
 def store_tile_cuda(x, tile, thread, transposed=False):
-    """From a fragment to shared memory, `transposed` its columns as rows."""
+    """From a fragment to shared memory, `transposed` its columns as rows. TileLang takes it for a read: passes derive the fences,
+    and it would add one before the agent's next product."""
     T.import_source(HELPERS)
-    T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
+    T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "r"), x.access_ptr("r"), thread)
