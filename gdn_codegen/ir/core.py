@@ -262,7 +262,7 @@ def loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
 
 def without_tail(s: Stmt) -> Stmt:
     """A statement without what tells the two loops of a walk with a warm-up apart: only the part has a ragged tail."""
-    return s.with_attrs(tail=None) if isinstance(s, Op) else s
+    return s.with_attrs(tail=None, begun=None) if isinstance(s, Op) else s
 
 
 def repeats(before: Loop, part: Loop, agent: str) -> bool:

@@ -65,7 +65,7 @@ LEGAL = {
         clear_counter claim_item next_item matmul.absent index counter;
         wait load.channel load.unfilled *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
         Kernel.lanes Kernel.piece Kernel.by_length Kernel.spans Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
-    "synchronised..checked": "signal fence drain barrier load.tail Buffer.own Kernel.one_loop",
+    "synchronised..checked": "signal fence drain barrier load.tail load.begun Buffer.own Kernel.one_loop",
     "checked": "Program.launch Kernel.start await_kernels",
 }
 

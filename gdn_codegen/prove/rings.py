@@ -238,6 +238,16 @@ class _Check:
         """Whether `known` shows that all arrivals of a phase are complete. what: the clock once the phase is complete."""
         return all(known[n] >= what[n] for n in self.arrivals)
 
+    def free(self, i: int, o: Op, known: Clock) -> None:
+        """RaceError if an earlier access to the slot that `o` writes in iteration i may not be complete."""
+        slot = (o.buffer, i % self.buffers[o.buffer].slots)
+        before = [(r.out or r.kind, r.agent, user, n) for r, user, n in self.read.get(slot, []) if r is not o]
+        before += [(w.op.out, w.op.agent, w.pipe, w.number) for w in [self.written.get(slot)] if w]
+        for what, agent, user, n in before:
+            if known[user] < n:
+                raise self.error(f"{o.out} of {o.agent} is written in iteration {i} before {what} of {agent} is sure to be done "
+                                 "with its slot")
+
     def op(self, i: int, o: Op, pipe: int) -> None:
         """Check the accesses of an op to rings, and that it reads no fragment of another agent."""
         c = self.clocks
@@ -280,14 +290,9 @@ class _Check:
                              "reads its slot")
         if self.buffers[o.buffer].space != self.device.operand:
             return
-        before = [(r.out or r.kind, r.agent, i, n) for r, i, n in self.read.pop(slot, []) if r is not o]
-        if slot in self.written:
-            w = self.written[slot]
-            before.append((w.op.out, w.op.agent, w.pipe, w.number))
-        for what, agent, user, n in before:
-            if known[user] < n:
-                raise self.error(f"{o.out} of {o.agent} is written in iteration {i} before {what} of {agent} is sure to be done "
-                                 "with its slot")
+        for load in (o, *(y for y in self.loop.ops if y.attr("begun") == o.out)):
+            self.free(i, load, known)
+        self.read.pop(slot, None)
         if units is not None:
             shared, number = units, c.issue(units)
         self.written[slot] = _Write(o, shared, number, threads_write(self.p, o))

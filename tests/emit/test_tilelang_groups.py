@@ -112,6 +112,15 @@ def walk_text(b):
     return ast.unparse(ast.parse(text[text.index("def o_S_kernel("):text.index("# --- host")])).splitlines()
 
 
+@pytest.mark.parametrize("name", ["fused_walk0", "fused_walk2"])
+def test_the_copy_of_a_second_tail_begins_before_the_wait_for_the_first(name):
+    lines = [x.strip() for x in walk_text(PARTED[name])]
+    own = [x for x in lines if re.search(r"\b[kv]_tail\[0\]", x)]
+    assert [re.sub(r"^T\.(\w+)\(.*\b([kv]_tail)\[.*", r"\1 \2", x) for x in own] == [
+        "tma_copy k_tail", "barrier_arrive k_tail", "tma_copy v_tail", "barrier_arrive v_tail", "barrier_wait k_tail",
+        "barrier_wait v_tail"]
+
+
 @pytest.mark.parametrize("name, loop, first, last", [
     ("fused_walk0", "for chunk in T.serial(T.ceildiv(length, C)):", "if chunk > 0:", "if length > 0:"),
     ("fused_walk1", "for iteration in T.serial(stop - begin):", "if chunk > begin:", "if stop > begin:"),

@@ -107,7 +107,7 @@ def test_products_wait_for_no_fence_of_tilelang():
     added = r"warpgroup_arrive\(\);\s*tl::fence_proxy_async"
     assert not re.search(added, cuda_of(text))
     assert re.search(added, cuda_of(re.sub(r"(set_max_nreg\(.*\n) +T.fence_proxy_async\(\)\n", r"\1", text)))
-    assert re.search(added, cuda_of(text.replace('pointer(tile, "r"), x.access_ptr("r")', 'pointer(tile, "w"), x.access_ptr("r")')))
+    assert re.search(added, cuda_of(text.replace('pointer(tile, "r"), x.access', 'pointer(tile, "w"), x.access')))
 
 
 @pytest.mark.slow

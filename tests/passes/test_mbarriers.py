@@ -171,6 +171,17 @@ def test_a_signal_to_stores_comes_behind_the_next_product(plan):
             check_rings(with_body(p, body), SM_90A)
 
 
+@pytest.mark.parametrize("plan", ["fused_walk", "fused_warm_up"])
+def test_copies_of_ragged_tails_begin_with_the_first(plan):
+    """k's and v's, whose slots are free by then. That of q is not."""
+    p = lowered(plan)
+    ops = inside(p)
+    tails = [o for o in ops if o.attr("tail")]
+    assert [o.attr("begun") for o in tails] == [None, *[tails[0].out] * (len(tails) - 1)] and len(tails) > 1
+    with pytest.raises(RaceError, match="q of loader is written in iteration . before"):
+        check_rings(with_body(p, [o.with_attrs(begun="k") if o.out == "q" else o for o in ops]), SM_90A)
+
+
 @pytest.mark.parametrize("drained", [False, True])
 def test_a_begun_product_frees_its_rings_when_it_is_drained(drained):
     """Let `aux` alone read q, of one slot, and say so to the loader before the drain or after it."""

@@ -8,7 +8,7 @@ from walks import SIZES, SYNC, lowered, walker
 
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.builder import algorithm, carried
-from gdn_codegen.ir.core import Loop, Op, loops, map_ops
+from gdn_codegen.ir.core import Loop, loops, map_ops
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.prove.happens_before import RaceError

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 
+from ...ir.types import BYTES, WARP
 from ..base import AT_A_TIME, Op
 from .groups import GroupsWriter, rule
 from .rules import fill, grouped, in_place, strict
@@ -100,25 +101,31 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
 @rule("load", statement=True)
 def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     """A load by one agent: an asynchronous copy that arrives at the ring's barrier. With a `tail` barrier, a ragged tail is
-    copied likewise, and its rows past the sequence's end are set to zero. Numbers of tokens are copied element by element.
+    copied likewise, also those that are `begun` with it, and its rows past the sequence's end are set to zero. Numbers of tokens
+    are copied element by element.
     """
     t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
     if channel is None or (t.index == "token" and len(t.dims) == 1):
         fill(w, o, *operands, branch=True)
         return
     x = w.buffers[channel]
-    arrives = f"{x.name}[{w.slot(x)}]"
-    copy = f"T.tma_copy({w.tile(t)}, {w.whole(o.buffer)}, barrier="
+    copy = _copy(w, o, f"{x.name}[{w.slot(x)}]")
     if not tail:
-        w.line(f"{copy}{arrives})")
+        w.line(copy)
         return
     w.line(f"if {w.use('rows')} >= C:")
-    w.inner(f"{copy}{arrives})")
+    w.inner(copy)
     # Once for each sequence: rows that belong to the next sequence become zero.
     w.line("else:")
+    begins = [*([] if o.attr("begun") else [o]), *(y for y in w.loop_body if isinstance(y, Op) and y.attr("begun") == o.out)]
+    for y in begins:
+        w.inner(_copy(w, y, f"{y.attr('tail')}[0]"), f"T.barrier_arrive({y.attr('tail')}[0])")
+    w.inner(f"T.barrier_wait({tail}[0], {w.tails})")
+    if _in_blocks(w, o.buffer):
+        w.inner(f"t.zero_rows({w.whole(o.buffer)}, rows, {w.thread})")
+        return
     row, n = w.row_of_several(t)
-    w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], {w.tails})",
-            f"for i in T.serial(rows // {n}, C // {n}):", f"    for ii, j in T.Parallel({n}, {w.dim(t.dims[1])}):",
+    w.inner(f"for i in T.serial(rows // {n}, C // {n}):", f"    for ii, j in T.Parallel({n}, {w.dim(t.dims[1])}):",
             f"        if {row} >= rows:", f"            {w.stored(t.dims, o.buffer).at(row, 'j')} = 0")
 
 
@@ -138,6 +145,12 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line("else:")
     # If one instance stores all columns, the loop has the number of columns in memory and needs no condition for them.
     blocked = t.dims[1] == w.k.blocked_dim
+    whole = not blocked and w.extents(t)[1] == w.dim(t.dims[1])
+    if whole and w.buffers[x.buffer].layout == "swizzled" and w.buffers[x.buffer].slots == 1 and _in_blocks(w, x.buffer):
+        first, second = (w.address(t, (row, "0")) for row in ("0", "1"))
+        w.inner(f"t.store_rows({w.whole(x.buffer)}, {first}, {second}, rows, {w.thread})")
+        w.w.indent -= len(when)
+        return
     row, n = w.row_of_several(t)
     inside = [f"{row} < rows", *(w.inside(t, (row, "j"))[1:] if blocked else [])]
     w.inner(f"for i in T.serial(T.ceildiv(rows, {n})):",
@@ -195,6 +208,20 @@ def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
         _store_tile(w, o, x)
     else:
         w.line(f"t.load_transposed({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
+
+
+def _copy(w: GroupsWriter, o: Op, barrier: str) -> str:
+    """An asynchronous copy of the tile of load `o`, which arrives at a barrier."""
+    return f"T.tma_copy({w.tile(w.p.tensor(o.attr('tensor')))}, {w.whole(o.buffer)}, barrier={barrier})"
+
+
+def _in_blocks(w: GroupsWriter, buffer: str) -> bool:
+    """Whether a tile in shared memory lies in blocks of 128 bytes of columns, as operands of products do, and the agent is one
+    warp."""
+    x, home = w.buffers[buffer], {o.out: o.buffer for o in w.k.ops if o.out}
+    operands = {home.get(a) for o in w.k.ops if o.kind == "matmul" for a in o.args[:2]}
+    swizzled = x.layout == "swizzled" or buffer in operands
+    return swizzled and w.agent.threads == WARP and BYTES[x.dtype] == 2 and w.sizes[str(x.dims[-1])] % 64 == 0
 
 
 def _store_tile(w: GroupsWriter, o: Op, x: Value) -> None:

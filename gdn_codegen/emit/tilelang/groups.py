@@ -37,7 +37,7 @@ class GroupsWriter(KernelWriter):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.loop_begin = "0"  # the first chunk of the current loop
+        self.loop_begin, self.loop_body = "0", tuple[Stmt, ...]()  # the first chunk of the current loop, and its statements
         self.begun: list[str] = []  # fragments of asynchronous products before their drain
         items = next((s for s in self.k.body if isinstance(s, Loop) and s.index == "item"), None)
         self.items = items is not None
@@ -161,7 +161,7 @@ class GroupsWriter(KernelWriter):
     def iterations(self, head: str, body: tuple[Stmt, ...], begin: str, end: str) -> None:
         """Print a loop over chunks, and after it the late ops of its last iteration. head: its first line. begin: its first
         chunk. end: a number that is greater if it has iterations."""
-        self.loop_begin = begin
+        self.loop_begin, self.loop_body = begin, body
         self.w.line = NO_LINE
         first = len(self.w.lines)
         self.w.indent += 1

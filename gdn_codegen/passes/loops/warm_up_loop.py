@@ -42,8 +42,9 @@ def _split(k: Kernel, loop: Loop) -> list[Loop]:
     taken = {o.out for o in k.ops} | {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
     handed = {c.name: _fresh(f"{c.name}_begun", taken) for c in loop.carried}
     kept = [o for o in ops if not o.attr(OWN_PART)]
+    whole = [o.with_attrs(tail=None, begun=None) for o in kept] if loop.step > 0 else kept
     before = Loop("before", tuple(replace(c, result=handed[c.name]) for c in loop.carried),
-                  tuple(o.with_attrs(tail=None) for o in kept) if loop.step > 0 else tuple(kept), loop.warm_up, loop.step)
+                  tuple(whole), loop.warm_up, loop.step)
     return [before, replace(loop, carried=tuple(replace(c, init=handed[c.name]) for c in loop.carried),
                             body=tuple(o.with_attrs(**{OWN_PART: None}) for o in ops), warm_up="")]
 

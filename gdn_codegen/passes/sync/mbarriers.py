@@ -32,6 +32,7 @@ from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, check_ring
 from ..agents.tasks import INVERSE, leads
 from ..stage import takes
+from .early_tails import early_tails
 from .late_signals import late_place
 from .needed_barriers import needed
 from .ring_accesses import by_threads, by_units, reads
@@ -52,7 +53,9 @@ def _searched(p: Program, k: Kernel, device: Groups) -> Kernel:
         return needed(_derived(p, k, device, proven), proven)
 
     found = tried(warmed_up=False)
-    return found if _proven(p, found, device) else tried(warmed_up=True)
+    found = found if _proven(p, found, device) else tried(warmed_up=True)
+    early = early_tails(found)
+    return early if _proven(p, early, device) else found
 
 
 def _proven(p: Program, k: Kernel, device: Groups, warmed_up: bool = True) -> bool:

@@ -50,6 +50,21 @@ def load_transposed_cuda(tile, to, thread):
 
 
 @T.macro
+def zero_rows_cuda(tile, first, thread):
+    """Zeros in the rows from `first` on of a tile of 16 bit in shared memory, or of a slot of a ring, by a warp."""
+    T.import_source(HELPERS)
+    rows, columns = (tile.buffer if hasattr(tile, "region") else tile).shape[-2:]
+    T.call_extern("handle", f"zero_rows<{rows}, {columns // 64}>", pointer(tile, "w"), first, thread)
+
+
+def store_rows_cuda(tile, first, second, rows, thread):
+    """The first rows of a swizzled tile of 16 bit, by a warp, to the memory in which `first` and `second` are the first two."""
+    T.import_source(HELPERS)
+    return T.call_extern("handle", f"store_rows<{tile.shape[0]}, {tile.shape[1] // 64}>", tile.access_ptr("r"),
+                         T.address_of(first), T.address_of(second), rows, thread)
+
+
+@T.macro
 def store_tile_cuda(x, tile, thread, transposed=False):
     """From a fragment to shared memory, `transposed` its columns as rows. TileLang takes it for a read: passes derive the fences,
     and it would add one before the agent's next product."""
