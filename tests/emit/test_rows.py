@@ -46,7 +46,8 @@ MOVMATRIX = """inline unsigned transposed_block(unsigned x) {
   return warp_wide(x, [] {
     const int lane = threadIdx.x;
     unsigned y = 0;
-    for (int e = 0; e < 2; ++e) y |= (unsigned(exchanged[(lane % 4 * 2 + e) * 4 + lane / 8]) >> lane / 4 % 2 * 16 & 0xffff) << 16 * e;
+    for (int e = 0; e < 2; ++e)
+      y |= (unsigned(exchanged[(lane % 4 * 2 + e) * 4 + lane / 8]) >> lane / 4 % 2 * 16 & 0xffff) << 16 * e;
     return y;
   });
 }"""
