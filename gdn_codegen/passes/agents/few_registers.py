@@ -5,7 +5,7 @@ First come ops that need nothing of another agent with products, then those that
 value only later ones read comes with them. Within each of these groups the order is greedy: the next product, sum, move or
 store is the one after which the fewest bytes of tiles are in registers. What it needs comes directly before it.
 
-Products of an agent that computes no next carried value are asynchronous. As registers allow, what does not read them is first.
+Products of an agent that computes no next carried value are asynchronous: it waits for one where it reads it.
 """
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 from ..storage.stored_values import is_view
 
-#: The bytes of tiles in an agent's registers up to which it starts products before others are read: 128 registers of each of 128
-#: threads. With more, ptxas has each wgmma of the walk back of Gated DeltaNet wait for the one before.
-ROOM = 64 * 1024
-
 
 def few_registers(ops: list[Op], loop: Loop, sizes: Mapping[str, int]) -> list[Op]:
     """The ops of a walk, each with its agent, with those of agents with products in this order, if there are several such agents.
     ops: in an order that respects operands. sizes: extents of dims."""
     with_products, next_values = {o.agent for o in ops if o.kind == "matmul"}, {c.next for c in loop.carried}
     for agent in sorted(with_products) if len(with_products) > 1 else ():
-        leads = any(o.agent == agent and o.out in next_values for o in ops)
-        own = _Order(ops, agent, with_products - {agent}, loop, dict(sizes)).run(0 if leads else ROOM)
-        if not leads:
+        own = _Order(ops, agent, with_products - {agent}, loop, dict(sizes)).run()
+        if not any(o.out in next_values for o in own):
             own = [o.with_attrs(asynchronous=True) if o.kind == "matmul" else o for o in own]
         ops = [o for o in ops if o.agent != agent] + own
     return ops
@@ -105,11 +100,9 @@ class _Order:
             level[o] |= o.out in self.bytes and o.out not in self.urgent and bool(after) and all(after)
         return level
 
-    def run(self, room: int) -> list[Op]:
-        """All ops, ordered. room: the bytes of tiles in registers up to which steps that do not read the products that were
-        started last come before those that do; 0 for none."""
+    def run(self) -> list[Op]:
+        """All ops, ordered."""
         steps = list(self.steps)
-        live, started = 0, set[str]()
         while steps:
             ready = [o for o in steps if all(n not in self.defs or self.defs[n] in self.done for n in self.needs[o])
                      and all(x in self.done for x in self.before[o])]
@@ -117,11 +110,8 @@ class _Order:
                 left = ", ".join(o.out or o.kind for o in steps)
                 raise ScheduleError(f"agents: {left} would be read after others took their registers; accepted: a schedule in "
                                     "which one agent has all products")
-            o = min(ready, key=lambda o: (self.level[o], o.out not in self.urgent, bool(room) and (
-                bool(started & self.needs[o]) or live + self.bytes.get(o.out, 0) > room), self.growth(o), o.out in self.bytes))
+            o = min(ready, key=lambda o: (self.level[o], o.out not in self.urgent, self.growth(o), o.out in self.bytes))
             steps.remove(o)
-            started = (set() if started & self.needs[o] else started) | ({o.out} if o.kind == "matmul" else set())
-            live += self.growth(o)
             for n in self.needs[o]:
                 self.left[n] -= 1
             self.emit(o, self.level[o])
