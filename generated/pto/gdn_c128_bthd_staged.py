@@ -5159,10 +5159,12 @@ class Check:
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in served for i in range(lengths[n] // tables.chunk)]), accepted
         for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
-            got = self.of_chunk(m, name, results[len(results) - len(saved) + m])
-            each = [off(got[slot][:, :y.shape[1]].cpu()[None], y[None]) for slot, n, i in self.chunk_slots(lengths)
-                    for y in (want[n % len(once), i],)]
-            found[name] = worst(each), accepted
+            got, tiles = self.of_chunk(m, name, results[len(results) - len(saved) + m]), dict[Any, Any]()
+            for slot, n, i in self.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
+                y = want[n % len(once), i]
+                tiles.setdefault((n, i if m < len(tables.initial) else 0), []).append((got[slot][:, :y.shape[1]].cpu(), y))
+            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            found[name] = worst([off(*x) for x in pairs]), accepted
         own = served if slots is None else slots[served].to(device)
         return found | self.beside(arguments, writable, written, by_token, own, lengths)
 
