@@ -298,6 +298,27 @@ __device__ inline int find_sequence(const int* cu_seqlens, int slot, int sequenc
   }
   return n;
 }
+// Zeros in the rows of a tile from `first` on, by the threads of a warp. The tile lies in shared memory in blocks of 128 bytes of
+// columns. A row of a block is contiguous, as swizzling moves pieces within it, and so are all rows that become zero.
+template <int rows, int blocks> static __device__ __forceinline__ void zero_tail(void *tile, int first, int lane) {
+#pragma unroll
+  for (int block = 0; block < blocks; ++block) {
+    uint4 *to = static_cast<uint4 *>(tile) + block * rows * 8;
+#pragma unroll 4
+    for (int i = first * 8 + lane; i < rows * 8; i += 32) to[i] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// The first rows of a tile, which lies swizzled in such blocks, to memory, by the threads of a warp. first, second: two rows there.
+template <int rows, int blocks>
+static __device__ __forceinline__ void store_tail(const void *tile, void *first, const void *second, int count, int lane) {
+  const long long stride = static_cast<const char *>(second) - static_cast<char *>(first);
+  const int piece = lane % (8 * blocks);
+  const uint4 *from = static_cast<const uint4 *>(tile) + piece / 8 * rows * 8;
+#pragma unroll 4
+  for (int row = lane / (8 * blocks); row < count; row += 4 / blocks)
+    *reinterpret_cast<uint4 *>(static_cast<char *>(first) + row * stride + piece * 16) = from[row * 8 + (piece % 8 ^ row % 8)];
+}
 // A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
 // 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
 template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
@@ -459,6 +480,21 @@ def load_transposed_cuda(tile, to, thread):
 
 
 @T.macro
+def zero_tail_cuda(tile, first, thread):
+    """Zeros in the rows from `first` on of a tile of 16 bit in shared memory, or of a slot of a ring, by a warp."""
+    T.import_source(HELPERS)
+    rows, columns = (tile.buffer if hasattr(tile, "region") else tile).shape[-2:]
+    T.call_extern("handle", f"zero_tail<{rows}, {columns // 64}>", pointer(tile, "w"), first, thread)
+
+
+def store_tail_cuda(tile, first, second, rows, thread):
+    """The first rows of a swizzled tile of 16 bit, by a warp, to the memory in which `first` and `second` are the first two."""
+    T.import_source(HELPERS)
+    return T.call_extern("handle", f"store_tail<{tile.shape[0]}, {tile.shape[1] // 64}>", tile.access_ptr("r"),
+                         T.address_of(first), T.address_of(second), rows, thread)
+
+
+@T.macro
 def store_tile_cuda(x, tile, thread, transposed=False):
     """From a fragment to shared memory, `transposed` its columns as rows. TileLang takes it for a read: passes derive the fences,
     and it would add one before the agent's next product."""
@@ -472,8 +508,9 @@ DEVICE_FUNCTIONS = {
         cumsum=cumsum_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
         fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
         parallel=parallel_cuda, shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda,
-        start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda),
+        start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda, store_tile=store_tile_cuda,
+        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
+        whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
 }
 
 
@@ -762,24 +799,18 @@ def o_S_kernel(t):
                         else:
                             T.tma_copy(k_in[b, row:row + C, h, 0:K], k[chunk % 2, :, :], barrier=k_tail[0])
                             T.barrier_arrive(k_tail[0])
+                            T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 2, :, :], barrier=v_tail[0])
+                            T.barrier_arrive(v_tail[0])
                             T.barrier_wait(k_tail[0], 0)
-                            for i in T.serial(rows // 8, C // 8):
-                                for ii, j in T.Parallel(8, K):
-                                    if i * 8 + ii >= rows:
-                                        k[chunk % 2, i * 8 + ii, j] = 0
+                            t.zero_tail(k[chunk % 2, :, :], rows, tx - 384)
                         T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 2, :, :], barrier=k_ready[chunk % 2])
                         T.fence_proxy_async()
                         T.barrier_arrive(k_ready[chunk % 2])
                         if rows >= C:
                             T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 2, :, :], barrier=v_ready[chunk % 2])
                         else:
-                            T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 2, :, :], barrier=v_tail[0])
-                            T.barrier_arrive(v_tail[0])
                             T.barrier_wait(v_tail[0], 0)
-                            for i in T.serial(rows // 8, C // 8):
-                                for ii, j in T.Parallel(8, V):
-                                    if i * 8 + ii >= rows:
-                                        v[chunk % 2, i * 8 + ii, j] = 0
+                            t.zero_tail(v[chunk % 2, :, :], rows, tx - 384)
                         t.wait_for_earlier_kernels()
                         T.tma_copy(
                             Tinv_below_ws[slot, hv, 0:C, 0:C],
@@ -799,10 +830,7 @@ def o_S_kernel(t):
                         if rows >= C:
                             T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                         else:
-                            for i in T.serial(T.ceildiv(rows, 8)):
-                                for ii, j in T.Parallel(8, V):
-                                    if i * 8 + ii < rows:
-                                        o_out[b, row + i * 8 + ii, hv, j] = o_f16_shared[i * 8 + ii, j]
+                            t.store_tail(o_f16_shared, o_out[b, row, hv, 0], o_out[b, row + 1, hv, 0], rows, tx - 416)
                         T.barrier_arrive(o_f16_shared_free[0])
 
     return o_S_kernel
@@ -2259,10 +2287,13 @@ class Check:
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def of_chunk(self, n: int, name: str, tiles: Any) -> Any:
-        """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state."""
-        _, dims = self.tables.initial[n]
+    def of_chunk(self, n: int, name: str, tiles: Any, rows: Any = None) -> Any:
+        """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
+        states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
+        states = self.tables.initial
+        _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
+        dims = dims if n < len(states) else (rows, *dims[1:])
         tiles = tiles.mT if name.endswith("_vk") else tiles
         places = (..., *map(slice, dims))
         return tiles[places]
@@ -2302,7 +2333,7 @@ class Check:
                     parent = self.parent(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
-                of_chunk = [self.of_chunk(i, name, x[name][n, t // step]).double()
+                of_chunk = [self.of_chunk(i, name, x[name][n, t // step], rows.stop - rows.start).double()
                             for i, (name, *_) in enumerate(tables.chunk_inputs)]
                 results = self.page([*(y[:, rows] for y in inputs), *of_heads, *of_chunk], states, numbers)
                 states = results[count + len(saved):]
@@ -2479,9 +2510,12 @@ class Check:
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in served for i in range(lengths[n] // tables.chunk)]), accepted
         for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
-            got = self.of_chunk(m, name, results[len(results) - len(saved) + m])
-            each = [off(got[slot].cpu()[None], want[n % len(once), i][None]) for slot, n, i in self.chunk_slots(lengths)]
-            found[name] = worst(each), accepted
+            got, tiles = self.of_chunk(m, name, results[len(results) - len(saved) + m]), dict[Any, Any]()
+            for slot, n, i in self.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
+                y = want[n % len(once), i]
+                tiles.setdefault((n, i if m < len(tables.initial) else 0), []).append((got[slot][:, :y.shape[1]].cpu(), y))
+            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            found[name] = worst([off(*x) for x in pairs]), accepted
         own = served if slots is None else slots[served].to(device)
         return found | self.beside(arguments, writable, written, by_token, own, lengths)
 

@@ -19,9 +19,9 @@ def tails(tmp_path_factory):
         pytest.skip("needs a C++ compiler")
     folder = tmp_path_factory.mktemp("tails")
     calls = "".join(f"""
-extern "C" void zero{64 * n}(void *tile, int first, int lane) {{ zero_rows<{ROWS}, {n}>(tile, first, lane); }}
+extern "C" void zero{64 * n}(void *tile, int first, int lane) {{ zero_tail<{ROWS}, {n}>(tile, first, lane); }}
 extern "C" void store{64 * n}(void *tile, char *to, int count, int lane) {{
-  store_rows<{ROWS}, {n}>(tile, to, to + {2 * STRIDE}, count, lane);
+  store_tail<{ROWS}, {n}>(tile, to, to + {2 * STRIDE}, count, lane);
 }}""" for n in (1, 2))
     (folder / "a.cc").write_text(f"""#define __device__
 #define __forceinline__ inline

@@ -73,7 +73,8 @@ class _Assign(Crossings):
         if "tokens" in tasks.values():
             ops = few_registers(ops, s, self.tasks.sizes)
         ops = in_order(ops, tasks, self.state_agent, [a.name for a in self.plan.agents])
-        return tuple(ops if "tokens" in tasks.values() else behind_products(ops, self.state_agent))
+        back = s.step < 0 or "tokens" in tasks.values()  # walks back were not timed with these products
+        return tuple(ops if back else behind_products(ops, self.state_agent))
 
     def op(self, o: Op, b: Body) -> None:
         """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot

@@ -1,6 +1,6 @@
 // Zeros in the rows of a tile from `first` on, by the threads of a warp. The tile lies in shared memory in blocks of 128 bytes of
 // columns. A row of a block is contiguous, as swizzling moves pieces within it, and so are all rows that become zero.
-template <int rows, int blocks> static __device__ __forceinline__ void zero_rows(void *tile, int first, int lane) {
+template <int rows, int blocks> static __device__ __forceinline__ void zero_tail(void *tile, int first, int lane) {
 #pragma unroll
   for (int block = 0; block < blocks; ++block) {
     uint4 *to = static_cast<uint4 *>(tile) + block * rows * 8;
@@ -11,7 +11,7 @@ template <int rows, int blocks> static __device__ __forceinline__ void zero_rows
 
 // The first rows of a tile, which lies swizzled in such blocks, to memory, by the threads of a warp. first, second: two rows there.
 template <int rows, int blocks>
-static __device__ __forceinline__ void store_rows(const void *tile, void *first, const void *second, int count, int lane) {
+static __device__ __forceinline__ void store_tail(const void *tile, void *first, const void *second, int count, int lane) {
   const long long stride = static_cast<const char *>(second) - static_cast<char *>(first);
   const int piece = lane % (8 * blocks);
   const uint4 *from = static_cast<const uint4 *>(tile) + piece / 8 * rows * 8;

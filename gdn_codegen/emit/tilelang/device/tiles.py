@@ -50,17 +50,17 @@ def load_transposed_cuda(tile, to, thread):
 
 
 @T.macro
-def zero_rows_cuda(tile, first, thread):
+def zero_tail_cuda(tile, first, thread):
     """Zeros in the rows from `first` on of a tile of 16 bit in shared memory, or of a slot of a ring, by a warp."""
     T.import_source(HELPERS)
     rows, columns = (tile.buffer if hasattr(tile, "region") else tile).shape[-2:]
-    T.call_extern("handle", f"zero_rows<{rows}, {columns // 64}>", pointer(tile, "w"), first, thread)
+    T.call_extern("handle", f"zero_tail<{rows}, {columns // 64}>", pointer(tile, "w"), first, thread)
 
 
-def store_rows_cuda(tile, first, second, rows, thread):
+def store_tail_cuda(tile, first, second, rows, thread):
     """The first rows of a swizzled tile of 16 bit, by a warp, to the memory in which `first` and `second` are the first two."""
     T.import_source(HELPERS)
-    return T.call_extern("handle", f"store_rows<{tile.shape[0]}, {tile.shape[1] // 64}>", tile.access_ptr("r"),
+    return T.call_extern("handle", f"store_tail<{tile.shape[0]}, {tile.shape[1] // 64}>", tile.access_ptr("r"),
                          T.address_of(first), T.address_of(second), rows, thread)
 
 
