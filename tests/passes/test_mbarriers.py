@@ -178,7 +178,7 @@ def test_copies_of_ragged_tails_begin_with_the_first(plan):
     ops = inside(p)
     tails = [o for o in ops if o.attr("tail")]
     assert [o.attr("begun") for o in tails] == [None, *[tails[0].out] * (len(tails) - 1)] and len(tails) > 1
-    with pytest.raises(RaceError, match="q of loader is written in iteration . before"):
+    with pytest.raises(RaceError, match=r"q of loader is written in iteration \d before"):
         check_rings(with_body(p, [o.with_attrs(begun="k") if o.out == "q" else o for o in ops]), SM_90A)
 
 
