@@ -78,7 +78,8 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
                            f"TASSIGN(valid, {k.address(value)});",
                            f"auto to = {k.view(o, '0', 'rows', cols)};", "TSTORE(to, valid);"])
         cols = k.cols(t, o.attr("piece"))
-        return braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {cols});", f"TASSIGN(valid, {k.address(value)});",
+        return braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {cols});",
+                       f"TASSIGN(valid, {k.address(value)});",
                        f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', cols)};", "TSTORE(to, valid);"],
                       "if (part > 0) ")
     if o.attr("heads"):
