@@ -18,8 +18,8 @@ from gdn_codegen.tools.shapes import Shape
 TWO = (Shape("one", (20,), 1, 1), Shape("two", (9, 3), 1, 2))
 GDN = find("gated_delta_rule")
 ABOUT = ("mixed,0", 0, "float16", (16, 16))
-CALL = FirstCall(Build("tilelang", 16, schedule=varied("fused"), head_dim_k=16, head_dim_v=16), TWO[0], "gated_delta_rule", "float16",
-                 (16, 16), "0", 0, device="cpu")
+CALL = FirstCall(Build("tilelang", 16, schedule=varied("fused"), head_dim_k=16, head_dim_v=16), TWO[0], "gated_delta_rule",
+                 "float16", (16, 16), "0", 0, device="cpu")
 
 
 def test_each_row_of_each_shape(no_peers):
