@@ -130,7 +130,7 @@ class _Kernel:
         if o.kind in ("matmul", "move", "transpose"):
             return True
         operand = any((r.kind == "matmul" and n < 2) or r.kind in SUMS for r, n in self.readers[o.out])
-        copied = any(moves(r, self.device) or (self.sums and stored_by_rows(self.p, r)) for r, _ in self.readers[o.out])
+        copied = any(moves(r, self.device) or stored_by_rows(self.p, r) for r, _ in self.readers[o.out])
         loaded = o.kind == "cast" and o.args[0] in self.defs and self.defs[o.args[0]].kind == "load"  # each reader casts it
         again = self.count[o.out] != 1 and not loaded
         return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or again)
