@@ -75,6 +75,8 @@ BUILDS = [
     ("triton", "", find("gla"), varied("walk", partition="decay"), SMALL, "g=floored"),
     ("triton", "", find("gla"), varied("operand_walk", kernels=(("@gate_sum",), ("@operand",), ("@output", "@state"))), SMALL,
      "g=floored"),
+    ("triton", "", find("gla"), varied("operand_walk", k_piece=16, kernels=(("@gate_sum", "@pair"), ("@output", "@state"))),
+     SMALL, ""),
     ("tilelang", "sm_90a", GDN, varied("walk", "sm_90a", partition="decay", value_heads=2), LARGE, ""),
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", partition="decay"), LARGE, FULL),
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", persistent=True, by_length=True), LARGE, FULL),

@@ -26,18 +26,18 @@ def in_pieces(p: Program, k: Kernel) -> Kernel:
     """The kernel, which has no loop, in pieces of the columns of K. `k` itself if it has no more columns, or ops that are not
     sums over pieces."""
     size = p.sizes["K"]
-    if size <= COLUMNS or size % COLUMNS or not all(_splits(p, k, o) for o in k.ops):
+    if size <= COLUMNS or size % COLUMNS or not all(splits(p, k, o) for o in k.ops):
         return k
     return _Columns(p, "K", [(first, COLUMNS) for first in range(0, size, COLUMNS)]).kernel(k)
 
 
-def _splits(p: Program, k: Kernel, o: Op) -> bool:
-    """Whether `o` has the same meaning on pieces of K, or sums over them."""
+def splits(p: Program, k: Kernel, o: Op, padded: bool = False) -> bool:
+    """Whether `o` has the same meaning on pieces of K, or sums over them. padded: whether loads may fill padding of K."""
     types = types_of(k.body)
     if o.kind in ("load", "store"):
         t = p.tensor(o.attr("tensor"))
         return "K" not in t.dims or (t.dims[-1] == "K" and t.dims.count("K") == 1 and not o.attr("transposed")
-                                     and not p.padded(t)[-1] and not o.args[1:])
+                                     and (not p.padded(t)[-1] or (padded and o.kind == "load")) and not o.args[1:])
     dims = [types[a].dims for a in o.args]
     if not any("K" in d for d in (*dims, o.type.dims if o.type else ())):
         return True
