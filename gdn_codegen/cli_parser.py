@@ -132,9 +132,9 @@ def _bench_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--peers", metavar="NAME,...", help="GPU: libraries to compare with: of gated_delta_rule fla, flashqla, "
                    "tileops, flashinfer; of mamba2 mamba_ssm; of the package's other pages fla; or all or none (default: "
                    "all; those that are not installed are listed as absent)")
-    p.add_argument("--gates", choices=("layer", "uniform"),
-                   help="GPU: gates as a layer draws them at initialisation, or -U(0, 1) per token and channel "
-                   "(default: layer)")
+    p.add_argument("--gates", metavar="KIND,...", help="GPU: log decays: layer, as a layer draws them at initialisation; "
+                   "uniform, -U(0, 1) per token and channel; mixed, 0 to -50 in a chunk; alike, -0.01 beside equal keys; or a "
+                   "number, as --gates=-5. Several with --errors (default: layer)")
     for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace (pto)"),
                        ("--plot", "PNG: a timeline (pto), or time against length, roofline, where the time goes (GPU)")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")

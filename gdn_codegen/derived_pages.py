@@ -1,6 +1,6 @@
 """Pages that are derived from another page: with its states before each chunk, or the page of its gradients.
 
-`find` takes the name of a page, or such a name that ends in .saving, .states or .gradient.
+`find` takes the name of a page, or such a name that ends in a dot and one of KINDS.
 """
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .ir.types import Dim
 
 #: The kinds of pages that are derived from another one.
 KINDS: dict[str, Callable[[Program], Program]] = {
-    "saving": saving, "states": lambda p: saving(p, outputs=False), "gradient": differentiate}
+    "saving": saving, "states": lambda p: saving(p, outputs=False), "gradient": differentiate,
+    "solved_states": lambda p: saving(p, outputs=False, solved=True), "solved_gradient": lambda p: differentiate(p, solved=True)}
 
 
 class Derived(Algorithm):
@@ -32,7 +33,9 @@ class Derived(Algorithm):
         first = of.doc.splitlines()[0] if of.doc else of.name
         self.doc = {"saving": f"{first} It also returns the states before each chunk.",
                     "states": f"The states before each chunk, and the final ones. {first}",
-                    "gradient": f"The gradient of a loss by the inputs. {first}"}[kind]
+                    "solved_states": f"The states before each chunk, what solves its system, and the final states. {first}",
+                    "gradient": f"The gradient of a loss by the inputs. {first}",
+                    "solved_gradient": f"The gradient of a loss by the inputs. It reads what solves each system. {first}"}[kind]
         self._where = f"{of._where}, {kind}"
 
     @cached_property
@@ -42,7 +45,7 @@ class Derived(Algorithm):
         from .schedule.contract import Contract
         p = self.of.trace()
         if self.forms:
-            p = caller_inputs(p, Contract(inputs=self.forms), scaled=self.kind != "gradient")
+            p = caller_inputs(p, Contract(inputs=self.forms), scaled=not self.kind.endswith("gradient"))
         return KINDS[self.kind](p)
 
     @cached_property

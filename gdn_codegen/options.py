@@ -215,6 +215,10 @@ def check_bench(a: argparse.Namespace) -> str:
     for name, value in BENCH.items():
         if getattr(a, name) is None:
             setattr(a, name, value)
+    if way != "pto":
+        from .tools.problems import check_gates
+        if len(check_gates(a.gates)) > 1 and (a.backward or way != "errors"):
+            raise ValueError(f"gates: got {a.gates!r}; accepted: one kind of gates, or several with --errors and no --backward")
     return way
 
 

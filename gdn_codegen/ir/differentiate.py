@@ -7,7 +7,8 @@ from the state before the chunk. Then it goes through the page's ops in reverse 
 of the cotangent. No rule knows a page.
 
 The state before each chunk comes from memory, one tile for each chunk slot. `saving` gives a program that stores them: the page
-itself, or without its outputs, where a call computes the states again instead of keeping them.
+itself, or without its outputs, where a call computes the states again instead of keeping them. It may also store what solves the
+system of each chunk, which takes a product with the inverse and one with the state.
 
 A sum over the value heads of a key head is left to the caller: gradients of inputs of key heads have a row for each value head.
 So is the sum over tokens of the gradient of a number or vector of a value head: the program gives the part of each token.
@@ -25,7 +26,7 @@ from .types import Tensor
 
 
 def chunk_states(name: str) -> str:
-    """The tensor with the state `name` before each chunk."""
+    """The tensor with the state `name` before each chunk, or with the solution `name` of each chunk."""
     return f"{name}_chunks"
 
 
@@ -38,38 +39,53 @@ def derivative(name: str) -> str:
     return f"d_{name}"
 
 
-def saving(p: Program, outputs: bool = True) -> Program:
+def solutions(p: Program) -> list[str]:
+    """The values of a chunk that solve a system: products of an inverse and of what depends on a state, with the columns of the
+    first one."""
+    loop = p.walk
+    defs, of_state = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}, {c.name for c in loop.carried}
+    for o in defs.values():
+        of_state |= {o.out} if of_state & set(o.args) else set()
+    return [o.out for o in defs.values() if o.kind == "matmul" and not o.attr("ta") and o.args[1] in of_state
+            and o.args[0] in defs and defs[o.args[0]].kind == "unit_lower_inverse"
+            and o.type is not None and o.type.dims == ("C", *loop.carried[0].type.dims[1:])]
+
+
+def saving(p: Program, outputs: bool = True, solved: bool = False) -> Program:
     """The traced program `p`, which also stores the states before each chunk that its gradient reads.
 
-    outputs: whether it stores the page's outputs, too.
+    outputs: whether it stores the page's outputs, too. solved: as for `differentiate`; it stores what that one reads.
     """
     loop = p.walk
-    kept = tuple(replace(t, role="output") for t in differentiate(p).role("input") if t.index == "slot")
-    states = {chunk_states(c.name): c.name for c in loop.carried}
-    stores = [Op("store", "", (states[t.name],), (("tensor", t.name),)) for t in kept]
+    kept = tuple(replace(t, role="output") for t in differentiate(p, solved).role("input") if t.index == "slot")
+    values = {chunk_states(n): n for n in (*(c.name for c in loop.carried), *solutions(p))}
+    stores, after = ([Op("store", "", (values[t.name],), (("tensor", t.name),)) for t in kept if ("C" in t.dims) is late]
+                     for late in (False, True))
     dropped = {t.name for t in p.role("output") if t.index == "token" and not outputs}
     body = [o for o in loop.body if not (isinstance(o, Op) and o.kind == "store" and o.attr("tensor") in dropped)]
     done = replace(p, name=f"{p.name}_saving" if outputs else f"{p.name}_states",
                    tensors=(*(t for t in p.tensors if t.name not in dropped), *kept))
-    return _pruned(done.with_walk(replace(loop, body=(*stores, *body))))
+    return _pruned(done.with_walk(replace(loop, body=(*stores, *body, *after))))
 
 
-def differentiate(p: Program) -> Program:
+def differentiate(p: Program, solved: bool = False) -> Program:
     """The program of the gradients of the traced program `p`.
 
     Its inputs are those of `p`, the states before each chunk, and the derivatives of the loss by the outputs (`d_o`) and by the
     final states (`d_final_state`, zero where absent). Its outputs are the derivatives by the inputs (`d_q`) and by the initial
     states (`d_initial_state`). TypeRuleError for an op without a derivative, with the line of the page.
+
+    solved: it reads the solutions of each chunk from memory, too, as it does the states.
     """
-    return _Gradient(p).run()
+    return _Gradient(p, solutions(p) if solved else []).run()
 
 
 class _Gradient:
     """Builds the program of the gradients of one page."""
 
-    def __init__(self, p: Program) -> None:
-        """Nothing is built yet."""
-        self.p, self.loop = p, p.walk
+    def __init__(self, p: Program, given: list[str]) -> None:
+        """Nothing is built yet. given: values of a chunk that come from memory."""
+        self.p, self.loop, self.given = p, p.walk, given
         self.inputs = [t for t in p.role("input") if t.index in ("token", "head")]
         (kernel,) = p.kernels
         self.initial = {o.out: o.attr("tensor") for o in kernel.body if isinstance(o, Op) and o.kind == "load"}
@@ -87,7 +103,9 @@ class _Gradient:
         b.taken |= {f"{derivative(c.name)}_{end}" for c in self.loop.carried for end in "0T"} | set(b.types)
         for o in self.loop.body:
             assert isinstance(o, Op)
-            if o.kind != "store":
+            if o.out in self.given:
+                b.op("load", name=o.out, line=o.line, tensor=chunk_states(o.out))
+            elif o.kind != "store":
                 b.copy(o)
         r = Reverse(self.p, b)
         self.seed(r)
@@ -109,8 +127,9 @@ class _Gradient:
                            wide=t.wide or t.index == "head" or t.heads == "H", optional=t.index == "sequence")
                    for t in self.p.tensors if t.index in ("token", "head", "sequence")]
         given = [t for t in self.p.role("input") if t.index != "sequence"]
-        states = [Tensor(chunk_states(c.name), "input", "slot", "HV", c.type.dims) for c in self.loop.carried]
-        return (*given, *states, *derived)
+        dims = {c.name: c.type.dims for c in self.loop.carried}
+        dims |= {o.out: o.type.dims for o in self.loop.body if isinstance(o, Op) and o.type is not None and o.out in self.given}
+        return (*given, *(Tensor(chunk_states(n), "input", "slot", "HV", x) for n, x in dims.items()), *derived)
 
     def seed(self, r: Reverse) -> None:
         """The cotangents of the page's outputs and next states."""

@@ -1,5 +1,7 @@
 """`gdn_codegen bench --errors N`: errors of our results and of the peers' against float64, on all value heads and N seeds.
 
+There is a table for each shape and kind of gates.
+
 `--interpret` needs no GPU: the interpreter runs the lowered program of each build, with every op in the dtype of its tile. It
 rounds as the kernels do, with two exceptions: the order of sums, and roundings inside of one op, such as an inverse. A partition
 without part_chunks is then one part.
@@ -10,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from ..runtime.targets import serves
 from .bench_gpu import Auto, check_build, facts, judged, ours_of, outcome, row
 from .peer_ops import LIBRARIES
 from .peers import Peer, Problem, Run
-from .problems import head_errors, problem, reference, worst
+from .problems import Reference, check_gates, head_errors, problem, reference, worst
 from .shapes import Shape
 from .verify import TOLERANCE
 
@@ -50,14 +53,13 @@ def interpreted(b: Build, x: Problem) -> Run:
 
 
 @torch.no_grad()
-def measured(base: dict[str, Any], prepare: Callable[[Problem], Run], problems: Sequence[Callable[[], Problem]],
+def measured(base: dict[str, Any], prepare: Callable[[Problem], Run], problems: Sequence[tuple[Problem, Reference]],
              limit: float | None) -> dict[str, Any]:
     """The row with mean and largest error over all value heads of all problems. limit: the error that our own rows may reach."""
     def work() -> dict[str, Any]:
         of_o, of_state = [], []
-        for make in problems:
-            x = make()
-            o, state = head_errors(prepare(x)(), reference(x, range(x.heads[1])))
+        for x, want in problems:
+            o, state = head_errors(prepare(x)(), want)
             of_o += o
             of_state += state
         found = {n: {"mean": math.fsum(each) / max(1, len(each)), "max": worst(each)}
@@ -67,9 +69,10 @@ def measured(base: dict[str, Any], prepare: Callable[[Problem], Run], problems: 
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The lines that are printed for a shape."""
-    width = max(20, *(len(r["who"]) for r in rows))
-    out = [f"{rows[0]['shape']:{width + 2}} {'o mean':>10} {'o max':>10} {'state mean':>10} {'state max':>10} {'heads':>6}"]
+    """The lines that are printed for a shape and a kind of gates."""
+    title = f"{rows[0]['shape']}, gates {rows[0]['gates']}"
+    width = max(len(title) - 2, *(len(r["who"]) for r in rows))
+    out = [f"{title:{width + 2}} {'o mean':>10} {'o max':>10} {'state mean':>10} {'state max':>10} {'heads':>6}"]
     for r in rows:
         why = next((r[n] for n in ("absent", "refused", "error") if n in r), r["note"])
         figures = [f"{r[n][m]:10.3e}" for n in ("error_o", "error_state") for m in ("mean", "max")] if "heads" in r else []
@@ -78,10 +81,10 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, page: Algorithm, seeds: int,
-          gates: str = "layer", seed: int = 0, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
-          json_to: str | None = None, on_cpu: bool = False) -> int:
-    """Run all, printing and writing each shape as it is there; 1 where a row of ours failed. seeds: how many, from `seed` on.
-    on_cpu: builds are interpreted there."""
+          gates: str = "layer", seed: int = 0, dtype: str = "float16", dims: tuple[int, int] = (128, 128),
+          command: str = "", json_to: str | None = None, on_cpu: bool = False) -> int:
+    """Run all, printing and writing each shape and kind of gates as it is there; 1 where a row of ours failed. seeds: how many,
+    from `seed` on. gates: kinds, joined by commas. on_cpu: builds are interpreted there."""
     if seeds < 1:
         raise ValueError(f"errors: got {seeds}; accepted: 1 seed or more")
     for b in builds:
@@ -90,23 +93,31 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
         if why and not on_cpu:
             raise ValueError(f"errors: got target {b.target}, and {why}; accepted: --interpret")
     cache.places(json=json_to)
-    options = {"algorithm": page.name, "gates": gates, "seed": seed, "seeds": seeds, "dtype": dtype, "K": dims[0], "V": dims[1],
-               "interpreted": on_cpu}
+    options = {"algorithm": page.name, "gates": gates, "seed": seed, "seeds": seeds, "dtype": dtype, "K": dims[0],
+               "V": dims[1], "interpreted": on_cpu}
     data: dict[str, Any] = {"facts": facts(command, options), "rows": []}
-    for i, s in enumerate(todo):
-        problems = [partial(problem, s, dtype, *dims, gates, n, "cpu" if on_cpu else "cuda", page)
-                    for n in range(seed, seed + seeds)]
-        here = []
-        for p in peers:
-            with under_way(f"{s.name}: {p.name}"):
-                here.append(measured(row(s, p.name, p.version, p.note), p.prepare, problems, None))
-        for wish in builds:
-            b, who, prepare, _ = ours_of(wish, problems[0]())
-            with under_way(f"{s.name}: {who}"):
-                here.append(measured(row(s, who, "", b.name), partial(interpreted, b) if on_cpu else prepare, problems,
-                                     TOLERANCE[dtype]))
+    cells = list(product(todo, check_gates(gates)))
+    for i, (s, kind) in enumerate(cells):
+        drawn = [problem(s, dtype, *dims, kind, n, "cpu" if on_cpu else "cuda", page) for n in range(seed, seed + seeds)]
+        here = shape_rows(s, kind, [(x, reference(x, range(s.HV))) for x in drawn], builds, peers, on_cpu)
         data["rows"] += here
         if json_to is not None:
             cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
-        print("\n".join([f"[{i + 1}/{len(todo)}]", *lines(here)]), flush=True)
+        print("\n".join([f"[{i + 1}/{len(cells)}]", *lines(here)]), flush=True)
     return int(any("error" in r for r in data["rows"] if r["who"] not in LIBRARIES))
+
+
+def shape_rows(s: Shape, gates: str, problems: Sequence[tuple[Problem, Reference]], builds: Sequence[Build | Auto],
+               peers: Sequence[Peer], on_cpu: bool) -> list[dict[str, Any]]:
+    """The rows of a shape and a kind of gates: the peers', then ours. Errors of equal keys have no limit but numbers: rounding
+    alone makes them as large as a product with the inverse makes it."""
+    here, x = [], problems[0][0]
+    for p in peers:
+        with under_way(f"{s.name}: {p.name}"):
+            here.append(measured({**row(s, p.name, p.version, p.note), "gates": gates}, p.prepare, problems, None))
+    for wish in builds:
+        b, who, prepare, _ = ours_of(wish, x)
+        with under_way(f"{s.name}: {who}"):
+            here.append(measured({**row(s, who, "", b.name), "gates": gates}, partial(interpreted, b) if on_cpu else prepare,
+                                 problems, math.inf if gates == "alike" else TOLERANCE[b.dtype]))
+    return here

@@ -50,6 +50,15 @@ CASES = (Case((64,)), Case((1,)), Case((63, 0, 65)), Case((129,), gate=0.0), Cas
          Case((70, 70), batched=True, initial=False), Case((100, 33), gate=None), Case((70,), gate=-0.01, alike=True))
 
 
+def mixed(share: torch.Tensor, channels: bool) -> torch.Tensor:
+    """The log decays of MIXED, as often as OFTEN says, by numbers from 0 to 1. channels: whether the last dim has them."""
+    values, often = (torch.tensor(x, device=share.device) for x in (MIXED, OFTEN))
+    x = values[torch.bucketize(share, often.cumsum(0)[:-1])]
+    if channels:
+        x[..., ::NEVER] = 0
+    return x
+
+
 def _functions(texts: dict[str, str]) -> dict[str, Callable[..., torch.Tensor]]:
     """The functions of these torch texts, by name."""
     return {n: eval(text, {"torch": torch}) for n, text in texts.items()}
@@ -94,12 +103,7 @@ class _Draws:
             of_heads = torch.linspace(0, MIXED[-1], shape[0]) if gate is None else torch.full((shape[0],), gate)
             return of_heads.view(-1, *(1 for _ in shape[1:])).expand(*shape).contiguous()
         share = self.share(shape)
-        if gate is not None:
-            return 2 * gate * share
-        x = torch.tensor(MIXED)[torch.bucketize(share, torch.tensor(OFTEN).cumsum(0)[:-1])]
-        if len(shape) > 2:
-            x[..., ::NEVER] = 0
-        return x
+        return mixed(share, channels=len(shape) > 2) if gate is None else 2 * gate * share
 
 
 def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:

@@ -54,8 +54,8 @@ def _of_mamba(results: Any) -> tuple[torch.Tensor, ...]:
 class PeerOp:
     """peer, module, name: the library, its module and its function; the package has a function of that name. takes: as in Peer.
     given: (problem) -> arguments, without cu_seqlens. results: what it returns -> the outputs, then states [N, HV, K, V].
-    options: (asked of the package's op) fields of a Request. steps: how many tokens of chunk_gated_delta_rule, whose kernels the
-    package's op then runs, a token takes.
+    hint: as in Peer. options: (asked of the package's op) fields of a Request. steps: how many tokens of chunk_gated_delta_rule,
+    whose kernels the package's op then runs, a token takes.
     """
 
     module: str
@@ -67,6 +67,7 @@ class PeerOp:
     distributions: tuple[str, ...] = FLA
     groups: bool = False
     packed: bool = True
+    hint: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 1
 
@@ -95,7 +96,7 @@ class PeerOp:
     def as_peer(self) -> Peer:
         """The library's op as a peer."""
         return Peer(self.peer, self.module, self.distributions, {**self.takes, "cu_seqlens": ("int64", "N + 1")}, self.called,
-                    head_dims=(64, 128), groups=self.groups, packed=self.packed, note=self.name)
+                    head_dims=(64, 128), groups=self.groups, packed=self.packed, note=self.name, hint=self.hint)
 
 
 #: Page -> the op.
@@ -118,6 +119,8 @@ OPS = {
         "mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined",
         {"x": TOKENS["v"], "dt": GATES["g"], "A": ("float32", "HV"), "B": TOKENS["k"], "C": TOKENS["q"], "D": ("float32", "HV")},
         _mamba, _of_mamba, "mamba_ssm", ("mamba-ssm",), groups=True, packed=False,
+        hint="mamba-ssm with its CUDA build; or of its source mamba_ssm/ops/triton and mamba_ssm/utils alone, with an empty "
+             "mamba_ssm/__init__.py, and einops",
         options={"state_v_first": True, "forms": "dt=rectified", "chunk_size": 64})}
 #: All libraries that are compared with.
 LIBRARIES = tuple(dict.fromkeys((*(o.peer for o in OPS.values()), *(p.name for p in OF_GDN))))

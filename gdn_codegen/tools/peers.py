@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +58,8 @@ class Problem:
 @dataclass(frozen=True)
 class Peer:
     """takes: argument -> dtype ("input" is the problem's) and shape. dtypes: of problems. packed: several sequences; groups: more
-    value heads than heads; once: one shape a process, since it keeps its first. note: what a reader of a row must know."""
+    value heads than heads; once: one shape a process, since it keeps its first. note: what a reader of a row must know. hint:
+    what to install where it is not here; its distributions without one."""
 
     name: str
     module: str
@@ -72,6 +72,7 @@ class Peer:
     groups: bool = True
     once: bool = False
     note: str = ""
+    hint: str = ""
     served: list[tuple[int, ...]] = field(default_factory=list, compare=False)
 
     @property
@@ -115,9 +116,10 @@ class Peer:
 
     def prepare(self, x: Problem) -> Run:
         """A function that calls the peer on the problem. Conversions of the tensors are done before."""
-        if importlib.util.find_spec(self.module.partition(".")[0]) is None:
-            raise Absent(f"{self.name} is absent: no module {self.module.partition('.')[0]} here "
-                         f"({' or '.join(self.distributions)})")
+        try:
+            importlib.import_module(self.module)
+        except ImportError as e:
+            raise Absent(f"{self.name} is absent: {e} ({self.hint or ' or '.join(self.distributions)})") from e
         refused = self.refusal(x)
         if refused:
             raise Refused(refused)

@@ -16,15 +16,32 @@ from ..ir.decays import by_channel, log_decays
 from ..ir.interpret import TORCH, interpret
 from ..ir.interpret import Problem as Sequences
 from ..ir.page import Algorithm
+from .cases import MIXED, mixed
 from .peers import Problem
 from .shapes import Shape
 from .verify import rms_error
 
-GATES = ("layer", "uniform")
+#: How log decays are drawn: words, beside a number, which all log decays then are.
+GATES = ("layer", "uniform", "mixed", "alike")
 #: For similar keys: the noise on the keys of each key head, and beta of each value head, repeated over heads. No beta is a power
 #: of two, because that would multiply without rounding.
 NOISE, BETAS = (0.0, 0.02), (0.6, 1.1, 1.6, 1.9)
+#: The log decay beside equal keys: it forgets little of a chunk.
+SLOW = -0.01
 
+
+def check_gates(words: str) -> tuple[str, ...]:
+    """The words of a list such as layer,0,-50,mixed. ValueError for one that `problem` does not know."""
+    def known(word: str) -> bool:
+        try:
+            return word in GATES or -math.inf < float(word) <= 0
+        except ValueError:
+            return False
+    found = tuple(dict.fromkeys(words.split(",")))
+    for word in found:
+        if not known(word):
+            raise ValueError(f"gates: got {word!r}; accepted: {', '.join(GATES)}, or a log decay of 0 or less")
+    return found
 
 
 class _Draws:
@@ -41,18 +58,32 @@ class _Draws:
         return torch.rand(*shape, device=self.device, generator=self.gen)
 
     def decays(self, shape: Sequence[int]) -> torch.Tensor:
-        """Log decays of tokens, for each head or channel: as a layer of Gated DeltaNet or KDA draws them at initialisation."""
+        """Log decays of tokens, for each head or channel."""
+        if self.gates == "uniform":
+            return -self.uniform(shape)
+        if self.gates == "mixed":
+            return mixed(self.uniform(shape), channels=len(shape) > 3)
+        return self.layer(shape) if self.gates == "layer" else self.constant(shape)
+
+    def layer(self, shape: Sequence[int]) -> torch.Tensor:
+        """Log decays of tokens as a layer of Gated DeltaNet or KDA draws them at initialisation."""
         heads, low, high = shape[2], math.log(0.001), math.log(0.1)
         rate = self.uniform([heads]).view(heads, *(1 for _ in shape[3:])) * 16
         step = torch.exp(self.uniform(shape[2:]) * (high - low) + low)
-        g = -rate * F.softplus(self.normal(shape) + step + torch.log(-torch.expm1(-step)))
-        return -self.uniform(shape) if self.gates == "uniform" else g
+        return -rate * F.softplus(self.normal(shape) + step + torch.log(-torch.expm1(-step)))
+
+    def constant(self, shape: Sequence[int]) -> torch.Tensor:
+        """The log decay that all tokens have."""
+        return torch.full(shape, SLOW if self.gates == "alike" else float(self.gates), device=self.device)
 
     def of_heads(self, shape: Sequence[int]) -> torch.Tensor:
-        """Log decays that a head has for all tokens: those of the first layer of lightning attention."""
+        """Log decays that a head has for all tokens. Those of "layer" are of the first layer of lightning attention."""
         if self.gates == "uniform":
             return -self.uniform(shape)
-        slopes = -8 / shape[0] * torch.arange(shape[0], device=self.device)
+        if self.gates not in ("layer", "mixed"):
+            return self.constant(shape)
+        heads = torch.arange(shape[0], device=self.device)
+        slopes = -8 / shape[0] * heads if self.gates == "layer" else MIXED[-1] / max(1, shape[0] - 1) * heads
         return slopes.view(-1, *(1 for _ in shape[1:])).expand(shape).contiguous()
 
 
@@ -62,11 +93,15 @@ def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: in
     numbers of tokens sigmoid(normal).
 
     Gates "layer" are drawn as a layer draws them at initialisation, so that decay differs between heads; "uniform" gates are
-    -U(0, 1) per token and channel, under which a state decays within a chunk.
+    -U(0, 1) per token and channel, under which a state decays within a chunk. "mixed" has 0 to -50 in a chunk, as the cases of
+    `verify`. A number is the log decay of all tokens. "alike" has log decays of -0.01, equal keys and queries of all tokens of a
+    sequence, as a repeated token gives, and numbers of tokens up to 2 in place of 1.
     """
     page, draws, inputs = algorithms.find(algorithm), _Draws(gates, seed, device), dict[str, torch.Tensor]()
     p, sizes, T = page.trace(), {"C": 1, "K": K, "V": V}, sum(s.lens)
     decays, keys = log_decays(p), {dims[0] for dims in page.states.values()}
+    ends = torch.tensor([0, *s.lens], device=device).cumsum(0).to(torch.int32)
+    first = torch.repeat_interleave(ends[:-1].long(), ends.diff().long())  # of each token's sequence
     for t in sorted(p.role("input"), key=lambda t: t.name in decays):
         how, dims = algorithms.DRAWN.get((page.name, t.name), ""), t.tile.shape(sizes)[t.index == "token":]
         if t.index not in ("token", "head"):
@@ -77,12 +112,13 @@ def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: in
         elif how.startswith("minus"):
             x = -inputs[how.split()[1]] * torch.sigmoid(draws.normal([*shape[:3], 1]))
         elif how == "share" or t.index == "token" and not dims:
-            x = torch.sigmoid(draws.normal(shape))
+            x = torch.sigmoid(draws.normal(shape)) * (2 if gates == "alike" and not dims else 1)
         else:
             x = draws.normal(shape)
-            x = F.normalize(x, dim=-1) if t.index == "token" and t.dims[1] in keys else x
+            if t.index == "token" and t.dims[1] in keys:
+                x = F.normalize(x, dim=-1)
+                x = x[:, first] if gates == "alike" else x
         inputs[t.name] = x.to(TORCH[dtype] if t.index == "token" and dims and not t.wide else torch.float32)
-    ends = torch.tensor([0, *s.lens], device=device).cumsum(0).to(torch.int32)
     return Problem(page, {n: inputs[n] for n in page.inputs}, ends, s.lens, (s.H, s.HV), (K, V), TORCH[dtype])
 
 

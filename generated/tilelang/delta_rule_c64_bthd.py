@@ -2014,10 +2014,13 @@ class Check:
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def of_chunk(self, n: int, name: str, tiles: Any) -> Any:
-        """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state."""
-        _, dims = self.tables.initial[n]
+    def of_chunk(self, n: int, name: str, tiles: Any, rows: Any = None) -> Any:
+        """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
+        states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
+        states = self.tables.initial
+        _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
+        dims = dims if n < len(states) else (rows, *dims[1:])
         tiles = tiles.mT if name.endswith("_vk") else tiles
         places = (..., *map(slice, dims))
         return tiles[places]
@@ -2057,7 +2060,7 @@ class Check:
                     parent = self.parent(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
-                of_chunk = [self.of_chunk(i, name, x[name][n, t // step]).double()
+                of_chunk = [self.of_chunk(i, name, x[name][n, t // step], rows.stop - rows.start).double()
                             for i, (name, *_) in enumerate(tables.chunk_inputs)]
                 results = self.page([*(y[:, rows] for y in inputs), *of_heads, *of_chunk], states, numbers)
                 states = results[count + len(saved):]
@@ -2234,9 +2237,12 @@ class Check:
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in served for i in range(lengths[n] // tables.chunk)]), accepted
         for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
-            got = self.of_chunk(m, name, results[len(results) - len(saved) + m])
-            each = [off(got[slot].cpu()[None], want[n % len(once), i][None]) for slot, n, i in self.chunk_slots(lengths)]
-            found[name] = worst(each), accepted
+            got, tiles = self.of_chunk(m, name, results[len(results) - len(saved) + m]), dict[Any, Any]()
+            for slot, n, i in self.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
+                y = want[n % len(once), i]
+                tiles.setdefault((n, i if m < len(tables.initial) else 0), []).append((got[slot][:, :y.shape[1]].cpu(), y))
+            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            found[name] = worst([off(*x) for x in pairs]), accepted
         own = served if slots is None else slots[served].to(device)
         return found | self.beside(arguments, writable, written, by_token, own, lengths)
 

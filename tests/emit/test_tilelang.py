@@ -16,7 +16,8 @@ from gdn_codegen.emit.tilelang import functions
 from gdn_codegen.ir.core import Op
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.load import function
-from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.schedule import SCHEDULES, varied
+from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.tools import check_tilelang
 
 pytest.importorskip("tilelang")
@@ -219,3 +220,12 @@ def test_a_product_of_an_expression_is_refused():
     body = tuple(replace(loop, body=broken) if s is loop else s for s in k.body)
     with pytest.raises(EmitError, match="without storage; pass place"):
         emitter.emit(replace(p, kernels=(replace(k, body=body),)), "bthd")
+
+
+def test_a_copy_fills_the_part_of_a_padded_tile_that_holds_a_value():
+    """TileLang refuses a copy between tiles of different shapes. Log decays in 16 bits are converted into a padded tile."""
+    b = Build("tilelang", 64, "bthd", algorithm="kimi_delta_attention", schedule=varied("operand_walk", "sm_90a", v_block=64),
+              dtype="bfloat16", head_dim_k=64, head_dim_v=64, arch="sm_90a", contract=Contract(dtypes=(("g", "bfloat16"),)))
+    padded = {x.name for k in lowered(b).kernels for x in k.buffers if x.pad}
+    filled = re.findall(r" t\.copy\(\w+, (\w+)(.*)\)\n", render(b))
+    assert [part for name, part in filled if name in padded] == ["[0:C, 0:K]"]

@@ -21,6 +21,7 @@ inline unsigned __ballot_sync(unsigned, bool x) {
   return warp_wide(x, [] { unsigned all = 0; for (int n = 0; n < 32; ++n) all |= unsigned(exchanged[n]) << n; return all; });
 }
 inline int __shfl_sync(unsigned, int x, int lane) { return warp_wide(x, [lane] { return exchanged[lane]; }); }
+inline int __shfl_xor_sync(unsigned, int x, int mask) { return warp_wide(x, [mask] { return exchanged[threadIdx.x ^ mask]; }); }
 inline int __reduce_max_sync(unsigned, int x) { return warp_wide(x, [] { return *std::max_element(exchanged, exchanged + 32); }); }
 inline int __reduce_min_sync(unsigned, int x) { return warp_wide(x, [] { return *std::min_element(exchanged, exchanged + 32); }); }
 inline int __reduce_add_sync(unsigned, int x) {

@@ -18,7 +18,7 @@ from gdn_codegen.runtime.build import lowered
 from gdn_codegen.runtime.roofline import Ceilings
 from gdn_codegen.tools import bench_errors, bench_gpu
 from gdn_codegen.tools.peer_ops import LIBRARIES, OPS, peers_of, rivals
-from gdn_codegen.tools.peers import Refused
+from gdn_codegen.tools.peers import Absent, Refused
 from gdn_codegen.tools.problems import errors, problem, reference
 from gdn_codegen.tools.shapes import Shape
 from gdn_codegen.tools.verify import TOLERANCE
@@ -45,7 +45,7 @@ def by_token(page, x):
     return o, states
 
 
-@pytest.mark.parametrize("gates", ["layer", "uniform"])
+@pytest.mark.parametrize("gates", ["layer", "uniform", "mixed", "-50"])
 @pytest.mark.parametrize("page", names())
 def test_inputs_and_the_reference_of_each_page(page, gates):
     """What is drawn keeps the state in bounds, and chunks in float64 are the recurrence."""
@@ -140,6 +140,13 @@ def test_a_tensor_of_another_dtype_is_refused(libraries):
     x.inputs["g"] = x.inputs["g"].bfloat16()
     with pytest.raises(Refused, match=r"fla: g: got bfloat16 \[1, 70, 2, 64\]; it takes contiguous float32"):
         peers_of(find("gla"))["fla"].prepare(x)
+
+
+def test_a_library_that_does_not_import_is_absent(libraries, monkeypatch):
+    """mamba-ssm without its CUDA build: the row says which parts of it are enough."""
+    monkeypatch.setitem(sys.modules, "mamba_ssm", None)
+    with pytest.raises(Absent, match=r"mamba_ssm is absent: .* mamba_ssm/ops/triton and mamba_ssm/utils alone"):
+        peers_of(find("mamba2"))["mamba_ssm"].prepare(problem(ONE, "bfloat16", 64, 64, device="cpu", algorithm="mamba2"))
 
 
 def test_names_of_peers():

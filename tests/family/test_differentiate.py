@@ -12,7 +12,7 @@ from torch import Tensor
 from gdn_codegen.algorithms import names
 from gdn_codegen.derived_pages import derived, find
 from gdn_codegen.ir.builder import algorithm, apply, carried, exp, last, maximum, row_norm, row_sum, sigmoid, sqrt
-from gdn_codegen.ir.differentiate import differentiate, saving
+from gdn_codegen.ir.differentiate import chunk_states, differentiate, saving, solutions
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.ops import OPS, TypeRuleError
 from gdn_codegen.ir.parser import parse_program
@@ -24,11 +24,18 @@ SIZES = {"C": 8, "K": 4, "V": 6}
 
 @pytest.mark.parametrize("case", [Case((13, 0, 21, 1), 1, 2, repeat=True), Case((8, 5), 2, 2, gates="slow", strength=2.0)],
                          ids=["mixed", "slow"])
+@pytest.mark.parametrize("solved", [False, True])
 @pytest.mark.parametrize("name", names())
-def test_gradients_of_pages(name: str, case: Case) -> None:
-    """The gradient by every input and by the initial state, with those of outputs and final states given."""
+def test_gradients_of_pages(name: str, solved: bool, case: Case) -> None:
+    """The gradient by every input and by the initial state, with those of outputs and final states given. It reads states before
+    chunks, and also what solves the system of each chunk."""
     p = find(name).trace()
-    forward, backward = (verify(replace(x, dims=tuple(SIZES.items()))) for x in (saving(p, outputs=False), differentiate(p)))
+    if solved and not solutions(p):
+        return
+    programs = saving(p, outputs=False, solved=solved), differentiate(p, solved)
+    forward, backward = (verify(replace(x, dims=tuple(SIZES.items()))) for x in programs)
+    assert {t.name for t in backward.role("input") if t.index == "slot" and "C" in t.dims} == {
+        chunk_states(n) for n in solutions(p) if solved}
     assert parse_program(program_text(backward)) == backward
     x, numbers = drawn(name, case, p, SIZES), find(name).scalar_defaults(SIZES)
     gen = torch.Generator().manual_seed(1)
@@ -36,8 +43,9 @@ def test_gradients_of_pages(name: str, case: Case) -> None:
     d_final = torch.randn(x["S"].shape, generator=gen).double()
     problem = Problem(list(case.lengths), case.heads, case.value_heads)
     given = {n: y.double() for n, y in x.items() if n != "S"}
-    states = Interpreter(forward, problem, numbers).run({**given, "initial_state": x["S"].double()})["S_chunks"]
-    got = Interpreter(backward, problem, numbers).run({**given, "S_chunks": states, "d_o": d_o, "d_final_state": d_final})
+    states = Interpreter(forward, problem, numbers).run({**given, "initial_state": x["S"].double()})
+    read = {t.name: states[t.name] for t in backward.role("input") if t.index == "slot"}
+    got = Interpreter(backward, problem, numbers).run({**given, **read, "d_o": d_o, "d_final_state": d_final})
     for n, want in gradients.expected(name, case, x, d_o, d_final).items():
         assert gradients.relative(gradients.of_input(n, got, want), want) < 1e-12, n
 
@@ -95,7 +103,7 @@ def test_a_wrong_derivative_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vjp is not None
     monkeypatch.setitem(OPS, "exp", replace(OPS["exp"], vjp=lambda r, o, ct: vjp(r, o, r.op("neg", ct))))
     with pytest.raises(AssertionError, match=r"\bg\b|\bq\b|\bk\b"):
-        test_gradients_of_pages("gla", Case((13,), 1, 2))
+        test_gradients_of_pages("gla", False, Case((13,), 1, 2))
 
 
 def test_derived_pages_are_found_by_name() -> None:

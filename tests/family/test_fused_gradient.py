@@ -76,6 +76,20 @@ def test_nothing_reads_a_state_whose_registers_a_product_took(stages: dict[str, 
                 holds[o.buffer] = o.out
 
 
+def test_tiles_are_stored_by_rows_and_products_of_tokens_wait_for_readers() -> None:
+    """Gradients in 16 bits leave registers by rows of 16 bytes a thread. `tokens` starts products, and drains them where it reads
+    one; `state` has a product at a time."""
+    dtypes = (*ROUNDED.dtypes, ("d_k", "float16"), ("d_q", "float16"))
+    p = lower(find("simple_gla.gradient").trace(), "tilelang", varied("fused_gradient", "sm_90a", partition="decay"), SIZES,
+              "float16", "sm_90a", Contract(dtypes=dtypes))
+    (own,) = (lp for lp in loops(p.kernels[-1].body) if lp.index == "chunk")
+    ops = [o for o in own.body if isinstance(o, Op)]
+    assert [o.attr("order") for o in ops if o.kind == "store" and o.attr("tensor") in ("d_q", "d_k", "d_v")] == ["rows"] * 3
+    assert {(o.agent, bool(o.attr("asynchronous"))) for o in ops if o.kind == "matmul"} == {("tokens", True), ("state", False)}
+    drains = sum(o.kind == "drain" and o.agent == "tokens" for o in ops)
+    assert 0 < drains < sum(o.kind == "matmul" and o.agent == "tokens" for o in ops)
+
+
 def test_sums_of_columns_in_parts() -> None:
     """A row for each run of rows. Their sum is that of all rows."""
     x = torch.arange(24.0).view(8, 3)

@@ -141,6 +141,24 @@ def test_builds_of_a_hopper(page: str, forms: tuple[tuple[str, str], ...], sched
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_a_gradient_reads_solutions_unless_the_call_saved_its_states() -> None:
+    """On Hopper's warp groups the walk of the states stores what solves the system of each chunk, in 16 bits. The kernel before
+    the walk back then reads neither v nor states. A page without an inverse has no such builds."""
+    b = gradient_builds.asked_of(Build("tilelang", algorithm="gated_delta_rule", dtype="bfloat16"), True)
+    first = next(gradient_builds.candidates(b, "cuda", "sm_90a", 64))
+    assert (first.states.algorithm, first.gradient.algorithm) == (
+        "gated_delta_rule.solved_states", "gated_delta_rule.solved_gradient")
+    assert not choose.unfit(first.states) and not choose.unfit(first.gradient) and not gradient_builds._apart(first)
+    p = lowered(first.gradient)
+    assert p.tensor("U_chunks_vk").dtype == "bfloat16"
+    assert {o.attr("tensor") for o in p.kernels[0].ops if o.kind == "load"} == {"k", "g", "beta"}
+    saved = next(gradient_builds.candidates(b, "cuda", "sm_90a", 64, saved=True))
+    assert saved.gradient.algorithm == "gated_delta_rule.gradient"
+    other = next(gradient_builds.candidates(replace(b, algorithm="simple_gla"), "cuda", "sm_90a", 64))
+    assert other.gradient.algorithm == "simple_gla.gradient"
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("page, schedule, chunk", [("gla", "channel_gradient", 32), ("simple_gla", "gradient", 64)])
 def test_builds_of_triton_on_a_gpu(page: str, schedule: str, chunk: int) -> None:
     """A gate for each channel has the schedule for that, in the chunks with which its kernels have room in registers."""
@@ -166,7 +184,7 @@ def test_walks_come_in_parts(target: str, arch: str) -> None:
 def test_a_batch_invariant_call_has_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     of = gradient_builds.candidates
-    monkeypatch.setattr(gradient_builds, "candidates", lambda *x: (seen.append(x[-1]), of(*x))[1])
+    monkeypatch.setattr(gradient_builds, "candidates", lambda *x: (seen.append(x[4]), of(*x))[1])
     for wanted in (False, True):
         builds_for(PAGE, call(target="triton", batch_invariant=wanted))
     assert seen == [True, False]

@@ -28,6 +28,7 @@ ACCEPTED = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 
 #: Schedules of the states before chunks and of the gradient, which hold them in the same orientation.
 ONE_KERNEL, THREE_KERNELS = {"states": "fused", "gradient": "fused"}, {"states": "fused_walk", "gradient": "gradient"}
+SOLVED = {"solved_states": "fused_walk", "solved_gradient": "gradient"}
 
 
 def errors(target: str, name: str, case: Case, plans: dict[str, Any] = ONE_KERNEL, **options: Any) -> dict[str, float]:
@@ -44,10 +45,9 @@ def errors(target: str, name: str, case: Case, plans: dict[str, Any] = ONE_KERNE
         return torch.cat([y, y.new_full((3, *y.shape[1:]), float("nan"))])[None]
     given = {n: packed(y) if y.ndim > 1 else y for n, y in x.items() if n != "S"}
     read = {n: y for n, y in given.items() if n in states.page.inputs}
-    _, chunks = function(states)(**read, initial_state=x["S"], cu_seqlens=ends)
-    (name_of_chunks,) = (t.name for t in lowered(states).role("output") if t.index == "slot")
-    found = function(back)(**given, **{name_of_chunks: chunks}, d_o=packed(d_o), d_final_state=d_final, cu_seqlens=ends,
-                           output_final_state=True)
+    _, *chunks = function(states)(**read, initial_state=x["S"], cu_seqlens=ends)
+    given |= dict(zip((t.name for t in lowered(states).role("output") if t.index == "slot"), chunks, strict=True))
+    found = function(back)(**given, d_o=packed(d_o), d_final_state=d_final, cu_seqlens=ends, output_final_state=True)
     outputs = [t.name for t in back.page.trace().role("output") if t.index == "token"]
     assert all((y[0, T:] == 0).all() for y in found[:len(outputs)]), "rows of no sequence are not zero"
     got = dict(zip([*outputs, "d_initial_state"], [y[0, :T] for y in found[:len(outputs)]] + [found[-1]], strict=True))
@@ -62,6 +62,16 @@ def test_gradients(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> N
     """Ragged tails, a sequence without tokens, two value heads of a key head, equal keys, gates from 0 to -50."""
     monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
     found = errors(target, name, Case((13, 0, 37, 1), 1, 2, repeat=True), chunk=16, head_dim_k=16, head_dim_v=32, dtype="float32")
+    assert all(e < ACCEPTED["float32"] for e in found.values()), found
+
+
+@pytest.mark.parametrize("name, target", [
+    pytest.param(n, t, marks=[] if t == "triton" and n == "gated_delta_rule" else pytest.mark.long)
+    for n in ("gated_delta_rule", "delta_rule", "gated_delta_product") for t in ("triton", "tilelang")])
+def test_gradients_that_read_solutions(name: str, target: str) -> None:
+    """What solves the system of each chunk comes from the walk of the states, and a gradient computes no product for it."""
+    found = errors(target, name, Case((13, 0, 37, 1), 1, 2, repeat=True), SOLVED, chunk=16, head_dim_k=16, head_dim_v=32,
+                   dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 
 

@@ -83,6 +83,18 @@ def test_on_a_gpu_beside_peers(gpu, tmp_path, capsys):
     assert row["who"] == "triton auto" and row["error_o"]["max"] < 5e-3
 
 
+def test_kinds_of_gates_one_after_another(tmp_path, capsys):
+    words = ["bench", "--target", "triton", "--schedule", "fused", *SMALL, "--dtype", "bfloat16", "--errors", "1", "--interpret",
+             "--json", str(tmp_path / "e.json")]
+    assert main([*words, "--gates", "layer,0,-50,mixed,alike"]) == 0
+    found = rows(tmp_path / "e.json")
+    assert [r["gates"] for r in found] == ["layer", "0", "-50", "mixed", "alike"]
+    assert len({r["error_o"]["max"] for r in found}) == 5 and all("error" not in r for r in found)
+    out = capsys.readouterr().out
+    assert "[5/5]" in out and "1 x 50, 1/2, gates -50" in out
+    assert main([*words, "--gates=-50"]) == 0 and rows(tmp_path / "e.json")[0]["error_o"] == found[2]["error_o"]
+
+
 @pytest.mark.parametrize("value, why", [(0.0, "off by 1.0e+00"), (math.nan, "off by nan")])
 def test_what_is_off_fails(value, why, gpu, monkeypatch, capsys):
     op = lambda q, k, v, g, beta, **options: (torch.full_like(v, value), torch.zeros(1, 2, 32, 16))
@@ -103,6 +115,10 @@ def test_a_row_that_stops_is_a_finding(gpu, monkeypatch, capsys):
     (["--target", "triton", "--errors", "0", "--interpret"], "errors: got 0; accepted: 1 seed or more"),
     (["--target", "triton", "--errors", "1"], "errors: got target triton, and torch sees no GPU here; accepted: --interpret"),
     (["--target", "pto", "--errors", "1"], "errors: got target pto, and it has no kernels for a GPU; accepted: --interpret"),
+    (["--target", "triton", "--errors", "1", "--interpret", "--gates", "0,1"], "gates: got '1'; accepted: layer, uniform, mixed, "
+                                                                              "alike, or a log decay of 0 or less"),
+    (["--target", "triton", "--errors", "1", "--interpret", "--gates", "layers"], "gates: got 'layers'; accepted: layer,"),
+    (["--target", "triton", "--gates", "0,-1"], "gates: got '0,-1'; accepted: one kind of gates, or several with --errors"),
     (["--target", "triton", "--errors", "1", "--interpret", "--schedule", "auto"], "interpret: got --interpret .*with --schedule "
                                                                                    "auto"),
     (["--target", "triton", "--errors", "1", "--interpret", "--peers", "fla"], "interpret: got --interpret .*peers")])

@@ -15,6 +15,7 @@ HEADERS = {"layout.cuh": {"expect_swizzled_cuda"}, "inverse.cuh": {"inverted_by_
            "by_length.cuh": {"by_length_cuda"}, "part_chunks.cuh": {"part_chunks_cuda"},
            "tiles.cuh": {"load_transposed_cuda", "store_tile_cuda", "store_wide_tile_cuda"},
            "wide_tiles.cuh": {"store_wide_tile_cuda"},
+           "rows.cuh": {"store_rows_cuda"},
            "group_sums.cuh": {"group_row_sums_cuda", "group_column_sums_cuda", "warp_cumsum_cuda"}}
 _LINES = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 8)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 
+from ...ir.ops import ORDER
 from ..base import AT_A_TIME, Op
 from .groups import GroupsWriter, rule
 from .rules import fill, grouped, in_place, strict
@@ -124,8 +125,12 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
 
 @rule("store", statement=True)
 def store(w: GroupsWriter, o: Op, x: Value) -> None:
-    """A store. A tile of tokens is stored by a bulk copy if its chunk is whole, and element by element for a ragged tail."""
+    """A store. A tile of tokens is stored by a bulk copy if its chunk is whole, and element by element for a ragged tail; one in
+    registers, by rows."""
     t = w.p.tensor(o.attr("tensor"))
+    if o.attr(ORDER) == "rows":
+        _store_rows(w, o, x)
+        return
     if t.index != "token" or len(t.dims) < 2 or not x.buffer or w.buffers[x.buffer].space != "shared":
         base.of(o)(w, o, x)
         return
@@ -143,6 +148,20 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.inner(f"for i in T.serial(T.ceildiv(rows, {n})):",
             f"    for ii, j in T.Parallel({n}, {w.dim(t.dims[1]) if blocked else w.extents(t)[1]}):",
             f"        if {' and '.join(inside)}:", f"            {w.address(t, (row, 'j'))} = {x.at(row, 'j')}")
+    w.w.indent -= len(when)
+
+
+def _store_rows(w: GroupsWriter, o: Op, x: Value) -> None:
+    """A store of a tile from registers, by rows."""
+    t = w.p.tensor(o.attr("tensor"))
+    when = w.when(t, o)
+    for condition in when:
+        w.line(f"if {condition}:")
+        w.w.indent += 1
+    rows = w.use("rows") if t.index == "token" else w.dim(t.dims[0])
+    transposed = ", transposed=True" if o.attr("transposed") else ""
+    to = ", ".join(f'T.access_ptr({w.address(t, (row, "0"))}, "w")' for row in ("0", "1"))
+    w.line(f"t.store_rows({w.whole(x.buffer)}, {to}, {rows}, {w.thread}{transposed})")
     w.w.indent -= len(when)
 
 

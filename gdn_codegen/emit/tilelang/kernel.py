@@ -81,7 +81,7 @@ class KernelWriter(Head):
                 self.w.at(s)
                 to = self.stored(s.type.dims, s.buffer)
                 if s.attr(ORDER) == "copy":
-                    self.line(f"t.copy({self.name(args[0].buffer)}, {self.name(s.buffer)})")
+                    self.line(f"t.copy({self.whole(args[0].buffer)}, {self.whole(s.buffer)})")
                 else:
                     self.fill(to, x)
                 x = to

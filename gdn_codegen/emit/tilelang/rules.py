@@ -214,7 +214,8 @@ def move(w: KernelWriter, o: Op, x: Value) -> None:
     if o.attr(AHEAD):
         w.fill(w.stored(o.type.dims, o.buffer), x)
         return
-    w.line(f"t.copy({_storage(w, o, x)}, {w.name(o.buffer)})")
+    _storage(w, o, x)  # it has one
+    w.line(f"t.copy({w.whole(x.buffer)}, {w.whole(o.buffer)})")
 
 
 @rule("store", statement=True)

@@ -4,6 +4,8 @@ ops of a walk have several agents with products.
 First come ops that need nothing of another agent with products, then those that need its first value, and so on. An op whose
 value only later ones read comes with them. Within each of these groups the order is greedy: the next product, sum, move or
 store is the one after which the fewest bytes of tiles are in registers. What it needs comes directly before it.
+
+Products of an agent that computes no next carried value are asynchronous: it waits for one where it reads it.
 """
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ from ..storage.stored_values import is_view
 def few_registers(ops: list[Op], loop: Loop, sizes: Mapping[str, int]) -> list[Op]:
     """The ops of a walk, each with its agent, with those of agents with products in this order, if there are several such agents.
     ops: in an order that respects operands. sizes: extents of dims."""
-    with_products = {o.agent for o in ops if o.kind == "matmul"}
+    with_products, next_values = {o.agent for o in ops if o.kind == "matmul"}, {c.next for c in loop.carried}
     for agent in sorted(with_products) if len(with_products) > 1 else ():
         own = _Order(ops, agent, with_products - {agent}, loop, dict(sizes)).run()
+        if not any(o.out in next_values for o in own):
+            own = [o.with_attrs(asynchronous=True) if o.kind == "matmul" else o for o in own]
         ops = [o for o in ops if o.agent != agent] + own
     return ops
 

@@ -9,6 +9,12 @@ from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
 
 
+def keeps_state(p: Program, o: Op) -> bool:
+    """Whether a store of a traced program writes a state before or after a chunk. Of a chunk's own values, slots are outputs."""
+    t = p.tensor(o.attr("tensor"))
+    return t.index in ("checkpoint", "slot") and "C" not in t.dims
+
+
 class Slice:
     """What one group computes and reads."""
     def __init__(self) -> None:
@@ -29,8 +35,7 @@ class KernelGroups:
         self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
         self.states = {c.name: c for c in loop.carried}
         #: Stores of states after or before chunks. They are part of the kernel that computes the state.
-        self.kept = [o for o in loop.body if isinstance(o, Op) and o.kind == "store"
-                     and p.tensor(o.attr("tensor")).index in ("checkpoint", "slot")]
+        self.kept = [o for o in loop.body if isinstance(o, Op) and o.kind == "store" and keeps_state(p, o)]
         self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store" and o not in self.kept}
         names = [n for group in s.kernels for n in group]
         known = [n for n, o in self.defs.items() if not OPS[o.kind].number]

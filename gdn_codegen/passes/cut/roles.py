@@ -24,6 +24,7 @@ from __future__ import annotations
 from ...ir.core import Op, Program, types, uses
 from ...ir.ops import OPS
 from ...schedule.schedule import ROLES
+from .groups import keeps_state
 from .sums import scores, sums
 
 
@@ -40,8 +41,7 @@ class _Roles:
         self.ops = [o for o in loop.body if isinstance(o, Op)]
         self.defs, self.type, self.count = {o.out: o for o in self.ops if o.out}, types(loop.body), uses(loop.body)
         self.states = tuple(c.name for c in loop.carried)
-        self.outputs = tuple(o.args[0] for o in self.ops if o.kind == "store"
-                             and p.tensor(o.attr("tensor")).index not in ("checkpoint", "slot"))
+        self.outputs = tuple(o.args[0] for o in self.ops if o.kind == "store" and not keeps_state(p, o))
         self.type |= {c.name: c.type for c in loop.carried}
         self.given = {*self.outputs, *(c.next for c in loop.carried)}  # results of the call
         self.waits = set(self.states)  # values that depend on a state

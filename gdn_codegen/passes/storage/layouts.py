@@ -4,6 +4,7 @@
   directly: rows of 128 bytes, swizzled. Such a buffer has the layout "swizzled".
 - Where threads move tiles, their registers are in the order of a product's sum. Loops over tiles of that shape have the order
   "sums".
+- Threads that have a tile of a chunk in that order store it by rows, 16 bytes each: the store has the order "rows".
 - A cast of a tile from one buffer to another is a copy: it has the order "copy", unless its order is "sums".
 - A fragment has the layout "rows" if its rows are summed and their length is no power of two. TileLang infers no layout for it.
 - In a kernel over chunks, a tile of running sums in float32, of which ops read a row and a middle one, has TILE_PAD unused
@@ -21,6 +22,7 @@ from ...ir.ops import OF_ROWS, OPS, ORDER
 from ...ir.types import BYTES, GROUP, Dim
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
+from .by_rows import ROWS, held, stored_by_rows
 from .stored_values import over
 
 #: Elements after each row of a buffer with a row per head.
@@ -30,8 +32,6 @@ PAD = 4
 TILE_PAD = 8
 #: The entries of 32 bits that all banks of shared memory hold.
 BANKS = 32
-#: The rows of a product's sum that a warp group holds. A tile that it moves has as many columns.
-ROWS = 64
 
 
 @takes("placed")
@@ -122,17 +122,23 @@ def _copied(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 
 
 def _ordered(p: Program, k: Kernel) -> tuple[Stmt, ...]:
-    """The body with order "sums" on loops over tiles with as many rows as the warp groups of their agent hold."""
+    """The body with order "sums" on loops over tiles with as many rows as the warp groups of their agent hold, and "rows" on
+    stores of such tiles from fragments."""
     sizes, type_of = {**p.sizes, **k.sizes}, types(k.body)
     rows = {a.name: a.threads // GROUP * ROWS for a in k.agents}
-    held = {a for o in k.ops if o.kind in ("row_sum", "column_sum") for a in o.args}
+    cast = {o.out: o for o in k.ops if o.buffer and o.kind == "cast"}
+    by_rows = {o for o in k.ops if stored_by_rows(p, o) and o.args[0] in cast and cast[o.args[0]].agent == o.agent
+               and held(type_of[o.args[0]].shape(sizes), rows.get(o.agent, 0), o)}
+    summed = {a for o in k.ops if o.kind in ("row_sum", "column_sum") or o in by_rows for a in o.args}
 
     def each(o: Op) -> Op:
+        if o in by_rows:
+            return o.with_attrs(**{ORDER: "rows"})
         t = type_of[o.args[0]] if o.kind == "store" else o.type if o.buffer else None
         if t is None or o.agent not in rows:
             return o
         tile = t.shape(sizes)
-        fits = tile == (rows[o.agent], ROWS) or (o.out in held and tile[0] == rows[o.agent] and not tile[1] % ROWS)
+        fits = tile == (rows[o.agent], ROWS) or (o.out in summed and tile[0] == rows[o.agent] and not tile[1] % ROWS)
         return o.with_attrs(**{ORDER: "sums"}) if fits else o
 
     return map_ops(k.body, lambda o: [each(o)])

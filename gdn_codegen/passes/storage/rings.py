@@ -18,6 +18,7 @@ from ...schedule.schedule import Schedule
 from ..stage import takes
 from ..uses import readers
 from .buffer_names import named
+from .by_rows import stored_by_rows
 from .place import with_buffers
 from .stored_values import is_view, over
 from .used_up import used_up
@@ -129,7 +130,7 @@ class _Kernel:
         if o.kind in ("matmul", "move", "transpose"):
             return True
         operand = any((r.kind == "matmul" and n < 2) or r.kind in SUMS for r, n in self.readers[o.out])
-        copied = any(moves(r, self.device) for r, _ in self.readers[o.out])
+        copied = any(moves(r, self.device) or stored_by_rows(self.p, r) for r, _ in self.readers[o.out])
         loaded = o.kind == "cast" and o.args[0] in self.defs and self.defs[o.args[0]].kind == "load"  # each reader casts it
         again = self.count[o.out] != 1 and not loaded
         return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or again)

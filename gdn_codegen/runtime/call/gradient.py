@@ -59,7 +59,7 @@ def walked_back(page: str | Algorithm, call: Call, named: Mapping[str, Any], num
     by_finals: gradients of the loss by outputs and final states. None among states is zero. kept: states before chunks of
     call.request.chunk_size tokens, empty to compute them.
     """
-    before, back = modules_for(page, call)
+    before, back = modules_for(page, call, saved=bool(kept))
     state, run = partial(_in_order, call.contract.state_layout), partial(_run, call, numbers, ends)
     if before is not None and (not kept or call.request.chunk_size != back.HOST.tables.chunk):
         kept = run(before, named, {n: state(y) for n, y in starts.items()})

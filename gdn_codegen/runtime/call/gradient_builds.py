@@ -12,7 +12,7 @@ from ... import algorithms
 from ...derived_pages import beside, find
 from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
-from ...ir.differentiate import derivative
+from ...ir.differentiate import derivative, solutions
 from ...ir.page import Algorithm
 from ...schedule import Schedule, varied
 from ...schedule.schedule import BEFORE_BACK
@@ -32,13 +32,14 @@ from .request import DEFAULT_CHUNK, DTYPES, Call
 class Plan:
     """Schedules with changed fields: that of a gradient, and those of the states before chunks, of which the first that fits is
     taken. narrow: states before chunks have the dtype of q between the two. arch: of builds for one architecture. most: tokens
-    of the largest chunk."""
+    of the largest chunk. solved: the states' module also gives what solves the system of each chunk, which the gradient reads."""
 
     gradient: tuple[str, dict[str, Any]]
     states: tuple[tuple[str, dict[str, Any]], ...]
     narrow: bool = False
     arch: str = ""
     most: int = 128
+    solved: bool = False
 
 
 #: One kernel, and states in float32. For devices on which launches cost little, and pages that fit no other plan.
@@ -48,7 +49,8 @@ ONE = Plan(("fused", {}), (("fused", {}),))
 #: Triton it took 4.7 ms with 8 warps, 6.8 with 4, and 6.9 as one kernel (bfloat16, K = V = 128). Of gates per channel, walks
 #: for states read operands that another kernel computed. Where a page bounds what tokens forget, by a number, walks come in
 #: parts: with 16 heads and 32768 tokens that took 2.1 ms, not 3.0, and in Triton 4.9, not 6.8. On Hopper's warp groups one walk
-#: in parts computes all outputs: 1.35 ms, not 1.87.
+#: in parts computes all outputs: 1.35 ms, not 1.87. There the walk of the states also stores what solves each chunk's system:
+#: with 1.30 ms for both modules, not 1.43.
 WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = {"partition": "decay"}
@@ -77,7 +79,7 @@ PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("tilelang", "cpu"): (ONE, THREE),
     ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE),
     ("tilelang", "sm_90a"): (
-        Plan((ONE_WALK, IN_PARTS), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a"),
+        *(Plan((ONE_WALK, IN_PARTS), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a", solved=x) for x in (True, False)),
         *(Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
           for name in ("gradient", "operand_gradient", BY_CHANNELS) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
     ("pto", "cpu"): (ONE, BY_CHUNKS), ("pto", "npu"): (BY_CHUNKS, ONE)}
@@ -98,31 +100,34 @@ class Builds:
         return (*filter(None, [self.states]), self.gradient)
 
 
-def undecided(b: Build, rounded: bool) -> Builds:
+def undecided(b: Build, rounded: bool, solved: bool = False) -> Builds:
     """The two builds of a gradient with the schedule and chunk of `b`: what they compute, and their contracts.
 
-    b: as for `candidates`. rounded: whether states before chunks have the dtype of q between the two.
+    b: as for `candidates`. rounded: whether states before chunks have the dtype of q between the two. solved: as for Plan.
     """
-    states, gradient = (beside(b.algorithm, kind) for kind in ("states", "gradient"))
+    kinds = ("solved_states", "solved_gradient") if solved else ("states", "gradient")
+    states, gradient = (beside(b.algorithm, kind) for kind in kinds)
     read = [t.name for t in find(gradient).trace().role("input") if t.index == "slot"]
     kept = tuple((n, b.dtype) for n in read) if rounded else ()
     return Builds(replace(b, algorithm=states, contract=replace(b.contract, dtypes=kept)) if read else None,
                   replace(b, algorithm=gradient, contract=replace(b.contract, dtypes=tuple(sorted((*b.contract.dtypes, *kept))))))
 
 
-def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = True) -> Iterator[Builds]:
+def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = True, saved: bool = False) -> Iterator[Builds]:
     """Builds of a gradient, the best first. b: with target, page, dtype, K, V and contract. device, arch: type and architecture
-    of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch."""
+    of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch.
+    saved: whether the call has the states before chunks."""
     page = algorithms.find(b.algorithm).trace()
+    solved = (bool(solutions(page)) and not saved, False)
     decays = bool(log_decays(page))
     channels = by_channel(page)  # some channels forget slowly, and warm-ups that are as long as a sequence gain nothing
     in_parts = in_parts and bool(page.forgets) and not channels
     plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())
-             if in_parts or "partition" not in x.gradient[1]]
+             if (in_parts or "partition" not in x.gradient[1]) and x.solved in solved]
     pairs = [(chunk, x) for chunk in CHUNKS if chunk <= most for x in plans if chunk <= x.most]
     for chunk, plan in sorted(pairs, key=lambda x: (channels and x[1].gradient[0] != BY_CHANNELS, -x[0],
                                                     not decays and x[1].gradient[0] == ONE_WALK)):
-        x = undecided(replace(b, chunk=chunk, arch=plan.arch), plan.narrow)
+        x = undecided(replace(b, chunk=chunk, arch=plan.arch), plan.narrow, plan.solved)
         back = replace(x.gradient, schedule=_varied(plan.gradient, plan.arch))
         if x.states is None:
             yield Builds(None, back)
@@ -175,13 +180,13 @@ def targets_for(device: str, asked: str) -> list[str]:
     return found if asked == "auto" and found else [choose(device, asked)]
 
 
-def builds_for(page: str | Algorithm, call: Call) -> Builds:
-    """The builds of the gradient of a call of a page. ValueError where none fits."""
+def builds_for(page: str | Algorithm, call: Call, saved: bool = False) -> Builds:
+    """The builds of the gradient of a call of a page. saved: as for `candidates`. ValueError where none fits."""
     x = call.request
     b = asked_of(Build("triton", layout=x.layout, algorithm=page, dtype=DTYPES[call.dtype], head_dim_k=call.head_dims[0],
                        head_dim_v=call.head_dims[1], contract=call.contract), call.extent.H == call.extent.HV)
     most = DEFAULT_CHUNK if x.chunk is None else max(x.chunk, CHUNKS[-1])
-    return _fitting(b, x.target, facts(call.device), most, call.device, call.extent.shape_class, not x.batch_invariant)
+    return _fitting(b, x.target, facts(call.device), most, call.device, call.extent.shape_class, not x.batch_invariant, saved)
 
 
 def asked_of(b: Build, alone: bool) -> Build:
@@ -197,15 +202,15 @@ def asked_of(b: Build, alone: bool) -> Build:
 
 
 @lru_cache(maxsize=256)
-def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_class: tuple[int, ...], in_parts: bool
-             ) -> Builds:
-    """The first builds that fit: those that were measured, then those of PLANS. b, most, in_parts: as for `candidates`, of any
-    target. Tables are by the size of the batch, too. asked: the call's target. on: what dispatch knows of the device."""
+def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_class: tuple[int, ...], in_parts: bool,
+             saved: bool) -> Builds:
+    """The first builds that fit: those that were measured, then those of PLANS. b, most, in_parts, saved: as for `candidates`,
+    of any target. Tables are by the size of the batch, too. asked: the call's target. on: what dispatch knows of the device."""
     why: dict[tuple[str, int], str] = {}  # of a target's chunks, why the preferred plan does not fit
     for target in targets_for(device.type, asked):
         mine = replace(b, target=target)
         known = measured(mine, on.names, shape_class, most) if in_parts else []
-        for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts)):
+        for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts, saved)):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
@@ -216,12 +221,12 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
                                  f"{b.dtype} ({list(why.values())[-1]}), or smaller K or V")
 
 
-def modules_for(page: str | Algorithm, call: Call) -> tuple[Any, Any]:
+def modules_for(page: str | Algorithm, call: Call, saved: bool = False) -> tuple[Any, Any]:
     """The modules of the gradient of a call, after admission: states before chunks, None where the gradient reads none, and
-    the gradient. A build that is refused on the device, or that does not compile, is passed over; its warning says so. ValueError
-    where none is left."""
+    the gradient. saved: as for `candidates`. A build that is refused on the device, or that does not compile, is passed over; its
+    warning says so. ValueError where none is left."""
     while True:
-        builds, made = builds_for(page, call), dict[Build | None, Any]()
+        builds, made = builds_for(page, call, saved), dict[Build | None, Any]()
         for b in builds.all:
             m = module(b)
             try:
