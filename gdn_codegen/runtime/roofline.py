@@ -60,6 +60,7 @@ class _Walk:
         return Cost(sum(self.moved.values()), self.asked, self.flops)
 
     def body(self, body: tuple[Stmt, ...], times: int) -> None:
+        """Add what statements cost that run so many times."""
         for s in body:
             if isinstance(s, Loop) and s.index == "before":
                 continue
