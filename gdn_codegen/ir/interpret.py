@@ -477,13 +477,13 @@ def const_tile(t: Tensor, sizes: dict[str, int]) -> torch.Tensor:
     I is the identity and the others are zero."""
     kind, kept, other = t.fill.split()
     name, _, size = kind.partition(":")
-    n = t.tile.shape(sizes)[0]
+    rows, columns = t.tile.shape(sizes)
     if kept == "of":
         which, count = map(int, other.split("/"))
         evaluate = OPS[name].evaluate
         assert evaluate is not None
-        return evaluate({"size": int(size)}, *(torch.eye(n) * (i == which) for i in range(count)))
-    return torch.where(keep(name, n, int(size or 0)), float(kept), float(other))
+        return evaluate({"size": int(size)}, *(torch.eye(rows) * (i == which) for i in range(count)))
+    return torch.where(keep(name, columns, int(size or 0))[:rows], float(kept), float(other))
 
 
 def interpret(p: Program, problem: Problem, inputs: dict[str, torch.Tensor | None], scalars: dict[str, float],

@@ -47,10 +47,11 @@ LEGAL = {
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
-    "decomposed..checked": "segment join block load.last load.heads store.heads batch product; index const",
+    "decomposed..checked": """
+        load.piece store.piece segment join block load.last load.heads store.heads batch product; index const""",
     "decomposed..assigned placed..checked": """
         loop columns;
-        diag_inverse load.piece store.piece load.middle to_middle.given from_middle.given maximum.bound minimum.bound""",
+        diag_inverse load.middle to_middle.given from_middle.given maximum.bound minimum.bound""",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents of_token load.tokens",
     "assigned fed..checked": "move transpose load.head store.head scalar.head",

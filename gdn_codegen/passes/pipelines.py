@@ -60,6 +60,7 @@ from .launch.side_by_side import side_by_side
 from .launch.spans import spans
 from .launch.zero_products import zero_products
 from .loops.column_loop import column_loop
+from .loops.column_pieces import column_pieces
 from .loops.middle_rows import middle_rows
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
@@ -210,6 +211,7 @@ GROUPS: Passes = (
 )
 CORES: Passes = (
     *FRONT,
+    ("column_pieces", lambda p, c: column_pieces(p, c.schedule)),
     ("heads_by_product", lambda p, c: heads_by_product(p, c.schedule, c.cores)),
     ("whole_vectors", lambda p, c: whole_vectors(p)),
     ("across_rows", lambda p, c: across_rows(p)),

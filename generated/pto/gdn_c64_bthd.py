@@ -48,19 +48,19 @@ CHANNELS = {
     "U_decay_to_end_f16_channel": ([64, 128], "float16"),
     "S_next_part_channel": ([128, 128], "float32"),
 }
-# masks: kind[:size], value kept, value elsewhere; side; dtype
+# masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
-    "lower_64_mask": ("lower 1.0 0.0", 64, "float32"),
-    "lower_fill": ("lower 0.0 -inf", 64, "float32"),
-    "strictly_lower_mask": ("strictly_lower 1.0 0.0", 64, "float32"),
-    "eye_mask": ("eye 1.0 0.0", 64, "float32"),
-    "pairs_1_mask": ("pairs:1 1.0 0.0", 64, "float32"),
-    "pairs_2_mask": ("pairs:2 1.0 0.0", 64, "float32"),
-    "pairs_4_mask": ("pairs:4 1.0 0.0", 64, "float32"),
-    "pairs_8_mask": ("pairs:8 1.0 0.0", 64, "float32"),
-    "pairs_16_mask": ("pairs:16 1.0 0.0", 64, "float32"),
-    "pairs_32_mask": ("pairs:32 1.0 0.0", 64, "float32"),
-    "identity_float16_C": ("eye 1.0 0.0", 64, "float16"),
+    "lower_64_mask": ("lower 1.0 0.0", [64, 64], "float32"),
+    "lower_fill": ("lower 0.0 -inf", [64, 64], "float32"),
+    "strictly_lower_mask": ("strictly_lower 1.0 0.0", [64, 64], "float32"),
+    "eye_mask": ("eye 1.0 0.0", [64, 64], "float32"),
+    "pairs_1_mask": ("pairs:1 1.0 0.0", [64, 64], "float32"),
+    "pairs_2_mask": ("pairs:2 1.0 0.0", [64, 64], "float32"),
+    "pairs_4_mask": ("pairs:4 1.0 0.0", [64, 64], "float32"),
+    "pairs_8_mask": ("pairs:8 1.0 0.0", [64, 64], "float32"),
+    "pairs_16_mask": ("pairs:16 1.0 0.0", [64, 64], "float32"),
+    "pairs_32_mask": ("pairs:32 1.0 0.0", [64, 64], "float32"),
+    "identity_float16_C": ("eye 1.0 0.0", [64, 64], "float16"),
 }
 
 SOURCE = r'''
@@ -4134,14 +4134,14 @@ def _compile_for_npu(source: Path, library: Path) -> None:
         raise RuntimeError(f"bisheng failed:\n{done.stderr}")
 
 
-def _mask(fill: str, side: int, dtype: str) -> torch.Tensor:
-    """A constant tile [side, side] on the CPU. fill: kind[:size], value kept, value elsewhere. Or to_middle:size of n/m,
+def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
+    """A constant tile on the CPU. fill: kind[:size], value kept, value elsewhere. Or to_middle:size of n/m,
     or from_middle:size, where m is 1 for running sums alone and n is 0 for them, 1 for sums before each token."""
     kind, kept, other = fill.split()
     kind, _, digits = kind.partition(":")
     size = int(digits or 1)
-    row = torch.arange(side, device="cpu")
-    i, j = row[:, None], row[None, :]
+    rows, columns = (torch.arange(n, device="cpu") for n in shape)
+    i, j = rows[:, None], columns[None, :]
     if kept == "of":
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
@@ -4166,12 +4166,12 @@ class PtoLauncher:
       tensors (0 read, 1 written, 2 between cores, 3 read and written).
     channels: (dims, dtype) by name, of memory through which the cores of a group pass tiles to each other. Each core group has
       its own.
-    constants: (fill, side, dtype) of masks, by name, as `_mask` takes them.
+    constants: (fill, shape, dtype) of masks, by name, as `_mask` takes them.
     heads: True if head counts are compiled in. Kernels then do not take them.
     """
 
     def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
-                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, int, str]], heads: bool
+                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, list[int], str]], heads: bool
                  ) -> None:
         self.source, self.symbols, self.channels, self.constants, self.heads = source, symbols, channels, constants, heads
         self.library = functools.lru_cache(maxsize=None)(self._load)

@@ -161,4 +161,4 @@ def test_ranges_of_values():
                          + ["diagonal_blocks:4 1 0"])
 def test_launcher_and_interpreter_fill_a_constant_tile_alike(fill):
     t = Tensor("t", "workspace", "const", "HV", ("C", "C"), fill=fill)
-    assert torch.equal(_mask(fill, 16, "float32"), const_tile(t, {"C": 16}).float())
+    assert torch.equal(_mask(fill, (16, 16), "float32"), const_tile(t, {"C": 16}).float())

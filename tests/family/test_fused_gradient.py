@@ -24,9 +24,10 @@ ROUNDED = Contract(dtypes=(("S_chunks", "float16"),))
 STAGES = ("warp_groups", "rings", "warm_up_loop")
 
 
-def lowered(page: str, sizes: dict[str, int] = SIZES) -> Program:
+def lowered(page: str, sizes: dict[str, int] = SIZES, kind: str = "gradient") -> Program:
     plan = varied("fused_gradient", "sm_90a", partition="decay")
-    return lower(find(f"{page}.gradient").trace(), "tilelang", plan, sizes, "float16", "sm_90a", ROUNDED)
+    rounded = Contract(dtypes=(*ROUNDED.dtypes, ("U_chunks", "float16"))) if kind == "solved_gradient" else ROUNDED
+    return lower(find(f"{page}.{kind}").trace(), "tilelang", plan, sizes, "float16", "sm_90a", rounded)
 
 
 @pytest.fixture
@@ -41,13 +42,15 @@ def stages() -> Iterator[dict[str, Program]]:
     pipelines.observers.remove(see)
 
 
-@pytest.mark.parametrize("page", [pytest.param("simple_gla", marks=pytest.mark.slow),
-                                  pytest.param("gated_delta_rule", marks=pytest.mark.long)])
-def test_all_gradients_come_from_one_walk(page: str, stages: dict[str, Program], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page, kind", [pytest.param("simple_gla", "gradient", marks=pytest.mark.slow),
+                                        pytest.param("gated_delta_rule", "gradient", marks=pytest.mark.long),
+                                        pytest.param("gated_delta_rule", "solved_gradient", marks=pytest.mark.long)])
+def test_all_gradients_come_from_one_walk(page: str, kind: str, stages: dict[str, Program], monkeypatch: pytest.MonkeyPatch
+                                          ) -> None:
     """In parts of one chunk, with summaries and warm-ups; ragged tails and an empty sequence."""
     monkeypatch.setattr("gdn_codegen.passes.cut.partition.longest_warm_up", lambda device: 2)
     given = Given(page, OF_GROUPS, SIZES, (-3.0, -0.2))
-    k = lowered(page).kernels[-1]
+    k = lowered(page, kind=kind).kernels[-1]
     stored = {o.attr("tensor") for o in k.ops if o.kind == "store"}
     assert {"d_q", "d_k", "d_v", "d_g", "d_initial_state"} <= stored
     errors = {name: given.run(stages[name], 1)[1] for name in STAGES}

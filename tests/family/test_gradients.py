@@ -144,6 +144,21 @@ def test_large_states_on_pto(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(e < ACCEPTED["bfloat16"] / 4 for e in found.values()), found
 
 
+@pytest.mark.parametrize("name, sizes", [
+    ("gated_delta_rule", (16, 16, 64, 32)), pytest.param("gated_delta_rule", (64, 256, 256, 64), marks=pytest.mark.long),
+    pytest.param("kimi_delta_attention", (32, 256, 256, 64), marks=pytest.mark.long)])
+def test_states_in_pieces_on_pto(name: str, sizes: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels over chunks that hold some columns of V of the states at a time. sizes: of a chunk, K, V, and a piece. Kernels of
+    which each instance has a block of V are not in pieces."""
+    monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
+    C, K, V, n = sizes
+    before = varied("prepared", v_block=n)
+    plans = {"states": before, "gradient": replace(before, v_pieces=n, order="page")}
+    found = errors("pto", name, Case((2 * C + 6, 0, C + 1), 1, 2, repeat=True), plans, chunk=C, head_dim_k=K, head_dim_v=V,
+                   dtype="bfloat16")
+    assert all(e < ACCEPTED["bfloat16"] / 4 for e in found.values()), found
+
+
 def test_states_of_the_other_orientation_do_not_fit() -> None:
     """With K = V shapes do not tell. The name of the tensor does."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'S_chunks'"):

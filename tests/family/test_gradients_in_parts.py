@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import gradients
@@ -40,13 +41,14 @@ def short_reach(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lowered(name: str, how: str | None, schedule: str = "gradient", target: str = "triton", sizes: dict[str, int] = SIZES,
-            dtype: str = "float32", arch: str = "", **fields: Any) -> Program:
+            dtype: str = "float32", arch: str = "", kind: str = "gradient", **fields: Any) -> Program:
     plan = varied(schedule, arch, partition=how, **fields)
-    return lower(find(f"{name}.gradient").trace(), target, plan, sizes, dtype, arch)
+    return lower(find(f"{name}.{kind}").trace(), target, plan, sizes, dtype, arch)
 
 
 class Given:
-    """Inputs of a page, the states before its chunks, derivatives, and the gradients by torch.autograd.
+    """Inputs of a page, the states before its chunks, solutions of chunks with random rows past a sequence's end, derivatives,
+    and the gradients by torch.autograd.
 
     gates: what the heads forget, for pages with gates of tokens."""
 
@@ -59,8 +61,14 @@ class Given:
         self.inputs, gen = {n: y.double() for n, y in x.items() if n != "S"}, torch.Generator().manual_seed(1)
         self.d_o = torch.randn(sum(case.lengths), case.value_heads, sizes["V"], generator=gen).double()
         self.d_final = torch.randn(x["S"].shape, generator=gen).double()
-        states = replace(find(f"{name}.states").trace(), dims=tuple(sizes.items()))
+        states = replace(find(f"{name}.solved_states").trace(), dims=tuple(sizes.items()))
         self.states = Interpreter(states, self.problem(0), self.numbers).run({**self.inputs, "initial_state": x["S"].double()})
+        for y in (self.states[t.name] for t in states.role("output") if t.index == "slot" and "C" in t.dims):
+            for n, (start, length) in enumerate(zip(accumulate(case.lengths, initial=0), case.lengths, strict=False)):
+                last, rows = divmod(length, sizes["C"])
+                if rows:
+                    tail = y[start // sizes["C"] + n + last, :, rows:]
+                    tail.copy_(torch.randn(tail.shape, generator=gen))
         self.want = gradients.expected(name, case, x, self.d_o, self.d_final)
 
     def problem(self, span: int) -> Problem:
@@ -68,8 +76,9 @@ class Given:
 
     def run(self, p: Program, span: int) -> tuple[Interpreter, float]:
         """The interpreter after a run of `p` in parts of `span` chunks, and the largest error of a gradient."""
-        chunks = self.states["S_chunks"]
-        given = {**self.inputs, "S_chunks": chunks, "S_chunks_vk": chunks.mT, "d_o": self.d_o, "d_final_state": self.d_final}
+        given = {**self.inputs, "d_o": self.d_o, "d_final_state": self.d_final}
+        for n, y in self.states.items():
+            given |= {n: y, f"{n}_vk": y.mT}
         i = Interpreter(p, self.problem(span), self.numbers)
         got = i.run({t.name: given[t.name] for t in p.role("input")})
         return i, max(gradients.relative(gradients.of_input(n, got, want), want) for n, want in self.want.items())
@@ -85,6 +94,13 @@ def test_parts_of_a_walk_back_give_its_gradients(name: str) -> None:
         if find(name).forgets:
             i, error = given.run(lowered(name, "decay", schedule), span)
             assert error < 1e-7 and (i.memory["d_S_warm_up"] > 0).any(), (schedule, span)
+
+
+def test_solutions_come_from_memory() -> None:
+    """Of a sequence's own tokens alone: rows past its end may hold anything that is finite."""
+    given = Given("gated_delta_rule")
+    for how in ("exact", "decay"):
+        assert given.run(lowered("gated_delta_rule", how, kind="solved_gradient"), 1)[1] < 1e-7, how
 
 
 def test_a_warm_up_looks_at_the_chunks_after_a_part() -> None:

@@ -14,14 +14,14 @@ CPU = torch.device("cpu")
     ("diagonal_blocks:2 1 0", [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]),
     ("pairs:2 1 0", [[0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]])])
 def test_masks(fill, want):
-    found = _mask(fill, 4, "float16")
+    found = _mask(fill, (4, 4), "float16")
     assert found.dtype == torch.float16 and found.tolist() == want
 
 
 @pytest.mark.parametrize("heads, sizes", [(False, (1, 5, 0, 2, 4, 3)), (True, (1, 5, 0, 3))])
 def test_the_simulator_gets_tensors_then_masks_and_channels(monkeypatch, heads, sizes):
     launcher = PtoLauncher("", {"o": ("o_c", ["eye", "pipe"], [0, 0, 2, 0])}, {"pipe": ([2, 4], "float32")},
-                           {"eye": ("eye 1 0", 4, "float16")}, heads)
+                           {"eye": ("eye 1 0", [4, 4], "float16")}, heads)
     launcher.library = lambda kind: None
     seen = []
     monkeypatch.setattr(pto_sim, "launch", lambda *about: seen.append(about))

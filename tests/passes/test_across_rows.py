@@ -76,4 +76,4 @@ def test_only_the_last_row_crosses_to_the_vector_cores():
                                   *(f"to_middle:{size} of {n}" for size in (1, 2, 8) for n in ("0/1", "0/2", "1/2"))])
 def test_launcher_and_interpreter_fill_a_constant_tile_alike(fill):
     t = Tensor("t", "workspace", "const", "HV", ("C", "C"), fill=fill)
-    assert torch.equal(_mask(fill, 16, "float32"), const_tile(t, SIZES).float())
+    assert torch.equal(_mask(fill, (16, 16), "float32"), const_tile(t, SIZES).float())

@@ -58,7 +58,7 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
         "own": [t.name for t in own],
         "channels": [(t.name, [*((t.slots,) if t.slots > 1 else ()), *t.tile.shape(p.sizes)], t.dtype)
                      for t in own if t.index == "block"],
-        "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in own if t.index == "const"]})
+        "constants": [(t.name, t.fill, list(t.tile.shape(p.sizes)), t.dtype) for t in own if t.index == "const"]})
 
 
 def _block(text: str) -> str:

@@ -12,8 +12,10 @@ class Addresses(Values):
     """The addresses in global memory for one kernel."""
 
     # --- addresses in global memory ---
-    def cols(self, t: Tensor) -> str:
-        """The number of columns of this instance's tile that exist in memory."""
+    def cols(self, t: Tensor, piece: tuple[int, int] | None = None) -> str:
+        """The number of columns of this instance's tile that exist in memory, or of a piece of them."""
+        if piece:
+            return str(piece[1])
         n, mine = self.p.shape(t)[-1], t.tile.shape(self.sizes)[-1]
         if not self.p.padded(t)[-1]:
             return str(mine)
@@ -43,6 +45,7 @@ class Addresses(Values):
         shift = " + col" if self.k.blocked_dim and t.dims[-1] == self.k.blocked_dim else ""
         if self.k.blocked_dim and len(t.dims) > 1 and t.dims[0] == self.k.blocked_dim:
             shift = f" + col * {last}"
+        shift += f" + {o.attr('piece')[0]}" if o.attr("piece") else ""
         if t.index == "token":
             heads, head = (t.heads, f"hv{nth}{more}" if t.heads == "HV" else f"h{nth}{more}")
             if t.strided:

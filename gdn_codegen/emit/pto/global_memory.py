@@ -33,19 +33,19 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
         if k.which:
             last = f"if ({rows} > 0) {last}"
         if k.agent == "cube":
-            cols = "heads" if o.attr("heads") else k.cols(t)
+            cols = "heads" if o.attr("heads") else k.cols(t, o.attr("piece"))
             return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({rows}, {cols});",
                     f"TASSIGN({name}, {k.address(o.out)});",
                     f"auto {name}_from = {k.view(o, '0', rows, cols)};", last]
         if len(t.dims) == 1:
             return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}({rows});", f"TASSIGN({name}, {k.address(o.out)});",
                     f"auto {name}_from = {k.view(o, '0', rows, 1)};", last]
-        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({part}, {k.cols(t)});",
-                f"TASSIGN({name}, {k.address(o.out)});",
-                f"if ({part} > 0) {{", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', part, k.cols(t))};",
+        cols = k.cols(t, o.attr("piece"))
+        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({part}, {cols});", f"TASSIGN({name}, {k.address(o.out)});",
+                f"if ({part} > 0) {{", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', part, cols)};",
                 f"    TLOAD({name}, from);", "}"]
     if len(t.dims) == 1 or o.attr("last"):
-        n, row = k.cols(t), str(t.tile.shape(k.sizes)[0] - 1) if o.attr("last") else "0"
+        n, row = k.cols(t, o.attr("piece")), str(t.tile.shape(k.sizes)[0] - 1) if o.attr("last") else "0"
         shape, some, view = f"1, {b.shape[0]}", f"1, {n}", f"view({k.at(o, row)[0]}, 1, {n}, {n})"
     else:
         row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
@@ -73,13 +73,15 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
             return braces([f"UbWidePart<{ctype}, {n}> valid(part);", f"TASSIGN(valid, {address});",
                            f"auto to = {k.view(o, f'sub * {n}', 'part', 1)};", "TSTORE(to, valid);"], "if (part > 0) ")
         if k.agent == "cube":
-            return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {k.cols(t)});",
+            cols = k.cols(t, o.attr("piece"))
+            return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {cols});",
                            f"TASSIGN(valid, {k.address(value)});",
-                           f"auto to = {k.view(o, '0', 'rows', k.cols(t))};", "TSTORE(to, valid);"])
-        return braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {k.cols(t)});",
+                           f"auto to = {k.view(o, '0', 'rows', cols)};", "TSTORE(to, valid);"])
+        cols = k.cols(t, o.attr("piece"))
+        return braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {cols});",
                        f"TASSIGN(valid, {k.address(value)});",
-                       f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', k.cols(t))};", "TSTORE(to, valid);"],
-                       "if (part > 0) ")
+                       f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', cols)};", "TSTORE(to, valid);"],
+                      "if (part > 0) ")
     if o.attr("heads"):
         if k.agent != "cube":
             raise EmitError(f"pto stores several heads with the cube core only; {value} is on the {k.agent} core")

@@ -54,15 +54,16 @@ def _product(o: Op, b: Body, fills: list[str], made: dict[str, Tensor], name: st
     """Append the sum of the products of constant tiles and the operands of `o`. fills: how each constant tile is filled."""
     total: list[str] = []
     for n, (x, fill) in enumerate(zip(o.args, fills, strict=True), 1):
-        tile = constant(b, fill, b.types[x].dims[0], made, o.line)
+        rows = b.types[x].dims[0]
+        tile = constant(b, fill, (rows, rows), made, o.line)
         total = [b.op("matmul", tile, x, *total, name=name if n == len(fills) else "", line=o.line)]
     return total[0]
 
 
-def constant(b: Body, fill: str, rows: Dim, made: dict[str, Tensor], line: Line) -> str:
-    """Append a load of a constant tile [rows, rows]. fill: how it is filled. made: the constant tiles so far, by name."""
+def constant(b: Body, fill: str, dims: tuple[Dim, Dim], made: dict[str, Tensor], line: Line) -> str:
+    """Append a load of a constant tile. fill: how it is filled. made: the constant tiles so far, by name."""
     kind, what, of = fill.split()
-    tensor = kind.replace(":", "_") + ("_mask" if what != "of" else f"_of_{of.replace('/', '_')}")
-    tensor += f"_{rows}" if rows != "C" else ""
-    b.tensors[tensor] = made[tensor] = Tensor(tensor, "workspace", "const", "HV", (rows, rows), fill=fill)
+    tensor = "ones_mask" if what == of else kind.replace(":", "_") + ("_mask" if what != "of" else f"_of_{of.replace('/', '_')}")
+    tensor += f"_{dims[1]}" if dims[1] != "C" else ""
+    b.tensors[tensor] = made[tensor] = Tensor(tensor, "workspace", "const", "HV", dims, fill=fill)
     return b.op("load", name=b.fresh(tensor), tensor=tensor, line=line)

@@ -3,8 +3,8 @@
 Each vector core holds some rows of a tile. So `row_sum` of a tile gives a core the sums of its rows only, and what is computed of
 them elementwise is divided, too. Some ops need all entries: a running sum, an entry, a row that broadcasts, a sum of the vector.
 The core that multiplies has all rows. So this pass makes products, whose last row `transfer` loads to each core:
-- A divided vector v becomes a tile X of equal columns. Its entries are a row of X.T @ I, and its running sums one of X.T @ L.T
-  with a lower triangle L of ones.
+- A divided vector v becomes a tile X of equal columns. Its entries are a row of I @ X.T with a small identity I, its running sums
+  one of X.T @ L.T with a lower triangle L of ones, and its sum is an entry of X.T @ E.T, where E has few rows of ones.
 - `column_sum` of a tile is the last of its running sums.
 
 Products with zeros and ones are exact. The pass also replaces ops that vector cores lack: `diagonal` is `row_sum` of a masked
@@ -72,13 +72,17 @@ class _WholeVectors:
         """A vector whose last entry is the sum of the vector that `o` sums."""
         x = o.args[0]
         if x in self.divided:
-            return self.product(o, b, x, "lower")
+            return self.product(o, b, x, "ones")
         rows = b.op("expand", b.op("row", x, line=o.line), dims=(ROWS, *b.types[x].dims), line=o.line)
         return b.op("row_sum", rows, line=o.line)
 
     def product(self, o: Op, b: Body, x: str, kind: str, name: str = "") -> str:
-        """The last row of X.T @ M.T, where each column of X is the vector `x`, and M keeps what `kind` keeps of ones."""
+        """The last row of a product with X, whose columns are the vector `x`. kind: "eye" for the vector, "lower" or
+        "strictly_lower" for its running sums, "ones" for its sum in each entry."""
         (dim,) = b.types[x].dims
         tile = b.op("expand", b.op("col", x, line=o.line), dims=(dim, COLUMNS), line=o.line)
-        product = b.op("matmul", tile, constant(b, f"{kind} 1.0 0.0", dim, self.made, o.line), line=o.line, ta=True, tb=True)
+        rows = COLUMNS if kind in ("eye", "ones") else dim
+        fill = "lower 1.0 1.0" if kind == "ones" else f"{kind} 1.0 0.0"
+        ones = constant(b, fill, (rows, COLUMNS if kind == "eye" else dim), self.made, o.line)
+        product = b.op("matmul", *((ones, tile) if kind == "eye" else (tile, ones)), line=o.line, ta=kind != "eye", tb=True)
         return b.op("last", product, name=name, line=o.line)

@@ -67,8 +67,8 @@ class _Roles:
             "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
             "inverse": operands, "weight": weights, "offset": set(free) - weights,
             "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits},
-            "operand": self.operands(), "summand": self.summands(), "factor": self.factors(), "sum": set(sums(self.ops, self.waits)),
-            "keyed": {n for n in self.operands() if "K" in self.type[n].dims},
+            "operand": self.operands(), "summand": self.summands(), "factor": self.factors(),
+            "sum": set(sums(self.ops, self.waits)), "keyed": {n for n in self.operands() if "K" in self.type[n].dims},
             "pair": {n for n in self.operands() - inverses if self.type[n].dims == ("C", "C")},
             "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)

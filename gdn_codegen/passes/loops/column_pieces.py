@@ -1,9 +1,9 @@
-"""column_pieces: computes a kernel over chunks in pieces of the columns of K. `register_room` calls it for kernels whose tiles
-have no room in registers (Triton), and `place` for those whose tiles have none in shared memory (TileLang). Both order the
-pieces.
+"""column_pieces: computes kernels over chunks in pieces of the columns of V, where the schedule says so (`v_pieces`), for devices
+with cores. `in_pieces` does so for one kernel and K or V. `register_room` calls it for kernels whose tiles have no room in
+registers (Triton), and `place` for those whose tiles have none in shared memory (TileLang). Both order the pieces.
 
-A value along K gets pieces of COLUMNS columns. Products and sums over K are sums over the pieces. The mask of a product is
-applied to each piece's product, so that one piece can be finished before the next one is loaded.
+A value along that dim gets pieces of so many columns. Products and sums over it are sums over the pieces. The mask of a product
+is applied to each piece's product, so that one piece can be finished before the next one is loaded.
 
 Example, two pieces:
     before:  k = load; S = load; k_kT = k @ k.T; k_S = k @ S.T; r = row_sum(k * k_S); ...
@@ -14,34 +14,48 @@ from __future__ import annotations
 from ...ir.core import Kernel, Op, Program, uses
 from ...ir.core import types as types_of
 from ...ir.ops import OPS
+from ...schedule.schedule import Schedule
+from ..stage import takes
+from .few_live import few_live
 from .row_pieces import Pieces
 
-#: Columns of a piece.
+#: Columns of a piece of K.
 COLUMNS = 64
 #: Ops with the same meaning on a piece of the columns, besides elementwise ones.
 ALONG = ("column_sum", "cumsum", "to_middle", "from_middle", "last", "move")
 
 
-def in_pieces(p: Program, k: Kernel) -> Kernel:
-    """The kernel, which has no loop, in pieces of the columns of K. `k` itself if it has no more columns, or ops that are not
-    sums over pieces."""
-    size = p.sizes["K"]
-    if size <= COLUMNS or size % COLUMNS or not all(splits(p, k, o) for o in k.ops):
+@takes("decomposed")
+def column_pieces(p: Program, s: Schedule) -> Program:
+    """`p` with kernels over chunks in pieces of the columns of V, in the order with the fewest bytes of tiles at once. `p` itself
+    if the schedule has no `v_pieces`."""
+    def split(k: Kernel) -> Kernel:
+        x = in_pieces(p, k, "V", s.v_pieces)
+        return k if x is k else few_live(x, {**p.sizes, **k.sizes})
+
+    return p.map_kernels(lambda k: split(k) if k.grid == "chunks" else k) if s.v_pieces else p
+
+
+def in_pieces(p: Program, k: Kernel, dim: str = "K", columns: int = 0) -> Kernel:
+    """The kernel, which has no loop, in pieces of so many columns of `dim`, by default COLUMNS. `k` itself if it
+    has no more columns, if its grid cuts the dim, or if it has ops that are not sums over pieces."""
+    size, columns = p.sizes[dim], columns or COLUMNS
+    if size <= columns or size % columns or k.blocked_dim == dim or not all(splits(p, k, o, dim) for o in k.ops):
         return k
-    return _Columns(p, "K", [(first, COLUMNS) for first in range(0, size, COLUMNS)]).kernel(k)
+    return _Columns(p, dim, [(first, columns) for first in range(0, size, columns)]).kernel(k)
 
 
-def splits(p: Program, k: Kernel, o: Op, padded: bool = False) -> bool:
-    """Whether `o` has the same meaning on pieces of K, or sums over them. padded: whether loads may fill padding of K."""
+def splits(p: Program, k: Kernel, o: Op, dim: str, padded: bool = False) -> bool:
+    """Whether `o` has the same meaning on pieces of `dim`, or sums over them. padded: whether loads may fill padding of it."""
     types = types_of(k.body)
     if o.kind in ("load", "store"):
         t = p.tensor(o.attr("tensor"))
-        return "K" not in t.dims or (t.dims[-1] == "K" and t.dims.count("K") == 1 and not o.attr("transposed")
+        return dim not in t.dims or (t.dims[-1] == dim and t.dims.count(dim) == 1 and not o.attr("transposed")
                                      and (not p.padded(t)[-1] or (padded and o.kind == "load")) and not o.args[1:])
     dims = [types[a].dims for a in o.args]
-    if not any("K" in d for d in (*dims, o.type.dims if o.type else ())):
+    if not any(dim in d for d in (*dims, o.type.dims if o.type else ())):
         return True
-    if any("K" in d[:-1] for d in dims) and o.kind != "row":
+    if any(dim in d[:-1] for d in dims) and o.kind != "row":
         return False
     return OPS[o.kind].elementwise or o.kind in (*ALONG, "row_sum", "matmul", "row")
 
@@ -66,14 +80,14 @@ class _Columns(Pieces):
         elif o.kind == "row_sum" and len(self.names[o.args[0]]) > 1:
             self.names[o.out] = [self.total(o, [self.again(o, x) for x in self.names[o.args[0]]])]
         else:
-            dims = o.attr("dims", ())
-            super().op(o.with_attrs(dims=tuple(COLUMNS if d == self.dim else d for d in dims)) if self.dim in dims else o)
+            dims, ((_, columns), *_) = o.attr("dims", ()), self.pieces
+            super().op(o.with_attrs(dims=tuple(columns if d == self.dim else d for d in dims)) if self.dim in dims else o)
 
     def along(self, a: str, o: Op, n: int) -> bool:
-        """Whether the product `o` sums over K, along which its operand `n` has pieces."""
+        """Whether the product `o` sums over the dim, along which its operand `n` has pieces."""
         dims = self.types[a].dims
         flipped = bool(o.attr("tb" if n else "ta"))
-        return dims[flipped if n else 1 - flipped] == "K"
+        return dims[flipped if n else 1 - flipped] == self.dim
 
     def again(self, o: Op, x: str) -> str:
         """`o` on one piece."""
@@ -87,7 +101,7 @@ class _Columns(Pieces):
         return x
 
     def product(self, o: Op) -> None:
-        """A product that sums over K: one that adds onto the one before, or where a mask follows one for each piece."""
+        """A product that sums over the dim: one that adds onto the one before, or where a mask follows one for each piece."""
         left, right, *acc = (self.names[a] for a in o.args)
         out: list[str] = []
         so_far = acc[0] if acc else []

@@ -69,6 +69,9 @@ BY_CHANNELS = "channel_gradient"
 ONE_WALK = "fused_gradient"
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
+#: The same for K and V above 128: walks for blocks of V, and kernels over chunks that have some columns of a state at a time.
+BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_pieces": n, "order": "page"}), (("prepared", {"v_block": n}),))
+                  for n in (64, 32, 16))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
@@ -82,7 +85,7 @@ PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
         *(Plan((ONE_WALK, IN_PARTS), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a", solved=x) for x in (True, False)),
         *(Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
           for name in ("gradient", "operand_gradient", BY_CHANNELS) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
-    ("pto", "cpu"): (ONE, BY_CHUNKS), ("pto", "npu"): (BY_CHUNKS, ONE)}
+    ("pto", "cpu"): (ONE, BY_CHUNKS, *BY_PIECES), ("pto", "npu"): (BY_CHUNKS, ONE, *BY_PIECES)}
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)
 
