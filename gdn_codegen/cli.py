@@ -205,7 +205,7 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     peers = peer_ops.rivals(("none" if a.interpret else "all") if a.peers is None else a.peers, page)
     if not builds and not peers:
         raise ValueError("schedule: got 'none' without peers; accepted: auto, all, one by name, or none beside peers")
-    about: dict[str, Any] = {"page": page, "gates": a.gates, "seed": a.seed, "dtype": a.dtype, "json_to": a.json,
+    about: dict[str, Any] = {"page": page, "gates": a.gates, "seed": a.seed, "dtype": a.dtype, "json_to": a.json, "jobs": a.jobs,
                              "dims": (a.head_dim_k, a.head_dim_v), "command": shlex.join(["gdn_codegen", *a.words])}
     if a.backward:
         return bench_backward.bench(builds, todo, peers, runs=a.runs, detail=a.detail, seeds=a.errors, **about)

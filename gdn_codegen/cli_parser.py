@@ -121,7 +121,9 @@ def _bench_options(p: argparse.ArgumentParser) -> None:
                    f"(default: {BENCH['heads']})")
     for flag, text in (("--value-heads", "value heads (default: heads)"), ("--tokens", "tokens of the sequence"),
                        ("--blocks", "pto: core groups; block 0 is timed"), ("--seed", "GPU: seed of the inputs"),
-                       ("--runs", "GPU: a time is the median of so many calls")):
+                       ("--runs", "GPU: a time is the median of so many calls"),
+                       ("--jobs", "GPU: processes that compile at a time, before anything is measured; 1: each row compiles its "
+                        "own (default: the cores)")):
         default = f" (default: {BENCH[flag[2:]]})" if flag[2:] in BENCH else ""
         p.add_argument(flag, type=int, metavar="N", help=text + default)
     p.add_argument("--shapes", metavar="FILE", help="GPU: shapes in JSON, as benchmarks/shapes/serving.json")

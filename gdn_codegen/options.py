@@ -28,14 +28,15 @@ ASKED = "asked for"
 #: Tokens of a chunk if the command line names a schedule and no chunk.
 CHUNK = 64
 #: The least value of each numeric option.
-LEAST = {"tokens": 1, "sequences": 1, "tensor_parallel": 1, "value_heads": 1, "blocks": 1, "runs": 1, "budget": 0, "memory": 0}
+LEAST = {**dict.fromkeys(("tokens", "sequences", "tensor_parallel", "value_heads", "blocks", "runs", "jobs"), 1), "budget": 0,
+         "memory": 0}
 #: Defaults of `bench`. The parser gives None for an absent option, so that an option that would have no effect can be refused.
 BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0, "runs": 15, "gates": "layer"}
 #: The ways of `bench`, and the options that only some ways have.
 WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
 MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "backward": ("gpu", "errors"), "interpret": ("errors",),
          "plot": ("pto", "gpu"), "detail": ("pto", "gpu"),
-         **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
+         **dict.fromkeys(("jobs", "seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
 #: Defaults of `tune`: --budget in seconds, --memory in GiB, and --runs of each measurement.
 TUNE = {"budget": None, "memory": 8.0, "runs": 15}
 
@@ -217,6 +218,8 @@ def check_bench(a: argparse.Namespace) -> str:
             setattr(a, name, value)
     if way != "pto":
         from .tools.problems import check_gates
+        if a.interpret:
+            refuse(a, ["jobs"], "with --interpret", "without --interpret, which compiles nothing")
         if len(check_gates(a.gates)) > 1 and (a.backward or way != "errors"):
             raise ValueError(f"gates: got {a.gates!r}; accepted: one kind of gates, or several with --errors and no --backward")
     return way

@@ -21,6 +21,7 @@ from ..ir.page import Algorithm
 from ..runtime import cache
 from ..runtime.build import Build
 from ..runtime.progress import under_way
+from .bench_ahead import compile_first, first_calls
 from .bench_gpu import Auto, device_time, facts, kernel_rows, outcome, row, wall_time
 from .bench_table import best_peer
 from .peer_ops import LIBRARIES
@@ -121,9 +122,9 @@ def table(found: Sequence[dict[str, Any]], detail: bool = False) -> list[str]:
 
 def bench(ours: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, page: Algorithm, gates: str = "layer",
           seed: int = 0, runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
-          json_to: str | None = None, detail: bool = False, seeds: int | None = None) -> int:
+          json_to: str | None = None, detail: bool = False, seeds: int | None = None, jobs: int | None = None) -> int:
     """Run all, printing and writing each shape as it is there; 1 where a row of ours failed. seeds: errors instead of times, of
-    so many, from `seed` on."""
+    so many, from `seed` on. jobs: of `compile_first`."""
     if seeds is not None and seeds < 1:
         raise ValueError(f"errors: got {seeds}; accepted: 1 seed or more")
     if not torch.cuda.is_available():
@@ -133,6 +134,7 @@ def bench(ours: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[P
     options = {"algorithm": page.name, "gates": gates, "seed": seed, "runs": runs, "dtype": dtype, "K": dims[0], "V": dims[1]}
     data: dict[str, Any] = {"facts": facts(command, options), "rows": []}
     print(data["facts"]["gpu"], flush=True)
+    compile_first(first_calls(ours, todo, peers, page, gates, seed, dtype, dims, backward=True), jobs)
     for i, s in enumerate(todo):
         problems = [problem(s, dtype, *dims, gates, n, algorithm=page) for n in range(seed, seed + (seeds or 1))]
 

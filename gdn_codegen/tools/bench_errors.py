@@ -24,6 +24,7 @@ from ..runtime import cache
 from ..runtime.build import Build, lowered
 from ..runtime.progress import under_way
 from ..runtime.targets import serves
+from .bench_ahead import compile_first, first_calls
 from .bench_gpu import Auto, check_build, facts, judged, ours_of, outcome, row
 from .peer_ops import LIBRARIES
 from .peers import Peer, Problem, Run
@@ -82,9 +83,9 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, page: Algorithm, seeds: int,
           gates: str = "layer", seed: int = 0, dtype: str = "float16", dims: tuple[int, int] = (128, 128),
-          command: str = "", json_to: str | None = None, on_cpu: bool = False) -> int:
+          command: str = "", json_to: str | None = None, on_cpu: bool = False, jobs: int | None = None) -> int:
     """Run all, printing and writing each shape and kind of gates as it is there; 1 where a row of ours failed. seeds: how many,
-    from `seed` on. gates: kinds, joined by commas. on_cpu: builds are interpreted there."""
+    from `seed` on. gates: kinds, joined by commas. on_cpu: builds are interpreted there. jobs: of `compile_first`."""
     if seeds < 1:
         raise ValueError(f"errors: got {seeds}; accepted: 1 seed or more")
     for b in builds:
@@ -96,6 +97,8 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     options = {"algorithm": page.name, "gates": gates, "seed": seed, "seeds": seeds, "dtype": dtype, "K": dims[0],
                "V": dims[1], "interpreted": on_cpu}
     data: dict[str, Any] = {"facts": facts(command, options), "rows": []}
+    if not on_cpu:
+        compile_first(first_calls(builds, todo, peers, page, gates, seed, dtype, dims), jobs)
     cells = list(product(todo, check_gates(gates)))
     for i, (s, kind) in enumerate(cells):
         drawn = [problem(s, dtype, *dims, kind, n, "cpu" if on_cpu else "cuda", page) for n in range(seed, seed + seeds)]

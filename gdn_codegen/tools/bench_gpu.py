@@ -35,6 +35,7 @@ from ..runtime.load import function
 from ..runtime.progress import under_way
 from ..runtime.roofline import Ceilings, Cost, costs
 from ..schedule.contract import PLAIN
+from .bench_ahead import compile_first, first_calls
 from .bench_table import table
 from .peer_ops import LIBRARIES, PeerOp
 from .peers import Absent, Peer, Problem, Refused, Run
@@ -303,8 +304,8 @@ def check_build(b: Build | Auto) -> None:
 
 def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, page: Algorithm, gates: str = "layer",
           seed: int = 0, runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
-          json_to: str | None = None, plot_to: str | None = None, detail: bool = False) -> int:
-    """Run all, printing and writing each shape as it is there; 1 where a row of ours failed."""
+          json_to: str | None = None, plot_to: str | None = None, detail: bool = False, jobs: int | None = None) -> int:
+    """Run all, printing and writing each shape as it is there; 1 where a row of ours failed. jobs: of `compile_first`."""
     for b in builds:
         check_build(b)
     if not torch.cuda.is_available():
@@ -313,6 +314,7 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     if plot_to is not None:
         pyplot()  # what is missing is said before the work
     options = {"algorithm": page.name, "gates": gates, "seed": seed, "runs": runs, "dtype": dtype, "K": dims[0], "V": dims[1]}
+    compile_first(first_calls(builds, todo, peers, page, gates, seed, dtype, dims), jobs)
     top = ceilings()
     data: dict[str, Any] = {"facts": facts(command, options), "ceilings": asdict(top), "rows": []}
     print(f"{data['facts']['gpu']}: {top.bytes / 1e12:.2f} TB/s of a copy, {top.flops / 1e12:.0f} TFLOP/s of a product",

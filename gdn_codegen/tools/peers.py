@@ -114,12 +114,18 @@ class Peer:
                 raise Refused(f"{self.name}: {n}: got {_name(x.dtype)} {list(x.shape)}{how}; it takes contiguous {want} "
                               f"{list(shape)} = [{dims}]")
 
-    def prepare(self, x: Problem) -> Run:
-        """A function that calls the peer on the problem. Conversions of the tensors are done before."""
+    def absence(self) -> str:
+        """Why this peer does not run here; "" if it does."""
         try:
             importlib.import_module(self.module)
         except ImportError as e:
-            raise Absent(f"{self.name} is absent: {e} ({self.hint or ' or '.join(self.distributions)})") from e
+            return f"{self.name} is absent: {e} ({self.hint or ' or '.join(self.distributions)})"
+        return ""
+
+    def prepare(self, x: Problem) -> Run:
+        """A function that calls the peer on the problem. Conversions of the tensors are done before."""
+        if absence := self.absence():
+            raise Absent(absence)
         refused = self.refusal(x)
         if refused:
             raise Refused(refused)

@@ -402,6 +402,14 @@ static __device__ __forceinline__ void load_transposed(void *registers, const vo
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(first + n * 2048) : "memory");
 }
 
+// By how many rows a thread's first entry lies below the diagonal, in a tile that lies as sums of wgmma do. Volatile, so that the
+// register is kept: nvcc would otherwise compute rows and columns from the thread's index again for each entry.
+static __device__ __forceinline__ int below_diagonal(int thread) {
+  int rows;
+  asm volatile("mov.s32 %0, %1;" : "=r"(rows) : "r"(thread / 32 * 16 + thread % 32 / 4 - thread % 4 * 2));
+  return rows;
+}
+
 template <bool transposed> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
   const unsigned *x = static_cast<const unsigned *>(registers);
   const unsigned first = tile_address<transposed>(tile, thread);
@@ -533,6 +541,13 @@ def as_sums_cuda(*shape):
         i // 64 * 128 + i % 64 // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2)))
 
 
+def below_diagonal_cuda(thread):
+    """By how many rows a thread's first entry lies below the diagonal, in a tile in the order of `as_sums`. Threads of warp
+    groups, from `thread` 0 on."""
+    T.import_source(HELPERS)
+    return T.call_extern("int32", "below_diagonal", thread)
+
+
 @T.macro
 def load_transposed_cuda(tile, to, thread):
     """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
@@ -549,13 +564,13 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        as_sums=as_sums_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, cumsums=cumsums_cuda,
-        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
-        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, part_chunks=part_chunks_cuda,
-        shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
-        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length_cuda,
-        whole_inverses=whole_inverses_cuda),
+        as_sums=as_sums_cuda, below_diagonal=below_diagonal_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda,
+        cumsums=cumsums_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
+        fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
+        parallel=parallel_cuda, part_chunks=part_chunks_cuda, shared=shared_cuda, staged=staged_cuda,
+        start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda,
+        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
+        warm_up_length=warm_up_length_cuda, whole_inverses=whole_inverses_cuda),
 }
 
 
@@ -870,6 +885,7 @@ def S_offset_kernel(t):
                     tx = T.get_thread_binding()
                     if tx < 256:
                         T.set_max_nreg(192, 1)
+                        T.fence_proxy_async()
                         if has_initial_state != 0 and begin == 0:
                             for i, j in t.parallel(V, K):
                                 S[i, j] = initial_state_in[n, hv, j, i]
@@ -1064,6 +1080,7 @@ def S_factor_kernel(t):
                     tx = T.get_thread_binding()
                     if tx < 256:
                         T.set_max_nreg(192, 1)
+                        T.fence_proxy_async()
                         for i, j in t.parallel(K, K):
                             S[i, j] = T.if_then_else(i == j, 1.0, 0.0)
                         for iteration in T.serial(stop - begin):
@@ -1355,6 +1372,7 @@ def o_S_kernel(t):
                     tx = T.get_thread_binding()
                     if tx < 256:
                         T.set_max_nreg(192, 1)
+                        T.fence_proxy_async()
                         if has_initial_state != 0 and begin == 0:
                             for i, j in t.parallel(V, K):
                                 S[i, j] = initial_state_in[n, hv, j, i]
@@ -1472,6 +1490,7 @@ def o_S_kernel(t):
                                     final_state_out[n, hv, j, i] = S[i, j]
                     elif tx < 384:
                         T.set_max_nreg(104, 0)
+                        T.fence_proxy_async()
                         for iteration in T.serial(first - begin):
                             chunk = begin + iteration
                             T.barrier_wait(G_ready[iteration % 2], iteration // 2 % 2)
@@ -1491,6 +1510,7 @@ def o_S_kernel(t):
                             T.barrier_arrive(exp_G_shared_ready[iteration % 2])
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
+                            below = t.below_diagonal(tx - 256)
                             T.barrier_wait(G_ready[iteration % 2], iteration // 2 % 2)
                             T.copy(G[iteration % 2, :], G_col)
                             T.copy(G[iteration % 2, :], G_row)
@@ -1508,7 +1528,11 @@ def o_S_kernel(t):
                             for i, j in t.as_sums(C, C):
                                 q_kT_D_beta_f16[i, j] = q_kT[i, j] * (
                                     T.exp(
-                                        T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
+                                        T.if_then_else(
+                                            below + i // 8 % 2 * 8 >= j // 8 * 8 + j % 2,
+                                            G_col[i] - G_row[j],
+                                            -T.infinity(T.float32),
+                                        ),
                                     ) * beta_row[j]
                                 )
                             T.barrier_wait(exp_G_shared_free[iteration % 2], (iteration // 2 + 1) % 2)

@@ -316,6 +316,14 @@ static __device__ __forceinline__ void load_transposed(void *registers, const vo
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(first + n * 2048) : "memory");
 }
 
+// By how many rows a thread's first entry lies below the diagonal, in a tile that lies as sums of wgmma do. Volatile, so that the
+// register is kept: nvcc would otherwise compute rows and columns from the thread's index again for each entry.
+static __device__ __forceinline__ int below_diagonal(int thread) {
+  int rows;
+  asm volatile("mov.s32 %0, %1;" : "=r"(rows) : "r"(thread / 32 * 16 + thread % 32 / 4 - thread % 4 * 2));
+  return rows;
+}
+
 template <bool transposed> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
   const unsigned *x = static_cast<const unsigned *>(registers);
   const unsigned first = tile_address<transposed>(tile, thread);
@@ -876,6 +884,7 @@ def o_S_kernel(t):
             tx = T.get_thread_binding()
             if tx < 128:
                 T.set_max_nreg(240, 0)
+                T.fence_proxy_async()
                 if has_initial_state != 0:
                     for i, j in t.parallel(BV, K):
                         S[i, j] = initial_state_in[n, hv, j, block * BV + i]

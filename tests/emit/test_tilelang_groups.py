@@ -71,7 +71,8 @@ def test_text(name):
     ops_ = [o for s in loops(k.body) for o in s.body if s.index != "before" or o.agent not in k.one_loop]
     tails = sum(bool(o.attr("tail")) for o in ops_)
     assert body.count("T.barrier_wait(") == tails + sum(o.kind == "wait" for o in ops_)
-    assert body.count("T.fence_proxy_async(") == sum(o.kind == "fence" for o in ops_)
+    multiplies = {o.agent for o in ops_ if o.kind == "matmul"}  # a fence before their loops keeps TileLang's out of these
+    assert body.count("T.fence_proxy_async(") == sum(o.kind == "fence" for o in ops_) + len(multiplies)
     assert body.count("if rows >= C:") == tails + 1  # warm-ups have whole chunks, and store nothing
     assert len(re.findall(r"if tx < \d+:", body)) == len(k.agents)
     assert body.count("T.wait_wgmma(0)") == sum(o.kind == "drain" for o in ops_)

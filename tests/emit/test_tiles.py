@@ -74,6 +74,17 @@ def test_a_matrix_of_each_instruction_is_what_its_registers_hold(walk, address, 
             assert held[register(row, column)] == 2 * there, (row, column)
 
 
+def test_a_mask_compares_each_entry_with_its_own_column(walk):
+    """The device function gives a thread's first entry's distance from the diagonal; the emitted comparison adds the rest."""
+    text = render(Build("tilelang", schedule="fused_walk", arch="sm_90a"))
+    first = re.search(r'"=r"\(rows\) : "r"\((.*)\)\);', walk.HELPERS)[1].replace("/", "//")
+    (kept,) = re.findall(r"below \+ .* >= .*(?=,)", text)
+    for i in range(64):
+        for j in range(64):
+            below = eval(first, {"thread": register(i, j)[0]})
+            assert eval(kept, {"below": below, "i": i, "j": j}) == (i >= j), (i, j)
+
+
 def cuda_of(text):
     return cuda(module(text), "o_S")
 
@@ -86,6 +97,15 @@ def test_loops_that_say_so_run_as_products_lie():
     assert text.count("t.as_sums(") == 9 and cuda_of(text) == cuda_of(plain)
     with pytest.raises(Exception, match="conflict"):
         cuda_of(text.replace("i % 8 * 4 + j % 8 // 2,", "i % 8 + j % 8 // 2 * 8,"))
+
+
+@pytest.mark.slow
+def test_products_wait_for_no_fence_of_tilelang():
+    """Passes derive fences. TileLang adds one to the first product of each iteration, unless one stands before the loop."""
+    text = render(Build("tilelang", schedule="fused_walk", arch="sm_90a"))
+    first = r"S_f16 \+ 0\), 32\);[^{}]*warpgroup_arrive\(\);\s*tl::fence_proxy_async"
+    assert not re.search(first, cuda_of(text))
+    assert re.search(first, cuda_of(re.sub(r"(set_max_nreg\(.*\n) +T.fence_proxy_async\(\)\n", r"\1", text)))
 
 
 @pytest.mark.slow

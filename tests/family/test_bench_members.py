@@ -162,6 +162,8 @@ def gpu(monkeypatch, no_peers):
     """The CPU in a GPU's place, with recorded times."""
     monkeypatch.setattr(bench_gpu, "problem", lambda *a, **o: problem(*a, **o, device="cpu"))
     monkeypatch.setattr(bench_errors, "problem", lambda *a: problem(*a[:6], "cpu", *a[7:]))
+    for m in (bench_gpu, bench_errors):
+        monkeypatch.setattr(m, "compile_first", lambda *a: None)
     monkeypatch.setattr(bench_gpu, "ceilings", lambda: Ceilings(4.3e12, 790e12))
     monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: (0.3, {"o_S_kernel": 0.2}))
     for f in ("wall_time", "host_time", "graph_time"):

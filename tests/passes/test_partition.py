@@ -170,6 +170,28 @@ def test_simple_gla():
         assert rms_error(got["o"], want[0]) < 1e-8 and rms_error(got["final_state"], want[1]) < 1e-8
 
 
+def factor_of(page, schedule="replay"):
+    p = lowered("exact", schedule, page=page, dtype="float16")
+    return p.tensor("S_factor")
+
+
+@pytest.mark.parametrize("page, schedule", [
+    ("simple_gla", "replay"), ("simple_gla", "walk"), ("gla", "walk"), ("mamba2", "staged"), ("lightning_attention", "fused")])
+def test_a_state_whose_rows_are_scaled_has_a_vector_of_factors(page, schedule):
+    assert (factor_of(page, schedule).dims, factor_of(page, schedule).dtype) == (("K",), "float32")
+    assert factor_of("gated_delta_rule", schedule).dims == factor_of("kimi_delta_attention", schedule).dims == ("K", "K")
+
+
+@pytest.mark.parametrize("schedule", ["replay", "walk"])
+def test_parts_do_not_round_a_state_whose_rows_are_scaled(schedule):
+    """Of gates that keep everything nothing but float32 sums is rounded, in however many parts. A product of the fold would round
+    the state in each."""
+    x = heads(problem([16 * 16], 1, 2, 16, 16, torch.float16), 0.0, 0.0)
+    got = run(lowered("exact", schedule, dtype="float16", page="simple_gla"), x, 1, exact=False)[1]
+    want = expected(x, delta=False)
+    assert rms_error(got["final_state"], want[1]) < 1e-6 and rms_error(got["o"], want[0]) < 1e-3
+
+
 @pytest.mark.slow
 def test_rounding_stays_within_bounds():
     x = problem([16 * 16], 1, 2, 16, 16, torch.float16, gate=-0.005)

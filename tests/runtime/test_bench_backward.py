@@ -48,6 +48,7 @@ def timed(monkeypatch):
     monkeypatch.setattr(bench_backward, "facts", lambda command, options: {"gpu": "a GPU", "command": command, **options})
     monkeypatch.setattr(bench_backward, "device_time", lambda run, n: (2.0, {"d_S_kernel": 2.0}))
     monkeypatch.setattr(bench_backward, "wall_time", lambda run, n: 3.0)
+    monkeypatch.setattr(bench_backward, "compile_first", lambda *a: None)
     monkeypatch.setattr(bench_backward, "problem", lambda s, *about, algorithm: small(algorithm.name))
 
 

@@ -24,6 +24,7 @@ SMALL = ["--head-dim-k", "32", "--head-dim-v", "16", "--chunk", "16", "--tokens"
 def gpu(monkeypatch, no_peers):
     """The CPU in a GPU's place."""
     monkeypatch.setattr(bench_errors, "problem", lambda *a: problem(*a[:6], "cpu", *a[7:]))
+    monkeypatch.setattr(bench_errors, "compile_first", lambda *a: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
 

@@ -333,6 +333,7 @@ def gpu(monkeypatch, no_peers):
     """The CPU in a GPU's place, with recorded times."""
     real = bench_gpu.problem
     monkeypatch.setattr(bench_gpu, "problem", lambda *a, **o: real(*a, **o, device="cpu"))
+    monkeypatch.setattr(bench_gpu, "compile_first", lambda *a: None)
     monkeypatch.setattr(bench_gpu, "ceilings", lambda: TOP)
     monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: (0.3, {"o_S_kernel": 0.2, "elementwise": 0.1}))
     monkeypatch.setattr(bench_gpu, "wall_time", lambda run, n: 0.31)

@@ -120,9 +120,9 @@ def to_middle(w: KernelWriter, o: Op, x: Value, before: Value | None = None) -> 
     return at
 
 
-def _keep(kind: str, size: int, i: str, j: str) -> str:
+def _keep(w: KernelWriter, kind: str, size: int, i: str, j: str) -> str:
     if kind in ("lower", "strictly_lower", "eye"):
-        return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[kind]} {j}"
+        return w.compared(i, {"lower": ">=", "strictly_lower": ">", "eye": "=="}[kind], j)
     if kind == "diagonal_blocks":
         return f"{i} // {size} == {j} // {size}"
     below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
@@ -132,13 +132,13 @@ def _keep(kind: str, size: int, i: str, j: str) -> str:
 @rule("lower", "strictly_lower", "pairs", "diagonal_blocks")
 def masked(w: KernelWriter, o: Op, x: Value) -> At:
     fill = _number(o.attr("fill", 0.0))
-    return lambda i, j: Text(f"T.if_then_else({_keep(o.kind, o.attr('size', 0), i, j)}, {x.at(i, j)}, {fill})")
+    return lambda i, j: Text(f"T.if_then_else({_keep(w, o.kind, o.attr('size', 0), i, j)}, {x.at(i, j)}, {fill})")
 
 
 @rule("eye")
 def eye(w: KernelWriter, o: Op) -> At:
     def at(i: str, j: str) -> Text:
-        here = _keep("eye", 0, i, j)
+        here = _keep(w, "eye", 0, i, j)
         return Text(f"T.if_then_else({f'T.And({here}, {i} < {within})' if within else here}, 1.0, 0.0)")
     within = o.attr("within")
     return at

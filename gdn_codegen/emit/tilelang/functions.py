@@ -13,7 +13,7 @@ FOLDER = Path(__file__).with_name("device")
 HEADERS = {"layout.cuh": {"expect_swizzled_cuda"}, "inverse.cuh": {"inverted_by_warps"}, "cumsum.cuh": {"cumsums_cuda"},
            "search.cuh": {"find_sequence_cuda"}, "warm_up.cuh": {"warm_up_length_cuda"},
            "by_length.cuh": {"by_length_cuda"}, "part_chunks.cuh": {"part_chunks_cuda"},
-           "tiles.cuh": {"load_transposed_cuda", "store_tile_cuda", "store_wide_tile_cuda"},
+           "tiles.cuh": {"below_diagonal_cuda", "load_transposed_cuda", "store_tile_cuda", "store_wide_tile_cuda"},
            "wide_tiles.cuh": {"store_wide_tile_cuda"},
            "rows.cuh": {"store_rows_cuda"},
            "group_sums.cuh": {"group_row_sums_cuda", "group_column_sums_cuda", "warp_cumsum_cuda"}}

@@ -8,7 +8,7 @@ from ...ir.types import BYTES, GROUP, Dim, Tensor
 from ..base import EmitError, KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
 from .kernel import BACKWARDS, KernelWriter
 from .rules import rule as base
-from .tiles import Value
+from .tiles import BELOW, Value
 
 rule = Rules("tilelang", base=base)
 #: Rows of a ragged tail that the threads of a warp access at a time. All 64 rows at once would be code of a thousand instructions
@@ -92,6 +92,17 @@ class GroupsWriter(KernelWriter):
         if t.index == "token":
             slices[0] = f"{self.use('row')}:row + {t.dims[0]}"
         return self.at(t, slices)
+
+    def compared(self, i: str, sign: str, j: str) -> str:
+        """A comparison of the row of an element with its column. In a tile that lies as sums they differ by a constant more than
+        those of the thread's first entry."""
+        if self.order != "as_sums" or (i, j) != ("i", "j"):
+            return super().compared(i, sign, j)
+        return f"{self.use(BELOW)} + i // 8 % 2 * 8 {sign} j // 8 * 8 + j % 2"
+
+    def chunk(self) -> list[str]:
+        """The lines that compute the variables of a chunk that the current agent's ops use."""
+        return [*super().chunk(), *([f"{BELOW} = t.below_diagonal({self.thread})"] if BELOW in self.uses else [])]
 
     # --- statements ---
     def inner(self, *lines: str) -> None:
@@ -194,7 +205,7 @@ class GroupsWriter(KernelWriter):
         kept, self.uses = self.uses, {}
         self.env = {o.out: self.stored(o.type.dims, o.buffer) for o in in_buffers(self.k) if o.type}
         self.body(self.k.body)
-        self.uses = {**kept, **{x: None for x in self.uses if x not in ("row", "rows", "slot", "checkpoint")}}
+        self.uses = {**kept, **{x: None for x in self.uses if x not in ("row", "rows", "slot", "checkpoint", BELOW)}}
 
     def branches(self) -> None:
         """Print the branches of all agents. Agents in one warp group share a branch, since registers are set for the warp
@@ -210,6 +221,8 @@ class GroupsWriter(KernelWriter):
                 if len(group) > 1 or last:
                     self.w(f"{'el' if m else ''}if tx < {a.first + a.threads}:")
                     self.w.indent += 1
+                if any(o.kind == "matmul" and o.agent == a.name for o in self.k.ops):
+                    self.w("T.fence_proxy_async()")  # or TileLang puts one into each iteration
                 self.branch(a)
                 self.w.indent -= len(group) > 1 or last
             self.w.indent -= 1

@@ -134,6 +134,10 @@ class KernelWriter(Head):
         self.w.indent -= 1
         self.w.lines += after
 
+    def compared(self, i: str, sign: str, j: str) -> str:
+        """A comparison of the row of an element with its column."""
+        return f"{i} {sign} {j}"
+
     def chunk(self) -> list[str]:
         """The lines that compute the variables of a chunk that ops use."""
         lines = {"row": "row = start - b * L + chunk * C",

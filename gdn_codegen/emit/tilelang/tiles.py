@@ -27,13 +27,14 @@ from ..base import (
 from .addresses import Addresses
 
 WIDTH = 120
+BELOW = "below"  # the variable with the result of `t.below_diagonal`
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "passed", "row",
        "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
        "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "walk", "group",
        "row_end", "clear_begin", "clear_end", "rest", "first_instance", "iteration", "iterations_before", "items_before",
-       "tails_before", "rank", "least_span", EVERY, SUMMED, AT_A_TIME, INSTANCES, UNITS}
+       "tails_before", "rank", "least_span", EVERY, SUMMED, AT_A_TIME, INSTANCES, UNITS, BELOW}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this

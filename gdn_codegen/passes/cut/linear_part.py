@@ -11,15 +11,18 @@ from .parts import Parts
 
 def linear_part(parts: Parts, b: Body) -> str:
     """Append what the state's next value needs of the walk's body, without terms that do not depend on the state. Returns its
-    name."""
+    name. The state of `b` is a matrix, or a vector if all that happens to the state is that its rows are scaled."""
     linear = {parts.c.name: parts.c.name}  # a value that depends on the state -> its linear part
+    columns: dict[str, str] = {}  # a view as a column -> its vector
+    within = b.types[parts.c.name].dims[1:]
     for o in dead_code(tuple(o for o in parts.loop.body if isinstance(o, Op) and o.kind != "store"), {parts.c.next}):
         assert isinstance(o, Op)
         depends = [a in linear for a in o.args]
         if not any(depends):
             b.copy(o)
+            columns |= {o.out: o.args[0]} if o.kind == "col" and not within else {}
             continue
-        args = [linear.get(a, a) for a in o.args]
+        args = [linear.get(a, columns.get(a, a)) for a in o.args]
         if o.kind in ("add", "sub") and not all(depends):
             x = args[depends.index(True)]
             linear[o.out] = b.op("neg", x, name=o.out, line=o.line) if o.kind == "sub" and depends[1] else x
@@ -31,7 +34,7 @@ def linear_part(parts: Parts, b: Body) -> str:
                 raise _not_affine(parts, o) from e
         else:
             raise _not_affine(parts, o)
-        if b.types[linear[o.out]].dims[1:] != (parts.rows,):
+        if b.types[linear[o.out]].dims[1:] != within:
             raise _not_affine(parts, o)
     if parts.c.next not in linear:
         raise ScheduleError(f"{parts.where} needs a next state that depends on the state, and that of "

@@ -5,7 +5,8 @@ The state after a part is affine in the state before it: S' = M S + N. Kernels t
 Three kernels come before the first of them (`summaries`). All are made from its walk:
 - N: the walk for the state alone, from a zero state. It stores the last state. The first part of a sequence starts from the
   initial state. If the part's walk has a warm-up, N has it too, and is then the state after the part itself.
-- M: the same, without terms that do not depend on S, with K columns in place of V, from the identity.
+- M: the same, without terms that do not depend on S, with K columns in place of V, from the identity. Where S only has
+  its rows scaled, M is the vector of these numbers, in float32: a product would round the state once for each part.
 - The fold: S <- M S + N over the parts before this one. The result is the state from which the part's walk starts.
 
 "exact": the walk of a part begins at its first chunk, with the state of the fold. "decay": the walk has a warm-up. It starts

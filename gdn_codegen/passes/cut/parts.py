@@ -9,6 +9,24 @@ from ...ir.body import Body
 from ...ir.core import Kernel, Loop, Op, Program, types
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule, ScheduleError
+from ..common import dead_code
+
+
+def scales_rows(loop: Loop) -> bool:
+    """Whether the next state of a walk is the state with each row times a number, plus terms that do not depend on the state."""
+    (c,) = loop.carried
+    of, defs, depends = types(loop.body), dict[str, Op](), {c.name}
+    for o in dead_code(tuple(o for o in loop.body if isinstance(o, Op) and o.kind != "store"), {c.next}):
+        assert isinstance(o, Op)
+        defs[o.out] = o
+        others = [a for a in o.args if a not in depends]
+        if len(others) == len(o.args):
+            continue
+        rows = all(not of[a].dims or defs[a].kind == "col" for a in others)
+        if o.kind not in ("add", "sub", "neg") and not (o.kind == "mul" and len(others) == 1 and rows):
+            return False
+        depends.add(o.out)
+    return True
 
 
 class Parts:
@@ -17,8 +35,8 @@ class Parts:
     forgets: attributes of the warm-up length, none without warm-ups. ScheduleError where the walk carries something else than a
     state [K, V].
 
-    warm_up: the length of each part. n, m: its summaries. start: the state before it. end: the last state of a sequence, where
-    that overwrites the initial one.
+    warm_up: the length of each part. n, m: its summaries. scales: m is diagonal, and a vector. start: the state before it. end:
+    the last state of a sequence, where that overwrites the initial one.
     """
 
     def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, forgets: dict[str, Any]) -> None:
@@ -33,7 +51,8 @@ class Parts:
         self.forgets = forgets
         self.warm_up = Tensor(f"{name}_warm_up", "workspace", "part", "HV", ())
         self.n = Tensor(f"{name}_offset", "workspace", "part", "HV", self.c.type.dims)
-        self.m = Tensor(f"{name}_factor", "workspace", "part", "HV", (self.rows, self.rows))
+        self.scales = scales_rows(loop)
+        self.m = Tensor(f"{name}_factor", "workspace", "part", "HV", (self.rows,) if self.scales else (self.rows, self.rows))
         self.start = Tensor(f"{name}_start", "workspace", "part", "HV", self.c.type.dims)
         self.end = Tensor(f"{name}_end", "workspace", "sequence", "HV", self.c.type.dims)
         self.over = {t.name for t in p.tensors if t.over}

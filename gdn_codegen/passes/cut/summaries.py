@@ -30,11 +30,14 @@ def offset(parts: Parts) -> Kernel:
 
 
 def factor(parts: Parts) -> Kernel:
-    """The kernel that computes M of each part."""
+    """The kernel that computes M of each part: a matrix, or its diagonal where there is nothing else."""
     b = parts.body(parts.k)
     b.op("return_unless_negative", parts.longer(b, parts.number(b), parts.number(b, 1)))
-    within = parts.rows if parts.rows in dict(parts.p.extents) else None
-    init = b.op("eye", name=parts.c.init, dims=(parts.rows, parts.rows), within=within)
+    if parts.scales:
+        init = b.op("full", name=parts.c.init, dims=(parts.rows,), value=1.0)
+    else:
+        within = parts.rows if parts.rows in dict(parts.p.extents) else None
+        init = b.op("eye", name=parts.c.init, dims=(parts.rows, parts.rows), within=within)
     inner = Body(b.tensors, {parts.c.name: b.types[init]})
     new = linear_part(parts, inner)
     _looped(parts, b, inner.finish(), init, new, "", parts.m.name)
@@ -52,7 +55,8 @@ def fold(parts: Parts) -> Kernel:
     here, following = parts.number(inner, of="earlier_"), parts.number(inner, 1)
     m = inner.op("load", parts.longer(inner, here, following), name=b.fresh("M"), tensor=parts.m.name)
     n = inner.op("load", following, name=b.fresh("N"), tensor=parts.n.name)
-    new = inner.op("add", inner.op("matmul", m, parts.c.name), n, name=parts.c.next)
+    scaled = inner.op("mul", inner.op("col", m), parts.c.name) if parts.scales else inner.op("matmul", m, parts.c.name)
+    new = inner.op("add", scaled, n, name=parts.c.next)
     c = Carry(parts.c.name, init, new, parts.c.result, parts.c.type)
     b.stmts.append(Loop("part", (c,), inner.finish()))
     b.types[c.result] = c.type

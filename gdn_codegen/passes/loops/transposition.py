@@ -58,7 +58,8 @@ class _Transposition:
         self.lies = only_for_products(k)
         self.carried, self.totalled = _from_state(k), totalled(k)
         # the factor of a part has as many columns as rows
-        self.columns = {("V",), *(c.type.dims[1:] for lp in loops(k.body) for c in lp.carried if k.grid == "parts")}
+        tiles = [c.type.dims for lp in loops(k.body) for c in lp.carried if k.grid == "parts" and c.type.rank > 1]
+        self.columns = {("V",), *(dims[1:] for dims in tiles)}
         self.flat: dict[str, str] = {}  # a column or row -> its transpose
 
     def transposes(self, name: str) -> bool:

@@ -35,6 +35,13 @@ def as_sums_cuda(*shape):
         i // 64 * 128 + i % 64 // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2)))
 
 
+def below_diagonal_cuda(thread):
+    """By how many rows a thread's first entry lies below the diagonal, in a tile in the order of `as_sums`. Threads of warp
+    groups, from `thread` 0 on."""
+    T.import_source(HELPERS)
+    return T.call_extern("int32", "below_diagonal", thread)
+
+
 @T.macro
 def load_transposed_cuda(tile, to, thread):
     """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
