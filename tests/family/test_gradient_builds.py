@@ -12,6 +12,7 @@ from problems import Problem
 from gdn_codegen.runtime.admit import Refused
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose, gradient_builds
+from gdn_codegen.runtime.call.device import gpu
 from gdn_codegen.runtime.call.gradient_builds import TARGETS, asked_of, builds_for, candidates, modules_for
 from gdn_codegen.runtime.call.request import Call
 from gdn_codegen.runtime.call.tables import Extent
@@ -84,6 +85,22 @@ def test_the_widest_state_has_a_gradient_on_a_gpu(target: str, page: str) -> Non
     b = asked_of(Build(target, algorithm=page, dtype="bfloat16", head_dim_k=256, head_dim_v=256), True)
     found = next(x for x in candidates(b, "cuda", "sm_90a", 32) if not any(map(choose.unfit, x.all)))
     assert page != "gated_delta_rule" or any(o.attr("piece") for k in lowered(found.gradient).kernels for o in k.ops)
+
+
+@pytest.mark.slow
+def test_builds_that_take_minutes_to_compile_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kernels in pieces, on a GPU. The caller may name their target. It serves where no other does, too."""
+    monkeypatch.setattr(gradient_builds, "choose", lambda device, target: target)
+    monkeypatch.setattr(gradient_builds, "runs", lambda target, device: target in ("triton", "tilelang"))
+
+    def chosen(size: int, asked: str = "auto") -> str:
+        b = asked_of(Build("triton", algorithm=PAGE, dtype="bfloat16", head_dim_k=size, head_dim_v=size), True)
+        gradient_builds._fitting.cache_clear()
+        found = gradient_builds._fitting(b, asked, gpu("", "sm_90", 132), 32, torch.device("cuda"), (0,) * 8, False, False)
+        return found.gradient.target
+    assert (chosen(128), chosen(256), chosen(256, "tilelang")) == ("tilelang", "triton", "tilelang")
+    monkeypatch.setattr(gradient_builds, "unfit", lambda b: "too large" if b.target == "triton" else choose.unfit(b))
+    assert chosen(256) == "tilelang"
 
 
 @pytest.mark.slow

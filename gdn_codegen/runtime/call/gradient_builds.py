@@ -86,6 +86,9 @@ PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
         *(Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
           for name in ("gradient", "operand_gradient", BY_CHANNELS) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
     ("pto", "cpu"): (ONE, BY_CHUNKS, *BY_PIECES), ("pto", "npu"): (BY_CHUNKS, ONE, *BY_PIECES)}
+#: The target whose kernels in pieces of K are taken last. ptxas takes minutes for them, and they spill: with K = V = 256 one
+#: of KDA took 6 minutes and spilled 8.7 KB a thread. Triton's test of this size took 80 s, with all that it compiles.
+LAST_IN_PIECES = "tilelang"
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)
 
@@ -207,8 +210,11 @@ def asked_of(b: Build, alone: bool) -> Build:
 @lru_cache(maxsize=256)
 def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_class: tuple[int, ...], in_parts: bool,
              saved: bool) -> Builds:
-    """The first builds that fit: those that were measured, then those of PLANS. b, most, in_parts, saved: as for `candidates`,
-    of any target. Tables are by the size of the batch, too. asked: the call's target. on: what dispatch knows of the device."""
+    """The first builds that fit: those that were measured, then those of PLANS. Kernels of LAST_IN_PIECES in pieces come last.
+
+    b, most, in_parts, saved: as for `candidates`, of any target. Tables are by the size of the batch, too. asked: the call's
+    target. on: what dispatch knows of the device."""
+    last: Builds | None = None
     why: dict[tuple[str, int], str] = {}  # of a target's chunks, why the preferred plan does not fit
     for target in targets_for(device.type, asked):
         mine = replace(b, target=target)
@@ -217,11 +223,21 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
-                return found
+                if asked == target or target != LAST_IN_PIECES or not in_pieces(found.gradient):
+                    return found
+                last = found
+                break
             why.setdefault((target, found.gradient.chunk), next(filter(None, against)))
+    if last:
+        return last
     page = b.algorithm if isinstance(b.algorithm, str) else b.algorithm.name
     _fail("target", repr(asked), f"a target that has a gradient of {page} with K = {b.head_dim_k}, V = {b.head_dim_v} in "
                                  f"{b.dtype} ({list(why.values())[-1]}), or smaller K or V")
+
+
+def in_pieces(b: Build) -> bool:
+    """Whether kernels of a build hold some columns of a state at a time."""
+    return any(o.attr("piece") for k in lowered(b).kernels for o in k.ops)
 
 
 def modules_for(page: str | Algorithm, call: Call, saved: bool = False) -> tuple[Any, Any]:
