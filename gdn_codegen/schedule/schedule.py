@@ -22,7 +22,7 @@ WARM_UPS = ("all", "state")
 PARTITIONS = (None, "exact", "decay")
 
 #: Fields for cores that share no memory.
-OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots", "l0_slots", "v_pieces")
+OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots", "l0_slots", "v_piece")
 
 #: Fields that accept one of a few values.
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -58,7 +58,7 @@ class Schedule:
     v_block: columns of V per instance, for kernels whose results all have V. 0 is 64 in Triton's walks and V elsewhere.
     k_block: columns of K per instance, for kernels over chunks whose results all have K and that sum nothing over K. 0 is K.
     k_piece: columns of K that kernels over chunks with products over K take at a time, in a loop (Triton). 0 is K.
-    v_pieces: columns of V at a time that a kernel over chunks computes, if its results do not all have V. 0 is V (PTO).
+    v_piece: columns of V that kernels over chunks with sums over V take at a time, one piece after another (PTO). 0 is V.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
     partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
       summaries; "decay" uses a warm-up, and summaries where the state decays slowly; None does not split.
@@ -105,7 +105,7 @@ class Schedule:
     v_block: int = 0
     k_block: int = 0
     k_piece: int = 0
-    v_pieces: int = 0
+    v_piece: int = 0
     launch: str = "kernels"
     partition: str | None = None
     part_chunks: int = 0
@@ -143,7 +143,7 @@ class Schedule:
             value = getattr(self, field)
             if not any(type(value) is type(x) and value == x for x in accepted):
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
-        for field in ("v_block", "k_block", "v_pieces", "part_chunks"):
+        for field in ("v_block", "k_block", "v_piece", "part_chunks"):
             value = getattr(self, field)
             if type(value) is not int or value < 0:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are whole numbers from 0")

@@ -86,7 +86,7 @@ BUILDS = [
     ("pto", "", GDN, varied("replay"), SMALL, FULL),
     ("pto", "", every_op, varied("fused", channel_slots=2), SMALL, ""),
     ("pto", "", find("gla.gradient"), varied("fused"), SMALL, ""),
-    ("pto", "", find("gated_delta_rule.gradient"), varied("prepared", v_pieces=16), SMALL, ""),
+    ("pto", "", find("gated_delta_rule.gradient"), varied("prepared", v_piece=16), SMALL, ""),
     ("pto", "", running_sums, Schedule("sums", (("W",), ("o", "S"))), SMALL, ""),
     ("triton", "", GDN, varied("fused", v_block=32, state_layout="vk"), {**LARGE, "C": 1}, "state=vk"),
     ("tilelang", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, "state=pool/in_place/slots/accepted/parents"),

@@ -1,4 +1,4 @@
-"""column_pieces: computes kernels over chunks in pieces of the columns of V, where the schedule says so (`v_pieces`), for devices
+"""column_pieces: computes kernels over chunks in pieces of the columns of V, where the schedule says so (`v_piece`), for devices
 with cores. `in_pieces` does so for one kernel and K or V. `register_room` calls it for kernels whose tiles have no room in
 registers (Triton), and `place` for those whose tiles have none in shared memory (TileLang). Both order the pieces.
 
@@ -28,12 +28,12 @@ ALONG = ("column_sum", "cumsum", "to_middle", "from_middle", "last", "move")
 @takes("decomposed")
 def column_pieces(p: Program, s: Schedule) -> Program:
     """`p` with kernels over chunks in pieces of the columns of V, in the order with the fewest bytes of tiles at once. `p` itself
-    if the schedule has no `v_pieces`."""
+    if the schedule has no `v_piece`."""
     def split(k: Kernel) -> Kernel:
-        x = in_pieces(p, k, "V", s.v_pieces)
+        x = in_pieces(p, k, "V", s.v_piece)
         return k if x is k else few_live(x, {**p.sizes, **k.sizes})
 
-    return p.map_kernels(lambda k: split(k) if k.grid == "chunks" else k) if s.v_pieces else p
+    return p.map_kernels(lambda k: split(k) if k.grid == "chunks" else k) if s.v_piece else p
 
 
 def in_pieces(p: Program, k: Kernel, dim: str = "K", columns: int = 0) -> Kernel:

@@ -70,7 +70,7 @@ ONE_WALK = "fused_gradient"
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: The same for K and V above 128: walks for blocks of V, and kernels over chunks that have some columns of a state at a time.
-BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_pieces": n, "order": "page"}), (("prepared", {"v_block": n}),))
+BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page"}), (("prepared", {"v_block": n}),))
                   for n in (64, 32, 16))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
