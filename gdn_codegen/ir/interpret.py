@@ -75,7 +75,6 @@ class _At:
     column: int = 0  # the first column of an iteration, in a loop over columns
     before: bool = False  # whether the chunk comes before the part, in a loop over "before"
 
-
     def columns(self, o: Op) -> tuple[int, int]:
         """The first column that a load or store of a piece moves, and how many."""
         first, size = o.attr("piece")

@@ -77,9 +77,9 @@ def first_calls(builds: Sequence[Build | Auto], shapes: Sequence[Shape], peers: 
 
 
 def compile_first(calls: Sequence[FirstCall], jobs: int | None) -> None:
-    """Make the calls in processes, with a line on stderr as each ends. jobs: how many processes at a time, all cores by default.
-    A single call gains nothing, and is left to the row itself."""
-    jobs = min(jobs or os.cpu_count() or 1, len(calls))
+    """Make the calls in processes, with a line on stderr as each ends. jobs: how many processes at a time, by default one for
+    each core that this process may use. A single call gains nothing, and is left to the row itself."""
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(calls))
     if jobs < 2:
         return
     _say(f"compiling for {len(calls)} rows in {jobs} processes (--jobs)")

@@ -37,8 +37,8 @@ def column_pieces(p: Program, s: Schedule) -> Program:
 
 
 def in_pieces(p: Program, k: Kernel, dim: str = "K", columns: int = 0) -> Kernel:
-    """The kernel, which has no loop, in pieces of so many columns of `dim`, by default COLUMNS. `k` itself if it
-    has no more columns, if its grid cuts the dim, or if it has ops that are not sums over pieces."""
+    """The kernel, which has no loop, in pieces of so many columns of `dim`, by default COLUMNS. `k` itself if it has no more
+    columns, if its grid cuts the dim, or if it has ops that are not sums over pieces."""
     size, columns = p.sizes[dim], columns or COLUMNS
     if size <= columns or size % columns or k.blocked_dim == dim or not all(splits(p, k, o, dim) for o in k.ops):
         return k

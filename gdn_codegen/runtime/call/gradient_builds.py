@@ -223,7 +223,7 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
-                if asked == target or target != LAST_IN_PIECES or not in_pieces(found.gradient):
+                if asked == target or target != LAST_IN_PIECES or not has_pieces(found.gradient):
                     return found
                 last = found
                 break
@@ -235,7 +235,7 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
                                  f"{b.dtype} ({list(why.values())[-1]}), or smaller K or V")
 
 
-def in_pieces(b: Build) -> bool:
+def has_pieces(b: Build) -> bool:
     """Whether kernels of a build hold some columns of a state at a time."""
     return any(o.attr("piece") for k in lowered(b).kernels for o in k.ops)
 
