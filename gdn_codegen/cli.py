@@ -181,13 +181,13 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     """Times, or errors with --errors, of builds and peers on a GPU. heads: H and HV. Returns the exit status."""
     from .runtime.targets import serving
-    from .tools import bench_backward, bench_errors, bench_gpu, peer_ops
+    from .tools import bench_backward, bench_calls, bench_errors, bench_gpu, peer_ops
     from .tools.shapes import Shape
     page = algorithms.find(a.algorithm)
     todo = _only(a, [Shape(f"1 x {a.tokens}, {heads[0]}/{heads[1]}", (a.tokens,), *heads)])
     targets = serving("cuda") if a.target == "all" else (a.target,)
     names = SCHEDULES if a.schedule == "all" else () if a.schedule in ("none", "auto") else (a.schedule,)
-    builds: list[Build | bench_gpu.Auto] = [
+    builds: list[Build | bench_calls.Auto] = [
         b for t in targets for n in names for b in options.builds(
             argparse.Namespace(**{**vars(a), "target": t, "schedule": n, "heads": None}))]
     if a.schedule == "auto":
@@ -199,7 +199,7 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
             if (value := getattr(a, name)) not in accepted:
                 raise ValueError(f"{name}: got {value!r} with --schedule auto; accepted: "
                                  + ("k=unit, or nothing" if name == "accept" else "nothing, because the op chooses"))
-        builds = [bench_gpu.Auto(peer_ops.OPS[page.name], t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
+        builds = [bench_calls.Auto(peer_ops.OPS[page.name], t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
     if a.interpret and (a.schedule == "auto" or a.peers not in (None, "none")):
         raise ValueError("interpret: got --interpret with --schedule auto or peers; accepted: a named schedule, no peers")
     peers = peer_ops.rivals(("none" if a.interpret else "all") if a.peers is None else a.peers, page)

@@ -196,4 +196,5 @@ def no_peers(monkeypatch):
     """No library that `bench` compares with can be imported, whether it is installed or not."""
     for page in algorithms.names():
         for peer in peers_of(algorithms.find(page)).values():
-            monkeypatch.setitem(sys.modules, peer.module.partition(".")[0], None)
+            for name in (peer.module.partition(".")[0], peer.module):  # a test before may have imported it
+                monkeypatch.setitem(sys.modules, name, None)

@@ -135,7 +135,6 @@ LONG = {
     ("host/check.py", ""): "copied into modules as one text",
     ("ir/interpret.py", ""): "the meaning of each op that moves data, one method a kind",
     ("ir/ops.py", ""): "the op table, with the type rules of its rows",
-    ("tools/bench_gpu.py", ""): "each time is measured by a function of its own, beside the rows that show it",
     ("passes/pipelines.py", ""): "the order of all passes, a line for each",
 }
 

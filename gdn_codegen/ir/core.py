@@ -89,9 +89,9 @@ class Carry:
 class Loop:
     """A loop. index: what it iterates over. "chunk": the chunks of a sequence in order, or of one part in a grid over parts.
     "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
-    core group or thread block runs. warm_up: the value with the warm-up length: the loop begins this number of chunks before its
-    part. A negative length means no warm-up. In a loop over the chunks of a part, stores have no effect in the iterations of the
-    warm-up. step: -1 for a loop from the last chunk to the first. Parts, and what is before them, are then counted from there.
+    core group or thread block runs. "columns": pieces of K, of `step` columns, in a kernel over chunks. warm_up: the value with
+    the warm-up length: the loop begins this number of chunks before its part, if it is positive. Stores have no effect in the
+    iterations of the warm-up. step: -1 from the last chunk to the first. Parts, and what is before them, are counted from there.
 
     A loop "before" with carried values hands them to the next loop, over the chunks of the part. The names in its body are the
     names of the same ops in that loop.
@@ -152,7 +152,7 @@ class Kernel:
     @cached_property
     def step(self) -> int:
         """-1 if the kernel walks from a sequence's last chunk to its first, else 1. Kept, since each access to memory asks."""
-        return min((lp.step for lp in loops(self.body)), default=1)
+        return min((1, *(lp.step for lp in loops(self.body))))
 
     @property
     def sizes(self) -> dict[str, int]:

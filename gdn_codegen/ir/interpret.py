@@ -72,7 +72,13 @@ class _At:
     part: int = 0
     begin: int = 0  # how many chunks a walk passes before the first of a part and its warm-up
     half: int = 0
+    column: int = 0  # the first column of an iteration, in a loop over columns
     before: bool = False  # whether the chunk comes before the part, in a loop over "before"
+
+    def columns(self, o: Op) -> tuple[int, int]:
+        """The first column that a load or store of a piece moves, and how many."""
+        first, size = o.attr("piece")
+        return self.column + first, size
 
 
 class Interpreter:
@@ -218,6 +224,8 @@ class Interpreter:
         """The position (_At) of each iteration of a loop."""
         if lp.index == "part":
             return [replace(at, part=i) for i in range(at.part)]
+        if lp.index == "columns":
+            return [replace(at, column=i) for i in range(0, sizes["K"], lp.step)]
         if lp.index == "before":
             return [replace(at, chunk=self.along(k, at, i), iteration=i, before=True)
                     for i in range(max(at.begin, 0), self.own(at, sizes))]
@@ -413,7 +421,7 @@ class Interpreter:
         tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
         tile[tuple(slice(n) for n in x.shape)] = x
         if o.attr("piece"):
-            tile = tile.narrow(-1, *o.attr("piece"))
+            tile = tile.narrow(-1, *at.columns(o))
         if size := o.attr("middle"):
             tile = tile[torch.arange(len(tile)) // (2 * size) * (2 * size) + size - 1]
         if o.attr("unfilled"):
@@ -458,7 +466,7 @@ class Interpreter:
             return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
         x = x.T if o.attr("transposed") else x[None] if o.attr("one_token") else x
-        to = to.narrow(-1, *o.attr("piece")) if o.attr("piece") else to
+        to = to.narrow(-1, *at.columns(o)) if o.attr("piece") else to
         to[...] = x[tuple(slice(n) for n in to.shape)]
 
 

@@ -86,7 +86,7 @@ class _Reader:
                 carried = tuple(Carry(name, i, x, r, Tile(tuple(d), t), *n) for name, (i, x, r, d, t, *n) in kw.items())
                 env.update({c.name: c.type for c in carried})
                 words = [ast.unparse(a) for a in args[1:]]
-                step = int(words.pop()) if words[-1:] == ["-1"] else 1
+                step = int(words.pop()) if words and words[-1].lstrip("-").isdigit() else 1
                 out.append(Loop(_value(args[0]), carried, self.body(inner, env), "".join(words), step))
                 env.update({c.result: c.type for c in carried})
             else:

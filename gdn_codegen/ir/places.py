@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .core import Loop, Op, Program
+from .core import Kernel, Loop, Op, Program
 from .types import Tensor
 
 #: Index of a tensor with `at` -> the indices of the tensors at whose integers its tiles may lie.
@@ -26,10 +26,16 @@ def misplaced(p: Program, t: Tensor) -> Iterator[str]:
 
 
 def has_columns(p: Program, t: Tensor, o: Op) -> bool:
-    """Whether the rows of `t` have the columns that a load or store moves, and memory has them all."""
+    """Whether the rows of `t` have the columns that a load or store moves, and memory has them all, or a load fills padding."""
     first, size = o.attr("piece")
-    whole = t.dims and not p.padded(t)[-1] and not o.attr("heads") and not o.attr("last")
+    whole = t.dims and (o.kind == "load" or not p.padded(t)[-1]) and not o.attr("heads") and not o.attr("last")
     return bool(whole) and 0 <= first < first + size <= t.tile.shape(p.sizes)[-1]
+
+
+def takes_columns(p: Program, k: Kernel, lp: Loop) -> bool:
+    """Whether a loop over columns takes pieces of K, in a kernel over chunks, and has no loop inside."""
+    moved = {o.attr("piece") for o in lp.ops if o.attr("piece")}
+    return k.grid == "chunks" and {**p.sizes, **k.sizes}["K"] % lp.step == 0 and moved <= {(0, lp.step)} and lp.ops == lp.body
 
 
 def miscounted(p: Program) -> Iterator[str]:

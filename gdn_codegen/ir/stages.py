@@ -50,6 +50,7 @@ LEGAL = {
     "decomposed..checked": """
         load.piece store.piece segment join block load.last load.heads store.heads batch product; index const""",
     "decomposed..assigned placed..checked": """
+        loop columns;
         diag_inverse load.middle to_middle.given from_middle.given maximum.bound minimum.bound""",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents of_token load.tokens",

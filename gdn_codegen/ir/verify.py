@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from .core import Kernel, Loop, Op, Program, Stmt, loops, repeats, types, without_tail
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
-from .places import has_columns, miscounted, misplaced
+from .places import has_columns, miscounted, misplaced, takes_columns
 from .required import missing
 from .stages import illegal
 from .types import LAYOUTS, Tile
@@ -155,9 +155,10 @@ class _Kernel:
                                       "own")
             self.body(lp.body, self.k.grid == "chunks")
             return
-        if inside or self.k.grid == "chunks" or (lp.index == "part" and self.k.grid != "parts"):
-            raise self.fail(None, f"has a loop over {lp.index}s; accepted: one, in a kernel over "
-                                  f"{'parts' if lp.index == 'part' else 'sequences or parts'}")
+        if not takes_columns(self.p, self.k, lp) if lp.index == "columns" else (
+                inside or self.k.grid == "chunks" or (lp.index == "part" and self.k.grid != "parts")):
+            over = {"part": "parts", "columns": "chunks, by pieces of K"}.get(lp.index, "sequences or parts")
+            raise self.fail(None, f"has a loop over {lp.index.removesuffix('s')}s; accepted: one, in a kernel over {over}")
         if lp.warm_up and (self.k.grid != "parts" or lp.index == "part" or self.env.get(lp.warm_up) != Tile(())):
             raise self.fail(None, f"has the warm-up length {lp.warm_up}; accepted: a number, in a grid over parts")
         if lp.index == "before" and (not lp.warm_up or (lp.carried and self.k.slices > 1)):
@@ -170,7 +171,7 @@ class _Kernel:
             if self.env.get(c.init) != c.type:
                 raise self.fail(None, f"carried {c.name} starts as {c.init}, which is {self.env.get(c.init)}, not {c.type}")
             self.define(None, c.name, c.type)
-        self.body(lp.body, lp.index in ("chunk", "before"))
+        self.body(lp.body, inside or lp.index in ("chunk", "before"))
         for c in lp.carried:
             if self.env.get(c.next) != c.type:
                 raise self.fail(None, f"carried {c.name} becomes {c.next}: {self.env.get(c.next)}, not {c.type}")
@@ -250,7 +251,7 @@ class _Kernel:
         if at.get("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
         if at.get("piece") and not has_columns(self.p, t, o):
-            raise self.fail(o, f"moves the columns {at['piece']} of {name}; accepted: (first, size) within rows without padding")
+            raise self.fail(o, f"moves the columns {at['piece']} of {name}; accepted: (first, size) within rows that memory has")
         row = at.get("one_token", False), at.get("tokens", 0), at.get("piece")
         moved = t.moved(heads, at.get("transposed", False), last, *row)
         if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (

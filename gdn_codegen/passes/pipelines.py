@@ -59,6 +59,7 @@ from .launch.persistent import persistent
 from .launch.side_by_side import side_by_side
 from .launch.spans import spans
 from .launch.zero_products import zero_products
+from .loops.column_loop import column_loop
 from .loops.column_pieces import column_pieces
 from .loops.middle_rows import middle_rows
 from .loops.prefetch_tokens import prefetch_tokens
@@ -166,6 +167,7 @@ INSTANCES: Passes = (
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("row_pieces", lambda p, c: row_pieces(p)),
     ("middle_rows", lambda p, c: middle_rows(p)),
+    ("column_loop", lambda p, c: column_loop(p, c.schedule)),
     ("register_room", lambda p, c: register_room(p, c.schedule)),
     ("prefetch_tokens", lambda p, c: prefetch_tokens(p)),
     ("prefetch_vectors", lambda p, c: prefetch_vectors(p)),

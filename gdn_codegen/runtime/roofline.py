@@ -60,10 +60,13 @@ class _Walk:
         return Cost(sum(self.moved.values()), self.asked, self.flops)
 
     def body(self, body: tuple[Stmt, ...], times: int) -> None:
+        """Add what statements cost that run so many times."""
         for s in body:
             if isinstance(s, Loop) and s.index == "before":
                 continue
-            if isinstance(s, Loop):
+            if isinstance(s, Loop) and s.index == "columns":
+                self.body(s.body, times * (self.sizes["K"] // s.step))
+            elif isinstance(s, Loop):
                 self.body(s.body, self.chunks * self.value_heads * self.blocks)
             elif s.kind in ("load", "store"):
                 self.transfer(s)

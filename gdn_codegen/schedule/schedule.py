@@ -11,7 +11,7 @@ from .agents import ASSIGNMENTS
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution",
-         "operand", "pair", "summand", "factor", "score", "late_score", "keyless", "early", "early_keyless",
+         "operand", "keyed", "pair", "summand", "factor", "score", "late_score", "keyless", "early", "early_keyless",
          "sum", "tile")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
@@ -22,13 +22,14 @@ WARM_UPS = ("all", "state")
 PARTITIONS = (None, "exact", "decay")
 
 #: Fields for cores that share no memory.
-OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots", "l0_slots", "v_pieces")
+OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots", "l0_slots", "v_piece")
 
 #: Fields that accept one of a few values.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "form": FORMS, "inverse": INVERSES, "launch": LAUNCHES, "partition": PARTITIONS,
     "order": ORDERS, "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state_layout": STATE_LAYOUTS,
     "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
+    "k_piece": (0, 16, 32, 64), "piece_warps": (0, 1, 2, 4, 8),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True),
     "narrow_workspaces": (False, True), "by_length": (False, True)}
@@ -56,7 +57,8 @@ class Schedule:
     inverse: "doubling" merges blocks of 1, 2, 4... rows. "substitution" starts from blocks that the device solves directly.
     v_block: columns of V per instance, for kernels whose results all have V. 0 is 64 in Triton's walks and V elsewhere.
     k_block: columns of K per instance, for kernels over chunks whose results all have K and that sum nothing over K. 0 is K.
-    v_pieces: columns of V at a time that a kernel over chunks computes, if its results do not all have V. 0 is V (PTO).
+    k_piece: columns of K that kernels over chunks with products over K take at a time, in a loop (Triton). 0 is K.
+    v_piece: columns of V that kernels over chunks with sums over V take at a time, one piece after another (PTO). 0 is V.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
     partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
       summaries; "decay" uses a warm-up, and summaries where the state decays slowly; None does not split.
@@ -80,6 +82,7 @@ class Schedule:
     warm_up: what a walk computes in a warm-up: "all", or "state" (only ops that lead to the state).
     longest_first: start parts whose warm-up is longer than half a part before the others.
     warps: warps per instance, counted in 32 threads; 0 chooses by the largest tile (Triton).
+    piece_warps: the same for kernels that take pieces of K (`k_piece`); 0 chooses by the sums that they hold (Triton).
     agents: the assignment that says which warp group computes what (`gdn_codegen.schedule.agents`): walk, solving_walk, or one
       that you registered. "" takes the first of these two that has an agent for each task of a walk.
     token_groups: when a walk over single tokens computes what depends on tokens alone, for the first few of them: "early", while
@@ -101,7 +104,8 @@ class Schedule:
     inverse: str = "substitution"
     v_block: int = 0
     k_block: int = 0
-    v_pieces: int = 0
+    k_piece: int = 0
+    v_piece: int = 0
     launch: str = "kernels"
     partition: str | None = None
     part_chunks: int = 0
@@ -116,6 +120,7 @@ class Schedule:
     warm_up: str = "all"
     longest_first: bool = False
     warps: int = 0
+    piece_warps: int = 0
     value_heads: int = 0
     agents: str = ""
     descriptors: bool = False
@@ -138,7 +143,7 @@ class Schedule:
             value = getattr(self, field)
             if not any(type(value) is type(x) and value == x for x in accepted):
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
-        for field in ("v_block", "k_block", "v_pieces", "part_chunks"):
+        for field in ("v_block", "k_block", "v_piece", "part_chunks"):
             value = getattr(self, field)
             if type(value) is not int or value < 0:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are whole numbers from 0")

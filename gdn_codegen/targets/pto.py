@@ -62,7 +62,8 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 
 TARGET = register(Target(
     "pto", Lowering(CORES, ASCEND_A2, unused=("state_layout", "stages", "warm_up", "longest_first", "warps", "agents",
-                                              "descriptors", "persistent", "by_length", "token_groups")), pto.emit,
+                                              "descriptors", "persistent", "by_length", "token_groups", "k_piece",
+                                              "piece_warps")), pto.emit,
     "pto/module.py.j2", ("cpu", "npu"), facts=_facts, preference=2, head_counts=True,
     toolchain=Toolchain(
         lacks=_lacks, compiler=lambda device: (machine.cxx() or "") if device == "cpu" else "bisheng", findings=_findings,

@@ -116,7 +116,7 @@ def _fill(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[s
 
 
 #: Fields that serve other targets, whatever the architecture.
-OF_OTHERS = (*OF_CORES, "warps", "descriptors")
+OF_OTHERS = (*OF_CORES, "warps", "descriptors", "k_piece", "piece_warps")
 
 
 def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:

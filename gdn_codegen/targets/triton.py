@@ -27,12 +27,13 @@ WALKS: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}
 WIDEST = 128
 #: The chunk with which `staged` serves pages with a decay for each channel, on a GPU, with K and V of at most WIDEST.
 STAGED = 64
-#: The chunk and the fields of `operand_walk` that serve such pages on Hopper. What is inverted has a kernel of its own, and so
-#: has each other product of pairs of tokens where these are several: larger kernels, or chunks of 64 tokens, spill. On an H100
-#: with K = V = 128 it takes 0.2 to 0.4 of the time that `staged` took (docs/performance.md, Other members of the family). Its
-#: walk has no room in the 64 KiB of shared memory of gfx942.
+#: The chunk and the fields of `operand_walk` that serve such pages on Hopper. One kernel has the products of pairs of tokens and
+#: the inverse, in a loop over pieces of K: with all of K, or chunks of 64 tokens, it spills. On an H100 with K = V = 128 it takes
+#: 0.1 to 0.3 of the time that `staged` took (docs/performance.md, Other members of the family). Its walk has no room in the 64
+#: KiB of shared memory of gfx942.
 BY_CHANNEL: tuple[int, dict[str, Any]] = (32, {
-    "kernels": (("@gate_sum",), ("@system",), ("@pair*",), ("@operand",), ("@output", "@state")), "stages": 3, "warps": 4})
+    "kernels": (("@gate_sum", "@keyed"), ("@inverse", "@pair", "@operand"), ("@output", "@state")), "k_piece": 16, "stages": 3,
+    "warps": 4})
 #: Chunks for which these walks over whole sequences read q and k by descriptors, by architecture. Parts do so for any chunk.
 DESCRIBED: dict[str, tuple[int, ...]] = {"sm_90a": (32,)}
 

@@ -13,19 +13,16 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..ir.page import Algorithm
 from ..runtime.build import Build
+from .bench_calls import Auto, directions, ours_of
 from .peer_ops import peers_of
 from .peers import Absent, Peer, Refused
 from .problems import problem
 from .shapes import Shape
-
-if TYPE_CHECKING:
-    from .bench_gpu import Auto
 
 #: Settings under which Triton's autotuner keeps what it measured. It measures here beside other processes.
 KEPT = ("FLA_CACHE_RESULTS", "TRITON_CACHE_AUTOTUNING")
@@ -55,8 +52,6 @@ class FirstCall:
 
     def make(self) -> None:
         """Make the call, and nothing of what cannot be called."""
-        from .bench_backward import directions
-        from .bench_gpu import ours_of
         os.environ.update(dict.fromkeys(KEPT, "0"))
         x = problem(self.shape, self.dtype, *self.dims, self.gates, self.seed, self.device, self.algorithm)
         prepare = peers_of(x.page)[self.who].prepare if isinstance(self.who, str) else ours_of(self.who, x)[2]
@@ -82,9 +77,9 @@ def first_calls(builds: Sequence[Build | Auto], shapes: Sequence[Shape], peers: 
 
 
 def compile_first(calls: Sequence[FirstCall], jobs: int | None) -> None:
-    """Make the calls in processes, with a line on stderr as each ends. jobs: how many processes at a time, all cores by default.
-    A single call gains nothing, and is left to the row itself."""
-    jobs = min(jobs or os.cpu_count() or 1, len(calls))
+    """Make the calls in processes, with a line on stderr as each ends. jobs: how many processes at a time, by default one for
+    each core that this process may use. A single call gains nothing, and is left to the row itself."""
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(calls))
     if jobs < 2:
         return
     _say(f"compiling for {len(calls)} rows in {jobs} processes (--jobs)")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,28 +21,15 @@ from ..runtime import cache
 from ..runtime.build import Build
 from ..runtime.progress import under_way
 from .bench_ahead import compile_first, first_calls
-from .bench_gpu import Auto, device_time, facts, kernel_rows, outcome, row, wall_time
+from .bench_calls import Auto, directions
+from .bench_gpu import device_time, facts, kernel_rows, outcome, row, wall_time
 from .bench_table import best_peer
 from .peer_ops import LIBRARIES
-from .peers import Peer, Problem, Refused, Run
+from .peers import Peer, Problem, Run
 from .problems import gradients, problem, worst
 from .shapes import Shape
 from .verify import rms_error
 from .verify_backward import TOLERANCE
-
-
-def directions(prepare: Callable[[Problem], Run], x: Problem) -> tuple[Run, Run, torch.Tensor]:
-    """The forward call where all inputs require gradients, the backward pass of one such call, and the gradient by o from which
-    it starts. prepare: makes the call. Refused if its outputs have no gradient."""
-    leaves = {n: t.detach().clone().requires_grad_() for n, t in x.inputs.items()}
-    with torch.enable_grad():
-        forward = prepare(replace(x, inputs=leaves))
-        o = forward()[0]
-    if not o.requires_grad:
-        raise Refused("gradient: this call gives none")
-    gen = torch.Generator(o.device).manual_seed(0)
-    d_o = torch.randn(o.shape, generator=gen, device=o.device).to(o.dtype)
-    return forward, lambda: torch.autograd.grad(o, list(leaves.values()), d_o, retain_graph=True, allow_unused=True), d_o
 
 
 def timed(prepare: Callable[[Problem], Run], x: Problem, runs: int) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from ..runtime.build import Build, lowered
 from ..runtime.progress import under_way
 from ..runtime.targets import serves
 from .bench_ahead import compile_first, first_calls
-from .bench_gpu import Auto, check_build, facts, judged, ours_of, outcome, row
+from .bench_calls import Auto, ours_of
+from .bench_gpu import check_build, facts, judged, outcome, row
 from .peer_ops import LIBRARIES
 from .peers import Peer, Problem, Run
 from .problems import Reference, check_gates, head_errors, problem, reference, worst

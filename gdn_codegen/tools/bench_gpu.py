@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,15 @@ import torch
 
 from ..ir.page import Algorithm
 from ..runtime import cache
-from ..runtime.build import LAYOUTS, Build, lowered
+from ..runtime.build import Build, lowered
 from ..runtime.call import tables
-from ..runtime.call.arguments import Tensors
-from ..runtime.call.choose import choice
-from ..runtime.call.request import Inputs, Request, call_for
-from ..runtime.load import function
 from ..runtime.progress import under_way
 from ..runtime.roofline import Ceilings, Cost, costs
 from ..schedule.contract import PLAIN
 from .bench_ahead import compile_first, first_calls
+from .bench_calls import Auto, ours_of
 from .bench_table import table
-from .peer_ops import LIBRARIES, PeerOp
+from .peer_ops import LIBRARIES
 from .peers import Absent, Peer, Problem, Refused, Run
 from .plots import gpu_plots, pyplot
 from .problems import Reference, errors, problem, reference
@@ -154,53 +151,6 @@ def ceilings() -> Ceilings:
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Auto:
-    """The package's op that computes a page. It chooses a build by target, device and shape. chunk: None leaves it open, too."""
-
-    op: PeerOp
-    target: str
-    chunk: int | None = None
-    layout: str = "bthd"
-    unit_keys: bool = False
-
-    def build(self, x: Problem) -> Build:
-        """The build that the op runs on these tensors."""
-        asked = {**self.op.options, **({"chunk_size": self.chunk} if self.chunk else {})}
-        request = Request(output_final_state=True, unit_keys=self.unit_keys, target=self.target, layout=LAYOUTS[self.layout],
-                          algorithm=x.page.name if self.op.steps == 1 else "gated_delta_rule", **asked)
-        about = Inputs(tuple(x.inputs.values()), (), (), x.dtype, x.dims, x.heads, (1, self.op.steps * sum(x.lengths)))
-        tensors = Tensors._make([None] * len(Tensors._fields))._replace(cu_seqlens=x.ends if len(x.lengths) > 1 else None)
-        return choice(call_for(about, tensors, request)).build
-
-    def prepare(self, x: Problem) -> Run:
-        """A call of the op on the problem, with the options of this row."""
-        options = {"target": self.target, **({"chunk_size": self.chunk} if self.chunk else {}),
-                   **({"unit_keys": True} if self.unit_keys else {})}
-        return self.op.ours(self.layout, options, x)
-
-
-def ours(b: Build, x: Problem) -> Run:
-    """A call of a build's function on tensors in the build's layout."""
-    op, turned = function(b), b.layout != "bthd"
-    given = [t.transpose(1, 2).contiguous() if turned else t for t in x.inputs.values() if t.ndim > 2]
-    of_heads = {n: t for n, t in x.inputs.items() if t.ndim < 3}
-    ends, outputs = x.ends if len(x.lengths) > 1 else None, sum(t.index == "token" for t in x.page.trace().role("output"))
-
-    def run() -> tuple[torch.Tensor, ...]:
-        results = op(*given, **of_heads, **x.numbers, output_final_state=True, cu_seqlens=ends)
-        return tuple(t.transpose(1, 2) if turned and i < outputs else t for i, t in enumerate(results))
-    return run
-
-
-def ours_of(wish: Build | Auto, x: Problem) -> tuple[Build, str, Callable[[Problem], Run], int]:
-    """Of a build, or of an op: the build that runs, the name of the row, what prepares a call of it, and the tokens of the build
-    for each token of the problem."""
-    if isinstance(wish, Auto):
-        return wish.build(x), f"{wish.target} auto", wish.prepare, wish.op.steps
-    return wish, f"{wish.target} {wish.plan.name} c{wish.chunk}", partial(ours, wish), 1
-
-
 def our_costs(b: Build, s: Shape) -> dict[str, Cost]:
     """Bytes and operations of each kernel of a build at a shape, without initial states."""
     p = lowered(b)

@@ -16,7 +16,7 @@ from ..runtime.build import Build, lowered
 from ..runtime.call import choose
 from ..runtime.load import module
 from ..schedule import varied
-from . import bench_gpu
+from . import bench_calls, bench_gpu
 from .peers import Problem
 from .problems import BETAS, Reference, alike, errors, head_errors, problem, reference
 from .shapes import Shape
@@ -57,11 +57,11 @@ class Gpu:
         x = problem(s, b.dtype, b.head_dim_k, b.head_dim_v)
         x.inputs["g"][:, :, 0] = 0.0
         try:
-            got = errors(bench_gpu.ours(b, x)(), reference(x, range(4)))
+            got = errors(bench_calls.ours(b, x)(), reference(x, range(4)))
             if not all(e <= TOLERANCE[b.dtype] for e in got):
                 return f"off by {got[0]:.1e} (o) and {got[1]:.1e} (state)"
             y, want, accepted = _alike(b.target, b.chunk, b.dtype, b.head_dim_k, b.head_dim_v)
-            each = by_beta(*head_errors(bench_gpu.ours(b, y)(), want))
+            each = by_beta(*head_errors(bench_calls.ours(b, y)(), want))
         except Exception as e:  # whatever a toolchain raises is a finding
             self.alive()
             return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
@@ -77,7 +77,7 @@ class Gpu:
         """ms of a call on the device and in a queue, or why the build is dropped."""
         about = s, b.dtype, b.head_dim_k, b.head_dim_v
         x, want = _inputs(*about), _reference(*about)
-        row = bench_gpu.measured({}, lambda: bench_gpu.ours(b, x), want, self.runs, {}, None, TOLERANCE[b.dtype], host=False)
+        row = bench_gpu.measured({}, lambda: bench_calls.ours(b, x), want, self.runs, {}, None, TOLERANCE[b.dtype], host=False)
         self.alive()
         return {"dropped": row["error"]} if "error" in row else {"ms": row["device_ms"], "wall_ms": row["wall_ms"]}
 

@@ -23,7 +23,7 @@ from reference import ON_CORES, call, expected, problem, rms_error
 
 from gdn_codegen import pto_sim
 from gdn_codegen.runtime.build import Build, render
-from gdn_codegen.schedule import Schedule, named
+from gdn_codegen.schedule import Schedule, named, varied
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.targets.pto import headers
 
@@ -222,6 +222,18 @@ def test_headers_of_a2_and_a3(tmp_path, cost_model, schedule, dtype, layout, chu
     size = 32 if dtype == "float32" else 128
     done = checked(tmp_path, cost_model, source(tmp_path, Build("pto", chunk, layout, "gated_delta_rule", schedule, dtype,
                                                                 size, size)))
+    assert done.returncode == 0, done.stderr[:6000]
+
+
+@pytest.mark.parametrize("page, chunk, size, fields", [
+    *((p, 64, 128, {}) for p in ("gated_delta_rule", "kimi_delta_attention")),
+    ("gated_delta_rule", 64, 256, {"v_block": 64, "v_piece": 64, "order": "page"}),
+    ("kimi_delta_attention", 32, 256, {"v_block": 64, "v_piece": 64, "order": "page"})])
+def test_headers_take_gradients(tmp_path, cost_model, page, chunk, size, fields):
+    """Sums of vectors and their rows by products with small constant tiles; and columns of V one piece after another."""
+    b = Build("pto", chunk, algorithm=f"{page}.gradient", schedule=varied("prepared", **fields), dtype="bfloat16",
+              head_dim_k=size, head_dim_v=size)
+    done = checked(tmp_path, cost_model, source(tmp_path, b))
     assert done.returncode == 0, done.stderr[:6000]
 
 

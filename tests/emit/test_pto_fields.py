@@ -47,12 +47,12 @@ def test_blocks_of_k_change_the_source_and_not_the_results():
 
 def test_pieces_of_v_change_a_gradient():
     """tests/family/test_gradients.py compares its results with a reference."""
-    b = Build("pto", 16, algorithm="gated_delta_rule.gradient", schedule=varied("prepared", v_pieces=32), head_dim_k=16,
+    b = Build("pto", 16, algorithm="gated_delta_rule.gradient", schedule=varied("prepared", v_piece=32), head_dim_k=16,
               head_dim_v=64)
     assert statements(b) != statements(replace(b, schedule="prepared"))
 
 
 def test_no_field_is_left_out():
     """tests/runtime/test_unused_fields.py has those that PTO's passes do not read. Other tests have launch, kernels and names."""
-    here = {*SWITCHED, "inverse", "partition", "part_chunks", "k_block", "v_pieces"}
+    here = {*SWITCHED, "inverse", "partition", "part_chunks", "k_block", "v_piece"}
     assert {*here, *find("pto").lowering.unused, "name", "kernels", "launch"} == {f.name for f in fields(Schedule)}

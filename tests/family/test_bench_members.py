@@ -16,7 +16,7 @@ from gdn_codegen.cli import main
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
 from gdn_codegen.runtime.build import lowered
 from gdn_codegen.runtime.roofline import Ceilings
-from gdn_codegen.tools import bench_errors, bench_gpu
+from gdn_codegen.tools import bench_calls, bench_errors, bench_gpu
 from gdn_codegen.tools.peer_ops import LIBRARIES, OPS, peers_of, rivals
 from gdn_codegen.tools.peers import Absent, Refused
 from gdn_codegen.tools.problems import errors, problem, reference
@@ -225,7 +225,7 @@ def test_a_page_of_ones_own(way, gpu, tmp_path):
 def test_the_chosen_build_is_that_of_the_op():
     """Which has the chosen build of Gated DeltaNet on twice the tokens where a token takes two steps."""
     x = problem(ONE, "bfloat16", 64, 64, device="cpu", algorithm="gated_delta_product")
-    b, _, _, steps = bench_gpu.ours_of(bench_gpu.Auto(OPS["gated_delta_product"], "triton"), x)
+    b, _, _, steps = bench_calls.ours_of(bench_calls.Auto(OPS["gated_delta_product"], "triton"), x)
     assert (b.page.name, steps) == ("gated_delta_rule", 2)
     (found,) = [bench_gpu.our_costs(b, Shape("", (n,), 2, 2)) for n in (140,)]
     assert set(found) == {k.name for k in lowered(b).kernels}

@@ -109,7 +109,7 @@ def test_the_widest_state_has_a_gradient_on_an_npu(page: str) -> None:
     """Kernels over chunks hold a quarter of the columns of V of each state at a time."""
     b = asked_of(Build("pto", algorithm=page, dtype="bfloat16", head_dim_k=256, head_dim_v=256), True)
     found = next(x for x in candidates(b, "npu", "", 64) if not any(map(choose.unfit, x.all)))
-    assert found.gradient.plan.v_pieces == 64 and found.gradient.chunk >= 32
+    assert found.gradient.plan.v_piece == 64 and found.gradient.chunk >= 32
 
 
 @pytest.mark.parametrize("target, page, dims, limit", [

@@ -153,7 +153,9 @@ def test_states_in_pieces_on_pto(name: str, sizes: tuple[int, int, int, int], mo
     monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
     C, K, V, n = sizes
     before = varied("prepared", v_block=n)
-    plans = {"states": before, "gradient": replace(before, v_pieces=n, order="page")}
+    plans = {"states": before, "gradient": replace(before, v_piece=n, order="page")}
+    b = Build("pto", C, algorithm=f"{name}.gradient", schedule=plans["gradient"], dtype="bfloat16", head_dim_k=K, head_dim_v=V)
+    assert {k.blocked_dim for k in lowered(b).kernels if any(o.attr("piece") for o in k.ops)} == {""}
     found = errors("pto", name, Case((2 * C + 6, 0, C + 1), 1, 2, repeat=True), plans, chunk=C, head_dim_k=K, head_dim_v=V,
                    dtype="bfloat16")
     assert all(e < ACCEPTED["bfloat16"] / 4 for e in found.values()), found

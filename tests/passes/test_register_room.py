@@ -46,4 +46,4 @@ def test_middle_rows_of_stored_sums_are_loaded(page):
     assert middle and all(o.attr("given") for o in middle)
     one = lowered(Build("triton", 32, algorithm=page, schedule="operand_walk"))
     assert not any(o.attr("given") for k in one.kernels for o in k.ops)
-    assert len(lowered(b).kernels) == {"kimi_delta_attention": 4, "rwkv7": 7}[page]
+    assert len(lowered(b).kernels) == 3

@@ -11,7 +11,7 @@ from gdn_codegen.runtime.build import Build
 from gdn_codegen.schedule import varied
 from gdn_codegen.tools import bench_ahead
 from gdn_codegen.tools.bench_ahead import FirstCall, compile_first, first_calls
-from gdn_codegen.tools.bench_gpu import Auto
+from gdn_codegen.tools.bench_calls import Auto
 from gdn_codegen.tools.peer_ops import OPS, rivals
 from gdn_codegen.tools.shapes import Shape
 

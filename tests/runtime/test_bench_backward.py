@@ -10,7 +10,7 @@ import torch
 from gdn_codegen.algorithms import find
 from gdn_codegen.cli import main
 from gdn_codegen.tools import bench_backward
-from gdn_codegen.tools.bench_gpu import Auto
+from gdn_codegen.tools.bench_calls import Auto, directions
 from gdn_codegen.tools.peer_ops import OPS
 from gdn_codegen.tools.peers import Absent, Peer, Refused
 from gdn_codegen.tools.problems import problem
@@ -26,7 +26,7 @@ def small(page="simple_gla"):
 def test_a_run_is_the_gradient_by_all_inputs():
     """Of a loss that is a random weighted sum of the outputs; the same run after run."""
     x = small()
-    forward, run, _ = bench_backward.directions(Auto(OPS["simple_gla"], "triton", 16).prepare, x)
+    forward, run, _ = directions(Auto(OPS["simple_gla"], "triton", 16).prepare, x)
     found, again = run(), run()
     assert forward()[0].requires_grad
     assert [d.shape for d in found] == [t.shape for t in x.inputs.values()]
@@ -36,7 +36,7 @@ def test_a_run_is_the_gradient_by_all_inputs():
 
 def test_a_call_without_a_gradient_is_refused():
     with pytest.raises(Refused, match="this call gives none"):
-        bench_backward.directions(lambda x: lambda: (x.inputs["v"].detach().clone(),), small())
+        directions(lambda x: lambda: (x.inputs["v"].detach().clone(),), small())
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from gdn_codegen.cli import main
 from gdn_codegen.ir import interpret
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import varied
-from gdn_codegen.tools import bench_errors, bench_gpu
+from gdn_codegen.tools import bench_calls, bench_errors, bench_gpu
 from gdn_codegen.tools.peer_ops import peers_of
 from gdn_codegen.tools.problems import problem, reference, worst
 from gdn_codegen.tools.shapes import Shape
@@ -99,7 +99,7 @@ def test_kinds_of_gates_one_after_another(tmp_path, capsys):
 @pytest.mark.parametrize("value, why", [(0.0, "off by 1.0e+00"), (math.nan, "off by nan")])
 def test_what_is_off_fails(value, why, gpu, monkeypatch, capsys):
     op = lambda q, k, v, g, beta, **options: (torch.full_like(v, value), torch.zeros(1, 2, 32, 16))
-    monkeypatch.setattr(bench_gpu, "function", lambda b: op)
+    monkeypatch.setattr(bench_calls, "function", lambda b: op)
     assert main(["bench", "--target", "triton", "--schedule", "fused", *SMALL, "--errors", "1", "--peers", "none"]) == 1
     assert why in capsys.readouterr().out
 
@@ -107,7 +107,7 @@ def test_what_is_off_fails(value, why, gpu, monkeypatch, capsys):
 def test_a_row_that_stops_is_a_finding(gpu, monkeypatch, capsys):
     def stop(*a, **k):
         raise RuntimeError("no kernel image")
-    monkeypatch.setattr(bench_gpu, "function", lambda b: stop)
+    monkeypatch.setattr(bench_calls, "function", lambda b: stop)
     assert main(["bench", "--target", "triton", "--schedule", "fused", *SMALL, "--errors", "1", "--peers", "none"]) == 1
     assert "RuntimeError: no kernel image" in capsys.readouterr().out
 

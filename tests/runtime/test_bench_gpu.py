@@ -20,7 +20,7 @@ from gdn_codegen.runtime.call import tables
 from gdn_codegen.runtime.roofline import Ceilings, costs
 from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.contract import Contract
-from gdn_codegen.tools import bench_gpu
+from gdn_codegen.tools import bench_calls, bench_gpu
 from gdn_codegen.tools.bench_gpu import attribute, medians
 from gdn_codegen.tools.cases import MIXED
 from gdn_codegen.tools.peer_ops import peers_of, rivals
@@ -439,7 +439,7 @@ def test_wall_time_is_what_a_call_adds_to_a_queue(monkeypatch):
 
 def test_a_wrong_result_fails_the_run(gpu, monkeypatch, capsys):
     op = lambda q, k, v, g, beta, **options: (torch.zeros_like(v), torch.zeros(1, 2, 32, 32))
-    monkeypatch.setattr(bench_gpu, "function", lambda b: op)
+    monkeypatch.setattr(bench_calls, "function", lambda b: op)
     words = ["bench", "--target", "triton", *SMALL, "--schedule", "fused", "--tokens", "20", "--heads", "1", "--value-heads", "2"]
     assert main(words) == 1
     assert "off by 1.0e+00 (o) and 1.0e+00 (state); at most 0.005" in capsys.readouterr().out
@@ -449,8 +449,8 @@ def test_a_wrong_result_fails_the_run(gpu, monkeypatch, capsys):
 def test_a_row_that_stops_says_why_and_the_others_run(gpu, monkeypatch, capsys):
     def op(*a, **options):
         raise RuntimeError("too many\nresources")
-    real, broken = bench_gpu.function, Build("triton", 16, head_dim_k=32, head_dim_v=32, schedule="replay").plan.name
-    monkeypatch.setattr(bench_gpu, "function", lambda b: op if b.plan.name == broken else real(b))
+    real, broken = bench_calls.function, Build("triton", 16, head_dim_k=32, head_dim_v=32, schedule="replay").plan.name
+    monkeypatch.setattr(bench_calls, "function", lambda b: op if b.plan.name == broken else real(b))
     assert main(["bench", "--target", "triton", *SMALL, "--schedule", "all", "--tokens", "20", "--heads", "1"]) == 1
     out = capsys.readouterr().out
     assert "RuntimeError: too many resources" in out and out.count("0.3000") == len(SCHEDULES) - 1

@@ -18,7 +18,7 @@ from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import varied
 from gdn_codegen.targets import find
 from gdn_codegen.targets.candidates import Space
-from gdn_codegen.tools import bench_gpu, candidates, compile_ahead, tune, tune_jobs, tune_log, tune_meter
+from gdn_codegen.tools import bench_calls, bench_gpu, candidates, compile_ahead, tune, tune_jobs, tune_log, tune_meter
 from gdn_codegen.tools.problems import problem, reference
 from gdn_codegen.tools.shapes import Shape
 from gdn_codegen.tools.tune import Tuner
@@ -310,8 +310,8 @@ SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
 @pytest.mark.slow
 def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, monkeypatch):
     b = tune_jobs.in_short_parts(Build("triton", schedule=varied("replay", partition="decay", part_chunks=64), **SMALL))
-    ours, results = bench_gpu.ours, []
-    monkeypatch.setattr(bench_gpu, "ours", lambda b, x: lambda: results.append(ours(b, x)()) or results[-1])
+    ours, results = bench_calls.ours, []
+    monkeypatch.setattr(bench_calls, "ours", lambda b, x: lambda: results.append(ours(b, x)()) or results[-1])
     assert cpu.wrong(b) == ""
     o, S = results[0]  # of the first of its problems
     host = function(b).__globals__["HOST"]
@@ -320,11 +320,11 @@ def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, monkeypa
         host.plans.clear()
         assert cpu.wrong(b) != ""
     host.plans.clear()
-    monkeypatch.setattr(bench_gpu, "ours", lambda b, x: lambda: (o * 1.1, S * 1.1))
+    monkeypatch.setattr(bench_calls, "ours", lambda b, x: lambda: (o * 1.1, S * 1.1))
     assert cpu.wrong(b).startswith("off by 1")
-    monkeypatch.setattr(bench_gpu, "ours", lambda b, x: lambda: (math.nan * o, S))
+    monkeypatch.setattr(bench_calls, "ours", lambda b, x: lambda: (math.nan * o, S))
     assert "off by nan" in cpu.wrong(b)
-    monkeypatch.setattr(bench_gpu, "ours", lambda b, x: 1 / 0)
+    monkeypatch.setattr(bench_calls, "ours", lambda b, x: 1 / 0)
     assert cpu.wrong(b) == "ZeroDivisionError: division by zero"
 
 
@@ -362,7 +362,7 @@ def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(dtype, cpu, r
     def by_powers(b, x):
         seen.append(x)
         return lambda: powers(x, lambda t: t.to(getattr(torch, dtype)).float())
-    monkeypatch.setattr(bench_gpu, "ours", by_powers)
+    monkeypatch.setattr(bench_calls, "ours", by_powers)
     why = cpu.wrong(b)
     assert re.fullmatch(r"off by \S+ \(o\) on similar keys, beta \d\.\d; \S+ is accepted", why)
     x = seen[1]  # ordinary ones, seen[0], passed
@@ -379,9 +379,9 @@ def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(dtype, cpu, r
                 got = [want.outputs[0][None], want.states[0]]
                 got[n] = got[n] * (1 + (0.0 if x.inputs["g"].any() else off))
                 return lambda: got
-            monkeypatch.setattr(bench_gpu, "ours", nearly)
+            monkeypatch.setattr(bench_calls, "ours", nearly)
             assert (f"({of}) on similar keys" in cpu.wrong(b)) == (off != 0.9 * limits[of, 0.6])
-    monkeypatch.setattr(bench_gpu, "ours", by_powers)  # the log has why, and the table has no row of it
+    monkeypatch.setattr(bench_calls, "ours", by_powers)  # the log has why, and the table has no row of it
     monkeypatch.setattr(Fake, "wrong", lambda self, made: cpu.wrong(b))
     code, said = run(Fake())
     assert code == 1 and not run.rows() and all(f"dropped: {why}" in line for line in said[1:-1])
@@ -469,7 +469,7 @@ def test_a_lost_device_is_no_finding(monkeypatch):
         raise tune_meter.DeviceLost("gone")
     monkeypatch.setattr(tune_meter, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
     monkeypatch.setattr(tune_meter.Gpu, "alive", lost)
-    monkeypatch.setattr(bench_gpu, "ours", lambda b, x: 1 / 0)
+    monkeypatch.setattr(bench_calls, "ours", lambda b, x: 1 / 0)
     b = Build("triton", 16, schedule="replay", head_dim_k=16, head_dim_v=16)
     with pytest.raises(tune_meter.DeviceLost):
         tune_meter.Gpu().wrong(b)

@@ -13,7 +13,7 @@ from gdn_codegen.targets import find
 
 #: Fields with the values to try. What concerns the page's values alone, every target reads.
 VALUES = {**{n: v for n, v in CHOICES.items() if n not in ("form", "inverse", "launch", "partition")},
-          "agents": ("", *ASSIGNMENTS), "v_pieces": (0, 16)}
+          "agents": ("", *ASSIGNMENTS), "v_piece": (0, 16)}
 #: For each target a schedule in which each field that it reads makes a difference. Only PTO has no parts.
 PLANS = {("triton", ""): varied("walk", partition="decay", descriptors=False), ("pto", ""): named("staged"),
          ("tilelang", ""): varied("staged", partition="decay"),
@@ -41,6 +41,8 @@ def test_what_is_unused_changes_nothing_and_all_else_does(target, arch):
             on = replace(plan, partition=None) if field in ("persistent", "by_length") else plan
             after = [module(target, arch, replace(on, **{field: v})) for v in values[:3]]
             read |= {field} if any(x != before[on.partition] for x in after) else set()
+    one, two = (module(target, arch, replace(plan, k_piece=16, piece_warps=n)) for n in (1, 2))  # what only pieces have
+    read |= {"piece_warps"} if one != two else set()
     if not arch and target != "pto":  # what only chunks of one token have
         early, late = (module(target, arch, varied("fused", token_groups=v), 1, "state=float16") for v in CHOICES["token_groups"])
         read |= {"token_groups"} if early != late else set()

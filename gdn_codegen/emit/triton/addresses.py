@@ -12,7 +12,7 @@ from ..base import CLEAR, EVERY, SUMMED, EmitError, Kernel, Op, Program, is_of_a
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
        "warm_up_length", "passed", "span", "size", "part", "earlier", "first", "begin", "stop", "slice_index", "checkpoint",
-       "instance", "rest", "row_rest", "valid_rest", "row_end", "clear_begin", "clear_end", EVERY, SUMMED}
+       "instance", "column", "columns", "rest", "row_rest", "valid_rest", "row_end", "clear_begin", "clear_end", EVERY, SUMMED}
 
 
 class Addresses:
@@ -26,6 +26,7 @@ class Addresses:
         self.part = "part"  # the variable with the part slot of current loads
         self.before_loops = False  # whether current ops work on the first chunk, before the loop over chunks
         self.piece: tuple[Any, ...] = ()  # a dim of which current loads and stores move a piece, its first index, its size
+        self.column_loop = False  # whether current ops are in a loop over columns
         self.middle = 0  # half the rows of blocks of whose middle rows current loads load one for each row
         self.pieces: dict[str, tuple[Any, ...]] = {}  # of each variable with indices of one
         self.which = ""  # suffix of variables: "_next" for the next chunk, "_rest" for rows that no sequence covers
@@ -73,8 +74,9 @@ class Addresses:
     def index(self, d: Dim, axis: int, rank: int) -> str:
         """The indices along a dim in the whole tensor, broadcast as axis `axis` of a tile of rank `rank`."""
         if self.piece and d == self.piece[0]:
-            self_index = self.use(f"i_{d}_{self.piece[1]}")
-            self.pieces[self_index] = self.piece
+            self_index = "columns" if self.column_loop else self.use(f"i_{d}_{self.piece[1]}")
+            if not self.column_loop:
+                self.pieces[self_index] = self.piece
         elif isinstance(d, int):
             self_index = f"tl.arange(0, {d})"
         else:
@@ -181,7 +183,7 @@ class Addresses:
                 continue
             along = ("[:, None]", "[None, :]")[n ^ transposed] if len(t.dims) > 1 + one_token else ""
             if padded:
-                out.append(f"({self.use(f'i_{d}')} < {self.use(str(d))}){along}")
+                out.append(f"({self.index(d, 1, 1)} < {self.use(str(d))}){along}")
             elif n == 0 and t.index == "token":
                 out.append(self.use(f"valid{self.which}") + along)
         return " & ".join(out)

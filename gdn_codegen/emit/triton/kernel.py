@@ -103,7 +103,9 @@ class KernelWriter(Head):
                 self.line(f"{name} = {self.env[c.init]}")
             self.env[c.name] = self.env[c.result] = name
         self.part = "earlier" if lp.index == "part" else "part"
-        if lp.index == "part":
+        if lp.index == "columns":
+            self.pieces_of_columns(lp)
+        elif lp.index == "part":
             self.iterations(lp, "earlier", "part - first // size", "part")
         elif lp.index == "before":
             begin = self.use("begin")
@@ -123,10 +125,7 @@ class KernelWriter(Head):
         self.w(f"for {index} in range({over}):")
         self.w.indent += 1
         first = len(self.w.lines)
-        self.body(lp.body)
-        for c in lp.carried:
-            if self.env[c.next].code != self.env[c.name].code:
-                self.line(f"{self.env[c.name]} = {self.env[c.next]}")
+        self.in_iteration(lp)
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         if index == "passed":
             self.w(f"t = {self.token('passed')}")
@@ -134,6 +133,23 @@ class KernelWriter(Head):
         self.w(*([*self.chunk(), *self.following(following)] if index == self.passed else []))
         self.w.lines += after
         self.w.indent -= 1
+
+    def pieces_of_columns(self, lp: Loop) -> None:
+        """Print a loop over pieces of the columns. It has no pipeline, which would hold the tiles of two iterations."""
+        self.w(f"for column in tl.range(0, {self.dim('K')}, {lp.step}, num_stages=1):")
+        self.w.indent += 1
+        self.w(f"columns = column + tl.arange(0, {lp.step})")
+        self.column_loop = True
+        self.in_iteration(lp)
+        self.column_loop = False
+        self.w.indent -= 1
+
+    def in_iteration(self, lp: Loop) -> None:
+        """Print the body of a loop, and the next values of what it carries."""
+        self.body(lp.body)
+        for c in lp.carried:
+            if self.env[c.next].code != self.env[c.name].code:
+                self.line(f"{self.env[c.name]} = {self.env[c.next]}")
 
     def chunk(self) -> list[str]:
         """The lines that compute the variables of the chunk whose first token is `t`, as far as ops use them."""

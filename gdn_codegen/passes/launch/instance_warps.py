@@ -1,11 +1,13 @@
 """instance_warps: chooses the threads of an instance. For Triton, whose compiler distributes tiles over warps.
 
-A number in the schedule's `warps` is taken. Otherwise an instance has four warps, with these exceptions:
+A number in the schedule's `warps` is taken, or in `piece_warps` for a kernel that takes pieces of K (`column_loop`). Otherwise an
+instance has four warps, with these exceptions:
 - Eight, if a carried value has 128 x 128 entries or more, which is about 64 float32 registers per thread.
 - Two, if no product has more than 32 x 32 entries, because more warps would only exchange data.
 - Two, if a product of 64 rows or more has fewer than 64 columns, beside many products of 64 x 64 or more, as those of an inverse.
   With more warps Triton makes wgmmas of them. On an H100, Triton 3.6, such kernels (`fused`, `prepared`; V = 16 or 32, 16 bits)
   gave wrong numbers or accessed memory out of bounds.
+- In a kernel that takes pieces of K, as many as hold its sums in SUMS registers of each lane.
 - As many as leave each lane MULTIPLICATIONS of float32 products, 16 at most. Tensor cores do not compute these products here, and
   Triton writes each multiplication of a lane as an instruction of its own. LLVM and ptxas took minutes for kernels with more.
 """
@@ -24,6 +26,9 @@ from ..stage import takes
 FEW = 4
 #: Multiplications of float32 products for each lane, in the text of a kernel. Walks in chunks of 32 tokens have fewer.
 MULTIPLICATIONS = 13_000
+#: Entries that each lane holds of the sums that a loop over columns carries, at most. On an H100 kernels with one or two sums of
+#: 32 x 32 took 0.75 to 0.95 times as long with one warp as with two; one with four spills with one.
+SUMS = 64
 #: The most warps for such products: 128 registers for each lane.
 MOST = 16
 
@@ -31,13 +36,25 @@ MOST = 16
 @takes("placed")
 def instance_warps(p: Program, s: Schedule) -> Program:
     """`p` with threads on its kernels."""
-    return p.map_kernels(lambda k: replace(k, threads=WARP * (s.warps or max(_by_tiles(p, k), _by_float32(p, k)))))
+    return p.map_kernels(lambda k: replace(k, threads=WARP * (_given(k, s) or max(_by_tiles(p, k), _by_float32(p, k)))))
+
+
+def _given(k: Kernel, s: Schedule) -> int:
+    """The number of warps that the schedule gives the kernel, 0 if it gives none."""
+    return s.piece_warps if _in_pieces(k) else s.warps
+
+
+def _in_pieces(k: Kernel) -> bool:
+    """Whether the kernel takes pieces of the columns in a loop."""
+    return any(lp.index == "columns" for lp in loops(k.body))
 
 
 def _by_tiles(p: Program, k: Kernel) -> int:
     """The number of warps by the sizes of carried values and products."""
     sizes = {**p.sizes, **k.sizes}
     carried = [prod(c.type.shape(sizes)) for lp in loops(k.body) for c in lp.carried]
+    if _in_pieces(k):
+        return max(1, 1 << (-(-sum(carried) // (32 * SUMS)) - 1).bit_length())
     shapes = [o.type.shape(sizes) for o in k.ops if o.kind == "matmul" and o.type]
     if max(carried, default=0) >= 128 * 128:
         return 8

@@ -70,7 +70,7 @@ ONE_WALK = "fused_gradient"
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: The same for K and V above 128: walks for blocks of V, and kernels over chunks that have some columns of a state at a time.
-BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_pieces": n, "order": "page"}), (("prepared", {"v_block": n}),))
+BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page"}), (("prepared", {"v_block": n}),))
                   for n in (64, 32, 16))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
@@ -223,7 +223,7 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
-                if asked == target or target != LAST_IN_PIECES or not in_pieces(found.gradient):
+                if asked == target or target != LAST_IN_PIECES or not has_pieces(found.gradient):
                     return found
                 last = found
                 break
@@ -235,7 +235,7 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
                                  f"{b.dtype} ({list(why.values())[-1]}), or smaller K or V")
 
 
-def in_pieces(b: Build) -> bool:
+def has_pieces(b: Build) -> bool:
     """Whether kernels of a build hold some columns of a state at a time."""
     return any(o.attr("piece") for k in lowered(b).kernels for o in k.ops)
 
