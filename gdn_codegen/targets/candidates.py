@@ -46,7 +46,8 @@ class Asked:
     sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
     handle. channels: whether the page has a decay for each channel. dominated: whether the host knows that one sequence takes
-    longer than all walks side by side.
+    longer than all walks side by side. inverts: whether the page has an inverse. keeps: whether it says no log decay by which all
+    of its state becomes smaller.
     """
 
     head_dims: tuple[int, int]
@@ -57,6 +58,17 @@ class Asked:
     shared: int = 1
     channels: bool = False
     dominated: bool = False
+    inverts: bool = False
+    keeps: bool = False
+
+    @property
+    def residuals(self) -> dict[str, str]:
+        """The field `residuals` of kernels that multiply in 16 bits, for pages whose errors are the largest without it, and that
+        have time to spare (docs/performance.md, Errors). Where nothing bounds what a state keeps, roundings of solutions add up
+        in it. Where each channel scales operands, and there is no inverse, those of scores and states are most of the error."""
+        if self.inverts and self.keeps:
+            return {"residuals": "@right_side,@solution"}
+        return {"residuals": "@state,@pair"} if self.channels and not self.inverts else {}
 
 
 @dataclass(frozen=True)

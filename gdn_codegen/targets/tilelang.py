@@ -14,7 +14,7 @@ from ..emit.tilelang import functions
 from ..passes.cut.partition import longest_warm_up
 from ..passes.cut.summaries import SUMMARIES
 from ..passes.pipelines import GROUPS, ONE_AGENT
-from ..schedule import OF_CORES, named, varied
+from ..schedule import OF_CORES, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .candidates import Asked, Candidate, Space, Splits, several
 from .machine import Finding
@@ -40,8 +40,8 @@ FEW_WALKS = 6
 #: of what channels forget takes a tenth of the kernel over chunks. On an H100 16 walks of Kimi Delta Attention over 32768 tokens
 #: took 1080 us in parts and 1438 whole, over 8192 tokens 378 and 383, over 2048 tokens 119 and 110.
 OF_CHANNELS = (4, 14)
-HALVES: tuple[dict[str, int], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
-WHOLE: tuple[dict[str, int], ...] = ({}, {"v_block": 64}, {"stages": 1})
+HALVES: tuple[dict[str, Any], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
+WHOLE: tuple[dict[str, Any], ...] = ({}, {"v_block": 64}, {"stages": 1})
 
 
 def _model(x: Asked) -> Iterator[Candidate]:
@@ -49,21 +49,25 @@ def _model(x: Asked) -> Iterator[Candidate]:
     if x.arch != ARCH:
         return
     heads = several(x.shared)
+
+    def plan(name: str, reason: str, **fields: Any) -> Candidate:
+        """A schedule for this architecture."""
+        return Candidate(varied(name, ARCH, **fields, **x.residuals), reason, arch=ARCH)
+
+    less = "parts take less time than whole walks"
     if x.few and not x.channels:
         if sum(x.shape_class[1:]) >= LARGE:
-            yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
-                            arch=ARCH)
-        yield Candidate(varied("walk", ARCH, partition="decay"), "parts take less time than whole walks", arch=ARCH)
+            yield plan("fused_walk", f"{less}, and are many", partition="decay")
+        yield plan("walk", less, partition="decay")
     elif x.few is False and not x.dominated and x.head_dims in TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
-        yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
+        yield plan("fused_walk", "many short sequences", persistent=True)
     _, walks, tokens = x.shape_class
     if x.few and (walks <= OF_CHANNELS[0] and tokens >= OF_CHANNELS[1] if x.channels else walks < FEW_WALKS):
-        yield Candidate(varied("operand_walk", ARCH, partition="decay", **HALVES[0]), "parts take less time than whole walks",
-                        arch=ARCH)
-    for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
-        yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
+        yield plan("operand_walk", less, partition="decay", **HALVES[0])
+    yield plan("fused_walk", f"made for {ARCH}")
+    yield plan("walk", f"made for {ARCH}", value_heads=heads)
     for fields in HALVES if x.shape_class[1] <= FEW_WALKS else (*WHOLE, *HALVES[1:]):
-        yield Candidate(varied("operand_walk", ARCH, **fields), f"made for {ARCH}", arch=ARCH)
+        yield plan("operand_walk", f"made for {ARCH}", **fields)
 
 
 assert SM_90A.part_cost is not None
