@@ -132,7 +132,9 @@ def _ordered(p: Program, k: Kernel, device: Device) -> tuple[Stmt, ...]:
     cast = {o.out: o for o in k.ops if o.buffer and o.kind == "cast"}
     by_rows = {o for o in k.ops if stored_by_rows(p, o) and o.args[0] in cast and cast[o.args[0]].agent == o.agent
                and held(type_of[o.args[0]].shape(sizes), rows.get(o.agent, 0), o)}
-    summed = {a for o in k.ops if o.kind in ("row_sum", "column_sum") or o in by_rows for a in o.args}
+    as_sums = {a for o in k.ops if o.kind in ("row_sum", "column_sum") or o in by_rows for a in o.args}
+    # TileLang chooses the registers of a tile that is made of shared memory alone.
+    as_sums |= {o.out for o in k.ops if o.out in moved and shared.issuperset(o.args)}
 
     def each(o: Op) -> Op:
         if o in by_rows:
@@ -141,9 +143,7 @@ def _ordered(p: Program, k: Kernel, device: Device) -> tuple[Stmt, ...]:
         if t is None or o.agent not in rows:
             return o
         tile = t.shape(sizes)
-        # TileLang chooses the registers of a tile that is made of shared memory alone.
-        free = o.out in moved and all(a in shared for a in o.args)
-        fits = tile == (rows[o.agent], ROWS) or ((o.out in summed or free) and tile[0] == rows[o.agent] and not tile[1] % ROWS)
+        fits = tile == (rows[o.agent], ROWS) or (o.out in as_sums and tile[0] == rows[o.agent] and not tile[1] % ROWS)
         return o.with_attrs(**{ORDER: "sums"}) if fits else o
 
     return map_ops(k.body, lambda o: [each(o)])
