@@ -172,12 +172,13 @@ class Schedule:
         if not all(self.kernels):
             raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
         alone = {g[0] for g in self.kernels if len(g) == 1}
-        names += self.residuals.split(",") if self.residuals else []
-        unknown = [n for n in names if n.startswith("@") and n[1:].removesuffix("*" if n in alone else "") not in ROLES]
-        if unknown:
-            raise ScheduleError(f"schedule {self.name}: kernels or residuals has {', '.join(unknown)}, which is no role; "
-                                f"accepted are {', '.join(f'@{r}' for r in ROLES)}, in a group of its own also with a * at its "
-                                "end, and a page's values by their names")
+        for field, words in (("kernels", names), ("residuals", self.residuals.split(","))):
+            stars = "*" if field == "kernels" else ""
+            unknown = [n for n in words if n.startswith("@") and n[1:].removesuffix(stars if n in alone else "") not in ROLES]
+            if unknown:
+                raise ScheduleError(f"schedule {self.name}: {field} has {', '.join(unknown)}, which is no role; accepted are "
+                                    f"{', '.join(f'@{r}' for r in ROLES)}, in a group of its own also with a * at its end, and a "
+                                    "page's values by their names")
 
     @property
     def generic(self) -> bool:

@@ -14,7 +14,7 @@ from ..emit.tilelang import functions
 from ..passes.cut.partition import longest_warm_up
 from ..passes.cut.summaries import SUMMARIES
 from ..passes.pipelines import GROUPS, ONE_AGENT
-from ..schedule import OF_CORES, varied
+from ..schedule import OF_CORES, named, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .candidates import Asked, Candidate, Space, Splits, several
 from .machine import Finding
@@ -49,25 +49,21 @@ def _model(x: Asked) -> Iterator[Candidate]:
     if x.arch != ARCH:
         return
     heads = several(x.shared)
-
-    def plan(name: str, reason: str, **fields: Any) -> Candidate:
-        """A schedule for this architecture."""
-        return Candidate(varied(name, ARCH, **fields, **x.residuals), reason, arch=ARCH)
-
-    less = "parts take less time than whole walks"
     if x.few and not x.channels:
         if sum(x.shape_class[1:]) >= LARGE:
-            yield plan("fused_walk", f"{less}, and are many", partition="decay")
-        yield plan("walk", less, partition="decay")
+            yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
+                            arch=ARCH)
+        yield Candidate(varied("walk", ARCH, partition="decay"), "parts take less time than whole walks", arch=ARCH)
     elif x.few is False and not x.dominated and x.head_dims in TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
-        yield plan("fused_walk", "many short sequences", persistent=True)
+        yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
     _, walks, tokens = x.shape_class
     if x.few and (walks <= OF_CHANNELS[0] and tokens >= OF_CHANNELS[1] if x.channels else walks < FEW_WALKS):
-        yield plan("operand_walk", less, partition="decay", **HALVES[0])
-    yield plan("fused_walk", f"made for {ARCH}")
-    yield plan("walk", f"made for {ARCH}", value_heads=heads)
+        plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
+        yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
+    for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
+        yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
     for fields in HALVES if x.shape_class[1] <= FEW_WALKS else (*WHOLE, *HALVES[1:]):
-        yield plan("operand_walk", f"made for {ARCH}", **fields)
+        yield Candidate(varied("operand_walk", ARCH, **fields, **x.residuals), f"made for {ARCH}", arch=ARCH)
 
 
 assert SM_90A.part_cost is not None
