@@ -1,7 +1,8 @@
 // Stands for CUDA's driver: notes how kernels are launched. cuCtxGetCurrent gives `context`, cuLaunchKernel `status`.
 //
 // Launches on a stream that is captured become nodes of a graph instead. `sizes` are those of the kernel's parameters, in bytes,
-// 0 after the last; `edge`, `cooperative` and `cluster` are what the graph says of its kernels.
+// 0 after the last; `edge`, `cooperative` and `cluster` are what the graph says of its kernels. `user`: how the stream of a call is
+// captured; `unknown`: what asking for that returns.
 #include <stddef.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@ unsigned long long config[8];
 struct { unsigned long long handle; unsigned long long values[64]; } seen;
 int parameters;  // how many to read, the scratch among them
 
-int sizes[32], cooperative, cluster, capturing, captured, streams, graphs, mode, invalid;
+int sizes[32], cooperative, cluster, capturing, captured, streams, graphs, mode, invalid, user, unknown;
 unsigned long long edge;
 static struct { void *function; unsigned about[7]; unsigned char values[32][128]; void *places[32]; } node[4];
 
@@ -38,6 +39,11 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
   seen.handle = (unsigned long long)f;
   for (int i = 0; i < parameters; ++i) memcpy(&seen.values[i], params[i], 8);
   return extra != 0;
+}
+
+int cuStreamIsCapturing(void *stream, int *state) {
+  *state = user;
+  return unknown;
 }
 
 int cuThreadExchangeStreamCaptureMode(int *x) {

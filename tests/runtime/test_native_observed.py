@@ -41,9 +41,9 @@ def library(tmp_path_factory):
 @pytest.fixture
 def driver(library, monkeypatch):
     monkeypatch.setattr(native_launcher, "DRIVER", str(library))
-    monkeypatch.setattr(native_launcher, "observes", lambda device: True)
+    monkeypatch.setattr(native_launcher, "is_nvidia", lambda device: True)
     made = Driver(library)
-    made.set(cooperative=0, cluster=0, invalid=0, streams=0, graphs=0, mode=1)
+    made.set(cooperative=0, cluster=0, invalid=0, streams=0, graphs=0, mode=1, user=0, unknown=0)
     ctypes.c_ulonglong.in_dll(made.of, "edge").value = 0
     return made
 
@@ -146,6 +146,15 @@ def test_a_function_that_fails_stays_with_tvm(driver):
     assert run(torch.zeros(8), torch.zeros(2, dtype=torch.int32)) is None and len(seen) == 2
 
 
+def test_a_captured_call_has_ends_of_rows_of_its_own(driver):
+    made = []
+    run = launcher(NONE, ASKED, [torch.zeros(8)], [(ARGUMENT, 0, (8,)), (ARGUMENT, 1, (2,))], [], (0,),
+                   rows=lambda: made.append(torch.zeros(2, dtype=torch.int32)) or made[-1])
+    for state, makes in ((dict(), 1), (dict(), 1), (dict(user=1), 2), (dict(user=2), 3), (dict(user=0), 3), (dict(unknown=1), 4)):
+        driver.set(**state)
+        assert run((torch.zeros(8),), ASKED.options, None, True) and len(made) == makes
+
+
 def test_an_older_driver_observes_nothing(driver, tmp_path, monkeypatch):
     source, path = tmp_path / "driver.c", tmp_path / "driver.so"
     source.write_text(Path(__file__).with_name("driver.c").read_text().replace("cuGraphGetEdges_v2", "cuGraphGetEdges"))
@@ -158,9 +167,9 @@ def test_an_older_driver_observes_nothing(driver, tmp_path, monkeypatch):
 def test_only_nvidia_gpus_are_observed(library, monkeypatch):
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(native_launcher, "DRIVER", str(library))
-    assert native_launcher.observes(gpu) and not native_launcher.observes(torch.device("cpu"))
+    assert native_launcher.is_nvidia(gpu) and not native_launcher.is_nvidia(torch.device("cpu"))
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert not native_launcher.observes(gpu)
+    assert not native_launcher.is_nvidia(gpu)
     monkeypatch.undo()
     monkeypatch.setattr(native_launcher, "DRIVER", "/nowhere/libcuda.so.1")
-    assert not native_launcher.observes(gpu)
+    assert not native_launcher.is_nvidia(gpu)

@@ -31,7 +31,7 @@ struct Driver {
       f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(dlsym(library, name));
       return f != nullptr;
     };
-    starts = find("cuCtxGetCurrent", context) && find("cuLaunchKernel", launch);
+    starts = find("cuCtxGetCurrent", context) && find("cuLaunchKernel", launch) && find("cuStreamIsCapturing", capturing);
     observes = starts && find("cuThreadExchangeStreamCaptureMode", exchange) && find("cuStreamCreate", create) &&
                find("cuStreamDestroy_v2", destroy) && find("cuStreamBeginCapture_v2", begin) && find("cuStreamEndCapture", end) &&
                find("cuGraphGetNodes", nodes) && find("cuGraphGetEdges_v2", edges) && find("cuGraphNodeGetType", type) &&
@@ -40,6 +40,12 @@ struct Driver {
   }
 
   bool starts = false, observes = false;  // whether it has what launches need, and what `Observed` needs
+
+  // Whether a stream is being captured, or nobody knows.
+  bool Captures(void* stream) const {
+    int status = 0;
+    return !starts || capturing(stream, &status) || status;
+  }
 
   // The one kernel that `start` launches, as a launch by the driver. start(which, stream) must start the same on the stream both
   // times, but for addresses of tensors and the number, which are those above; nothing runs, because the stream is captured. So
@@ -68,6 +74,7 @@ struct Driver {
   }
 
  private:
+  int (*capturing)(void*, int*) = nullptr;
   int (*exchange)(int*) = nullptr;
   int (*create)(void**, unsigned) = nullptr;
   int (*destroy)(void*) = nullptr;

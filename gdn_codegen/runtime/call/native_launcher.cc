@@ -17,12 +17,12 @@ struct Launcher {
   std::vector<int64_t> written, results;
   std::vector<py::object> options;
   int64_t initial, final, inputs, bytes = 0;
-  bool same, decode, poison, ffi = false, cuda = false;
+  bool same, decode, poison, nvidia, ffi = false, cuda = false;
   double number;
   at::Device device;
   c10::Allocator* allocator;  // torch's for the device, and keys of its tensors
   c10::DispatchKeySet keys;
-  py::object rows, capturing, look, kept;  // kept: what holds kernels
+  py::object rows, look, kept;  // kept: what holds kernels
   at::Tensor last_rows;
   void* rows_stream = nullptr;
   DLPackExchangeAPI* torch;
@@ -33,8 +33,8 @@ struct Launcher {
       : written(d["written"].cast<std::vector<int64_t>>()), results(d["results"].cast<std::vector<int64_t>>()),
         options(d["options"].cast<std::vector<py::object>>()), initial(d["initial"].cast<int64_t>()),
         final(d["final"].cast<int64_t>()), inputs(d["inputs"].cast<int64_t>()), same(d["same"].cast<bool>()),
-        decode(d["decode"].cast<bool>()), poison(d["poison"].cast<bool>()), number(d["scale"].cast<double>()), device(at::kCPU),
-        rows(d["rows"]), capturing(d["capturing"]), look(d["look"]), kept(d["launches"]),
+        decode(d["decode"].cast<bool>()), poison(d["poison"].cast<bool>()), nvidia(d["nvidia"].cast<bool>()),
+        number(d["scale"].cast<double>()), device(at::kCPU), rows(d["rows"]), look(d["look"]), kept(d["launches"]),
         torch(static_cast<DLPackExchangeAPI*>(PyCapsule_GetPointer(d["torch"].cast<py::object>().ptr(), "dlpack_exchange_api"))),
         tvm(d["ffi"]), driver(d["driver"].cast<std::string>()) {
     if (!torch) throw py::error_already_set();
@@ -59,7 +59,7 @@ struct Launcher {
       for (auto& [what, value] : r[3].cast<std::vector<std::pair<std::string, int64_t>>>()) l.given.push_back({what[0], value});
       launches.push_back(std::move(l));
     }
-    if (d["observe"].cast<bool>()) Observe();
+    if (nvidia) Observe();
     for (const Launch& l : launches) (l.ffi ? ffi : cuda) = true;
     d["by_driver"] = std::count_if(launches.begin(), launches.end(), [](const Launch& l) { return !l.ffi; });
     if (cuda && !driver.starts) throw std::runtime_error("no driver of CUDA");
@@ -171,7 +171,7 @@ struct Launcher {
 
   // cu_seqlens of equal rows. Calls on one stream share it; a graph that is being captured gets its own.
   void TakeRows(Memory& m) {
-    const bool captures = !capturing.is_none() && capturing().is(py::bool_(true));
+    const bool captures = nvidia ? driver.Captures(m.stream) : device.is_cuda();
     if (!captures && last_rows.defined() && rows_stream == m.stream) {
       m.rows = last_rows;
     } else {

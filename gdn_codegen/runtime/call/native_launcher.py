@@ -166,8 +166,8 @@ def _drives(driver: str) -> bool:
     return True
 
 
-def observes(device: torch.device) -> bool:
-    """Whether the driver says what functions of TVM's FFI start on this device (native_driver.h)."""
+def is_nvidia(device: torch.device) -> bool:
+    """Whether a device is one of CUDA's driver, which is here (native_driver.h)."""
     return device.type == "cuda" and not torch.version.hip and _drives(DRIVER)
 
 
@@ -201,12 +201,11 @@ def launcher(ahead: Path, asked: Asked, arguments: Sequence[Tensor | None], slot
         return None
     first = arguments[0]
     assert first is not None
-    capturing = torch._C._cuda_isCurrentStreamCapturing if first.device.type == "cuda" else None
     initial, final = asked.states
     run: Callable[..., Any] = make(dict(
         asked._asdict(), initial=initial if len(arguments) > final else -1, final=final, arguments=list(arguments),
-        made=list(made), poison=poison, rows=rows, capturing=capturing, torch=exchange, ffi=_ffi(),
-        driver=DRIVER if _drives(DRIVER) else "", observe=observes(first.device),
+        made=list(made), poison=poison, rows=rows, torch=exchange, ffi=_ffi(),
+        driver=DRIVER if _drives(DRIVER) else "", nvidia=is_nvidia(first.device),
         slots=list(slots), launches=list(launches), results=list(results)))
     return run
 
