@@ -66,8 +66,8 @@ def stream():
     return ctypes.c_void_p(get(1, 0))
 
 
-def chain(driver, takes=TAKES, kernels=1, grid=lambda a: (3, 2, 1)):
-    """A launcher of a function that starts so many kernels, and the calls of the function."""
+def chain(driver, takes=TAKES, kernels=1, grid=lambda a: (3, 2, 1), end=lambda a: None):
+    """A launcher of a function that starts so many kernels and then calls `end`, and the calls of the function."""
     seen = []
     sizes = (ctypes.c_int * 32).in_dll(driver.of, "sizes")
     sizes[:] = [*(size for size, _ in takes.values()), *[0] * (32 - len(takes))]
@@ -81,6 +81,7 @@ def chain(driver, takes=TAKES, kernels=1, grid=lambda a: (3, 2, 1)):
         places = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
         for _ in range(kernels):
             assert not driver.of.cuLaunchKernel(ctypes.c_void_p(0xABC), *grid(a), 64, 1, 1, 4096, stream(), places, None)
+        end(a)
 
     slots = [(ARGUMENT, 0, (8,)), (WORKSPACE, torch.empty(3)), (FIXED, FIXED_ONE), (ARGUMENT, 1, (2,))]
     run = launcher(NONE, ASKED, [torch.zeros(8), torch.zeros(2, dtype=torch.int32)], slots,
@@ -113,6 +114,7 @@ OTHERS = {
     "a place in a tensor": (dict(takes={"x": (8, lambda a: a.x + 4)}), {}),
     "half of an address": (dict(takes={"x": (4, lambda a: a.x >> 16 & 0xffffffff)}), {}),
     "what address it is": (dict(takes={"x": (4, lambda a: a.x % 32)}), {}),
+    "one address or the other": (dict(takes={"x": (8, lambda a: a.x if a.scale < 0.5 else a.w)}), {}),
     "another number": (dict(takes={"scale": (4, lambda a: bits(2 * a.scale, "<f"))}), {}),
     "a number in 16 bits": (dict(takes={"scale": (2, lambda a: bits(a.scale, "<e"))}), {}),
     "a descriptor": (dict(takes={"x": (128, lambda a: 5)}), {}),
@@ -138,12 +140,14 @@ def test_what_is_more_than_a_grid_and_parameters_stays_with_tvm(name, driver):
         assert len(seen) == 3 + n and driver.launches == (n + 1) * about.get("kernels", 1)
 
 
-def test_a_function_that_fails_stays_with_tvm(driver):
+@pytest.mark.parametrize("what, calls", [("grid", 1), ("end", 2)])
+def test_a_function_that_fails_stays_with_tvm(what, calls, driver):
     def fails(a):
-        raise ValueError("no grid")
-    run, seen = chain(driver, grid=fails)
-    assert len(seen) == 1 and left_behind(driver) == [0, 0, 0, 1]
-    assert run(torch.zeros(8), torch.zeros(2, dtype=torch.int32)) is None and len(seen) == 2
+        if what == "grid" or a.scale != 0.3:
+            raise ValueError("wrong")
+    run, seen = chain(driver, **{what: fails})
+    assert len(seen) == calls and left_behind(driver) == [0, 0, 0, 1]
+    assert run(torch.zeros(8), torch.zeros(2, dtype=torch.int32)) is None and len(seen) == calls + 1
 
 
 def test_a_captured_call_has_ends_of_rows_of_its_own(driver):
