@@ -45,8 +45,8 @@ class Asked:
     head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
     sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
-    handle. channels: whether the page has a decay for each channel. dominated: whether the host knows that one sequence takes
-    longer than all walks side by side.
+    handle. channels: whether the page has a decay for each channel. lengths: what the host knows of lengths: "dominated" if one
+    sequence takes longer than all walks side by side, "level" if no order of walks saves time, "" otherwise.
     """
 
     head_dims: tuple[int, int]
@@ -56,7 +56,7 @@ class Asked:
     chunk: int | None
     shared: int = 1
     channels: bool = False
-    dominated: bool = False
+    lengths: str = ""
 
 
 @dataclass(frozen=True)
