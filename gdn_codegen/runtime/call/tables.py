@@ -68,12 +68,14 @@ class Extent:
 
     def lengths(self, units: int) -> str:
         """What the host knows of lengths. "dominated": the longest sequence takes longer than all walks on `units`
-        multiprocessors, of which each takes about a chunk besides its tokens. "level": no order of walks saves time, because
-        sequences have one length, or the longest has fewer than eight chunks, or takes less than LEVEL of that. Else ""."""
+        multiprocessors, of which each takes about a chunk besides its tokens. "level": there are more walks than these run at a
+        time, and no order of them saves time, because sequences have about one length, or the longest has fewer than eight
+        chunks, or takes less than LEVEL of that. Else ""."""
         share = self.longest * units / max(1, (self.tokens + 77 * self.sequences) * self.HV)
-        if self.longest >= 512 and share >= LEVEL:
-            return "dominated" if share >= 1 else ""
-        return "level" if self.longest or not self.packed else ""
+        if self.longest >= 512 and share >= 1:
+            return "dominated"
+        known, equal = self.longest or not self.packed, 8 * self.longest * self.sequences <= 9 * self.tokens
+        return "level" if self.walks > units and known and (equal or self.longest < 512 or share < LEVEL) else ""
 
     @property
     def shared(self) -> int:
