@@ -43,9 +43,8 @@ SMALLER = (32, 16)
 TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
 
-#: From which class of mean tokens on walks start longest first, unless the host knows that no order saves time. Each instance looks
-#: for its sequence, in 0.3 us or more. Shorter sequences do so only if the host knows that one takes longer than all walks side by
-#: side.
+#: From which class of mean tokens on walks start longest first, unless the host knows that no order saves time. Each instance
+#: looks for its sequence, in 0.3 us or more. Shorter sequences do so only where one dominates (Extent.lengths).
 SEARCHED = 9
 
 

@@ -34,8 +34,8 @@ SHARED = DECODE, BACKWARD
 UNIT = Contract((("k", "unit"),))
 
 
-#: What part of the time of all walks side by side the longest one takes at least, if it matters when it starts. Fitted to those 68 of
-#: 200 random packs that have more walks than an H100 has multiprocessors.
+#: What part of the time of all walks side by side the longest one takes at least, if it matters when it starts. Fitted to those
+#: 68 of 200 random packs that have more walks than an H100 has multiprocessors.
 LEVEL = 0.7
 
 
