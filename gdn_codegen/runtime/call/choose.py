@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from math import gcd
+from math import gcd, inf
 from typing import Any
 
 import torch
 
 from ... import targets
 from ...host.parts import _cheapest_span, _lengths
-from ...ir.decays import by_channel
+from ...ir.core import Op
+from ...ir.decays import by_channel, log_decays
 from ...schedule import ScheduleError, varied
 from ...targets import DEFAULT_SCHEDULE
 from ...targets.candidates import Asked, Candidate, several
@@ -43,9 +44,9 @@ SMALLER = (32, 16)
 TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
 
-#: From which class of mean tokens on walks start longest first, unless the host knows that no order saves time. Each instance
-#: looks for its sequence, in 0.3 us or more. Shorter sequences do so only where one dominates (Extent.lengths).
-SEARCHED = 9
+#: From which class of mean tokens on walks start longest first, by what the host knows (Extent.lengths). Each instance looks for
+#: its sequence, in 0.3 us or more. Where lengths are level, that saves nothing.
+SEARCHED = {"": 9, "dominated": 0}
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,11 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device", n)
                 for n in (b.chunk, *(SMALLER if chunk is None else ())) for name, fields in PORTABLE[max(head_dims) > SPLIT:])
-    channels = by_channel(b.page.trace())
-    for x in chain(b.of.model(Asked(head_dims, arch, few, shape_class, chunk, shared, channels, lengths)), portable):
+    page = b.page.trace()
+    inverts = any(o.kind == "unit_lower_inverse" for o in page.walk.body if isinstance(o, Op))
+    asked = Asked(head_dims, arch, few, shape_class, chunk, shared, by_channel(page), lengths, inverts,
+                  not (page.forgets and log_decays(page)))
+    for x in chain(b.of.model(asked), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
         if partitions() or not found.plan.partition:
             yield found, x.reason
@@ -274,8 +278,7 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
                            ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.lengths)))
         chosen = found or Choice(b, why)
         chosen = in_columns(chosen, call.device) if size.idle else chosen
-        late = size.lengths == "dominated" or (size.lengths == "" and size.shape_class[2] >= SEARCHED)
-        if size.crowded and not x.batch_invariant and late:
+        if size.crowded and not x.batch_invariant and size.shape_class[2] >= SEARCHED.get(size.lengths, inf):
             chosen = longest_first(chosen, call.device)
     fixed = "fixed, so that prompts may be cut at its multiples" if x.batch_invariant and not x.chunk_size else "asked for"
     why = (*chosen.why, ("chunk", fixed if chunk else "left open"))
