@@ -21,7 +21,7 @@ def live_bytes(k: Kernel, *spaces: str) -> int:
 def shared_bytes(k: Kernel) -> int:
     """The bytes of shared memory that the buffers of a kernel with one agent take, but for their alignment.
 
-    TileLang 0.1.15 (its pass MergeSharedMemoryAllocations) places one after another, each in the smallest gap that is large enough.
+    TileLang 0.1.15 places one after another, each in the smallest gap with room for it (its pass MergeSharedMemoryAllocations).
     """
     free, active, top = dict[int, int](), list[tuple[int, int, int]](), 0  # first byte -> bytes; (last use, first byte, bytes)
     for first, last, size in sorted(_ranges(k, ("shared", "staged")), key=lambda x: (x[0], -x[2])):
