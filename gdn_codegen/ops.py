@@ -38,12 +38,22 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
         for again in launch.recent:
             results: tuple[Any, ...] | None = again(t, x, scale, decode)
             if results is not None:
+                if again is not launch.recent[0]:
+                    launch.ask_first(again)
                 return results
+    return _looked_up(t, x, scale, decode, few, at)
+
+
+def _looked_up(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool, at: bool) -> tuple[Any, ...]:
+    """`_call` where no launcher of recent calls took it. at: whether the call names positions of states.
+
+    A function of its own: Python makes what its inner function refers to at each call.
+    """
     scale = None if scale is None else _check_number("scale", scale)
     # tensors of classes that dispatch ops themselves, as fake ones, and tracers get a torch op
     plain = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
     if plain and not at:
-        results = eager(t, x, scale, decode, few)
+        results: tuple[Any, ...] | None = eager(t, x, scale, decode, few)
         if results is not None:
             return results
     tensors, options = Tensors(*t), Options(*x)

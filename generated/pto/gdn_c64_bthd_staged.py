@@ -4085,7 +4085,8 @@ class Check:
     #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
     ACCEPTED_TF32 = 3e-2
     #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
-    #: gradient cancel, so that its entries may be small beside their terms.
+    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
+    #: there is compared with this many times that change, if that is more than the gradient.
     OF_ROUNDING, MOST = 16, 0.25
     #: Half of the distance from 1 to the next number of a dtype.
     ROUNDING = {"float32": 2 ** -24, "float16": 2 ** -11, "bfloat16": 2 ** -8}
@@ -4198,17 +4199,15 @@ class Check:
         return x, found
 
     def by_rounding(self, x: Any, lengths: Any, heads: Any, given: bool, outs: Any, tf32: bool) -> Any:
-        """For each output of a gradient, the error by output and sequence that rounding errors of inputs make; 0 for others."""
+        """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
         if not self.tables.backward:
-            return [0.0] * len(outs)
+            return [torch.zeros_like(y) for y in outs]
         gen = torch.Generator(device="cpu").manual_seed(1)
         size = 2 ** -11 if tf32 else self.ROUNDING[self.tables.dtype]
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(row[0] for row in self.tables.chunk_inputs)]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        others, starts = self.expected(near, lengths, heads, given)[0], [0, *itertools.accumulate(lengths)]
-        return [worst([off(y[a:b], want[a:b]) for a, b in itertools.pairwise(starts) if b > a])
-                for y, want in zip(others, outs, strict=True)]
+        return [y - want for y, want in zip(self.expected(near, lengths, heads, given)[0], outs, strict=True)]
 
     def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
@@ -4447,13 +4446,14 @@ class Check:
             accepted = self.ACCEPTED_TF32
         if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
             accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        first = [sum(once[:n]) for n in range(len(once))]
         rounding = self.by_rounding(x, once, heads, given, outs, tf32)
-        for (name, *_), got, want, error in zip(tables.outputs, results[:len(outs)], outs, rounding, strict=True):
+        for (name, *_), got, want, change in zip(tables.outputs, results[:len(outs)], outs, rounding, strict=True):
             rows = got if tables.layout == "bthd" else got.transpose(1, 2)
-            rows = rows.flatten(0, 1).cpu()
-            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in served
-                                 if lengths[n]]), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
+            each = rows.flatten(0, 1)[:starts[-1]].cpu().split(lengths)
+            both = list(zip(want.split(once), change.split(once), strict=True))
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
+            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
+            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
@@ -4537,11 +4537,11 @@ def whole(x: Any) -> Any:
     return x.new_empty(0).set_(x.untyped_storage())
 
 
-def off(got: Any, want: Any) -> Any:
-    """RMSE over RMS of the worst head. got, want: [tokens, heads, ...]."""
-    got = got.double()
-    error, size = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want))
-    return (error / size.clamp_min(1e-30)).sqrt().max()
+def off(got: Any, want: Any, least: Any = None) -> Any:
+    """RMSE over RMS of the worst head. got, want, least: [tokens, heads, ...]. An RMS is at least that of `least`."""
+    got, least = got.double(), torch.zeros_like(want) if least is None else least
+    error, size, other = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want, least))
+    return (error / size.maximum(other).clamp_min(1e-30)).sqrt().max()
 
 
 def worst(errors: Any) -> float:

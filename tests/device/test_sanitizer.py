@@ -39,7 +39,7 @@ BROKEN = {"state does not wait for gates": ("racecheck", r"^ +T\.barrier_wait\(e
           "solve does not wait for what it inverts": ("racecheck", r"^( +T\.barrier_wait\(k_kT_D_beta_f16_shared_ready.*\n)"
                                                     r"((?:.*\n)*?)"
                                                     r"(?= +T\.fence_proxy_async)", r"\2\1"),
-          "gates past the end": ("memcheck", r"i < rows", "i < C")}
+          "gates past the end": ("memcheck", r"if_then_else\(i < rows", "if_then_else(i < C")}
 
 
 def text_of(name, folder):

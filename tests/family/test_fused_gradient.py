@@ -30,6 +30,18 @@ def lowered(page: str, sizes: dict[str, int] = SIZES, kind: str = "gradient") ->
     return lower(find(f"{page}.{kind}").trace(), "tilelang", plan, sizes, "float16", "sm_90a", rounded)
 
 
+def test_registers_that_move_to_shared_memory_are_in_the_order_of_sums() -> None:
+    """Also those of a tile that is cast from one in shared memory, as states before chunks in float32 are. Without an order
+    TileLang chooses one, and the function that moves them addresses others."""
+    plan = varied("fused_gradient", "sm_90a", stages=1)
+    k = lower(find("simple_gla.gradient").trace(), "tilelang", plan, {**SIZES, "K": 128}, "float16", "sm_90a").kernels[-1]
+    cast = {o.out: o for o in k.ops if o.kind == "cast"}
+    product = {o.out for o in k.ops if o.kind == "matmul"} | {c.name for lp in loops(k.body) for c in lp.carried}
+    moved = [cast[o.args[0]] for o in k.ops if o.kind == "move" and o.args[0] in cast]
+    assert {o.args[0] for o in moved} >= {"S", "d_S"}
+    assert all(o.attr("order") == "sums" or o.args[0] in product for o in moved), moved
+
+
 @pytest.fixture
 def stages() -> Iterator[dict[str, Program]]:
     """The programs after passes, by the passes' names, as they come."""

@@ -9,6 +9,7 @@ import torch
 from choices import a_call
 from problems import Problem
 
+from gdn_codegen.algorithms import names
 from gdn_codegen.runtime.admit import Refused
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose, gradient_builds
@@ -164,6 +165,14 @@ def test_builds_of_a_hopper(page: str, forms: tuple[tuple[str, str], ...], sched
     assert (found.gradient.chunk, found.gradient.arch, found.gradient.plan.name) == (64, "sm_90a", schedule)
     of = {t.name: t.dtype for x in (found.states, found.gradient) for t in lowered(x).tensors}
     assert of["S_chunks_vk"] == of["d_q"] == of["d_k"] == "bfloat16"
+
+
+@pytest.mark.parametrize("page", names())
+def test_each_page_has_candidates_for_each_device(page: str) -> None:
+    """Several Householder steps a token give several solutions, whose names may come in any order."""
+    for target, device, arch in ((t, *x) for t in TARGETS for x in (("cuda", "sm_90a"), ("cuda", ""), ("cpu", ""), ("npu", ""))):
+        b = asked_of(Build(target, algorithm=page, dtype="bfloat16"), True)
+        assert all(x.gradient.algorithm.startswith(f"{page}.") for x in candidates(b, device, arch, 64)), target
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -126,6 +126,16 @@ def test_the_problem_has_what_faults_hide_in():
     assert mean[1] == 0 and mean[0] < -1 and -0.1 < mean[2] < 0
 
 
+def test_an_error_below_what_rounding_changes_is_accepted():
+    """A gradient whose terms cancel may be smaller than what rounding errors of inputs change. A zero is refused all the same
+    where it is larger."""
+    want, change = torch.tensor([[0.01], [-0.01]]), torch.tensor([[0.05], [0.05]])
+    assert check.off(torch.zeros(2, 1), want) == pytest.approx(1)
+    assert check.off(want + 0.05, want, 16 * change) == pytest.approx(1 / 16)
+    assert check.off(torch.zeros(2, 1), 100 * want, 16 * change) == pytest.approx(1)
+    assert check.off(want * math.nan, want, 16 * change).isnan()
+
+
 def test_rows_get_smaller_until_results_are_finite_in_every_dtype():
     """Of a page that adds k k^T S to its state for each token."""
     grows = ("def page(inputs, states, numbers):\n    (k,), (S,) = inputs, states\n    o = []\n    for t in range(k.shape[1]):\n"

@@ -103,8 +103,8 @@ class GroupsWriter(KernelWriter):
 
     def compared(self, i: str, sign: str, j: str) -> str:
         """A comparison of the row of an element with its column. In a tile that lies as sums they differ by a constant more than
-        those of the thread's first entry."""
-        if self.order != "as_sums" or (i, j) != ("i", "j"):
+        those of the thread's first entry, which a loop over chunks has in a register."""
+        if not self.in_loop or self.order != "as_sums" or (i, j) != ("i", "j"):
             return super().compared(i, sign, j)
         return f"{self.use(BELOW)} + i // 8 % 2 * 8 {sign} j // 8 * 8 + j % 2"
 
@@ -165,7 +165,9 @@ class GroupsWriter(KernelWriter):
         self.w.line = NO_LINE
         first = len(self.w.lines)
         self.w.indent += 1
+        self.in_loop = True
         self.body(body)
+        self.in_loop = False
         self.w.indent -= 1
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.w(head)

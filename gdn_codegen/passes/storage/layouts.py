@@ -63,7 +63,7 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
 
     padded = _padded(k, home, device)
     buffers = tuple(replace(b, layout=layout(b.name, b.space), pad=TILE_PAD if b.name in padded else 0) for b in k.buffers)
-    return replace(k, buffers=buffers, body=_copied(_ordered(p, k) if crossing else k.body))
+    return replace(k, buffers=buffers, body=_copied(_ordered(p, k, device) if crossing else k.body))
 
 
 def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
@@ -124,15 +124,20 @@ def _copied(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     return map_ops(body, lambda o: [o.with_attrs(**{ORDER: o.attr(ORDER, "copy")}) if copies(o) else o])
 
 
-def _ordered(p: Program, k: Kernel) -> tuple[Stmt, ...]:
+def _ordered(p: Program, k: Kernel, device: Device) -> tuple[Stmt, ...]:
     """The body with order "sums" on loops over tiles with as many rows as the warp groups of their agent hold, and "rows" on
     stores of such tiles from fragments."""
     sizes, type_of = {**p.sizes, **k.sizes}, types(k.body)
+    spaces = {b.name: b.space for b in k.buffers}
+    shared = {o.out for o in k.ops if spaces.get(o.buffer) == device.operand}
+    moved = {o.args[0] for o in k.ops if o.kind in ("move", "transpose") and o.out in shared}
     rows = {a.name: a.threads // GROUP * ROWS for a in k.agents}
     cast = {o.out: o for o in k.ops if o.buffer and o.kind == "cast"}
     by_rows = {o for o in k.ops if stored_by_rows(p, o) and o.args[0] in cast and cast[o.args[0]].agent == o.agent
                and held(type_of[o.args[0]].shape(sizes), rows.get(o.agent, 0), o)}
-    summed = {a for o in k.ops if o.kind in ("row_sum", "column_sum") or o in by_rows for a in o.args}
+    as_sums = {a for o in k.ops if o.kind in ("row_sum", "column_sum") or o in by_rows for a in o.args}
+    # TileLang chooses the registers of a tile that is made of shared memory alone.
+    as_sums |= {o.out for o in k.ops if o.out in moved and shared.issuperset(o.args)}
 
     def each(o: Op) -> Op:
         if o in by_rows:
@@ -141,7 +146,7 @@ def _ordered(p: Program, k: Kernel) -> tuple[Stmt, ...]:
         if t is None or o.agent not in rows:
             return o
         tile = t.shape(sizes)
-        fits = tile == (rows[o.agent], ROWS) or (o.out in summed and tile[0] == rows[o.agent] and not tile[1] % ROWS)
+        fits = tile == (rows[o.agent], ROWS) or (o.out in as_sums and tile[0] == rows[o.agent] and not tile[1] % ROWS)
         return o.with_attrs(**{ORDER: "sums"}) if fits else o
 
     return map_ops(k.body, lambda o: [each(o)])

@@ -122,7 +122,7 @@ def undecided(b: Build, rounded: bool, solved: bool = False) -> Builds:
     kinds = ("solved_states", "solved_gradient") if solved else ("states", "gradient")
     states, gradient = (beside(b.algorithm, kind) for kind in kinds)
     read = [t.name for t in find(gradient).trace().role("input") if t.index == "slot"]
-    kept = tuple((n, b.dtype) for n in read) if rounded else ()
+    kept = tuple((n, b.dtype) for n in sorted(read)) if rounded else ()
     return Builds(replace(b, algorithm=states, contract=replace(b.contract, dtypes=kept)) if read else None,
                   replace(b, algorithm=gradient, contract=replace(b.contract, dtypes=tuple(sorted((*b.contract.dtypes, *kept))))))
 

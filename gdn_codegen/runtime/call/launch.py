@@ -232,7 +232,6 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
 
     One look-up finds all decisions that a call of the same kind made before. Each microsecond here delays every call.
     """
-    global recent
     try:
         q, k, v, g, beta, a_log, dt_bias, initial, indices, accepted, parents, rows, ends, final, out, kept, *tables = t
         about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
@@ -263,7 +262,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
             found.again = _as_one(found, Tensors(*t), x, decode)
             found.came_again = True
     if found.again is not None:
-        recent = found.again, *[f for f in recent if f is not found.again][:RECENT - 1]
+        ask_first(found.again)
         results = found.again(t, x, scale, decode)
         if results is not None:
             return results  # type: ignore[no-any-return]
@@ -275,6 +274,12 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
                        (initial,), (out,), ends, (*buffers, None) if asked.checkpoint_chunks else buffers,
                        tuple([t[n] for n in found.integers]))
     return host.results(memory, plan.wanted)  # type: ignore[no-any-return]
+
+
+def ask_first(again: Callable[..., Any]) -> None:
+    """Ask this function of a kind of calls before the others."""
+    global recent
+    recent = again, *[f for f in recent if f is not again][:RECENT - 1]
 
 
 def forget() -> None:

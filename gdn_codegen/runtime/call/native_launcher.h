@@ -14,6 +14,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -21,6 +23,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace py = pybind11;
@@ -32,7 +35,7 @@ constexpr uintptr_t kAligned = 16;  // what kernels take of callers
 constexpr int64_t kWorkspaceAlign = 256;
 constexpr const char* kName = "gdn_codegen native launcher";
 
-// The C interfaces of TVM's FFI and of CUDA's driver, as far as they are used here.
+// The C interface of TVM's FFI, as far as it is used here.
 struct FfiAny {
   int32_t type;
   uint32_t padding;
@@ -43,11 +46,6 @@ struct FfiAny {
   };
 };
 constexpr int32_t kFfiInt = 1, kFfiFloat = 3, kFfiTensor = 7, kFfiObjects = 64;
-using FfiCall = int (*)(void*, const FfiAny*, int32_t, FfiAny*);
-using FfiSetStream = int (*)(int32_t, int32_t, void*, void**);
-using FfiDrop = int (*)(void*);
-using CuGetContext = int (*)(void**);
-using CuLaunch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
 
 template <class F>
 F Pointer(const py::handle& address) {
@@ -91,11 +89,47 @@ struct Parameter {
 };
 
 struct Launch {
-  bool ffi;
+  bool ffi;  // of a function of TVM's FFI, else by CUDA's driver
   void* kernel;
-  unsigned grid, block, shared;
+  std::array<unsigned, 3> grid, block;
+  unsigned shared;
   std::vector<Parameter> given;
 };
+
+using Values = c10::SmallVector<FfiAny, 40>;
+
+struct Ffi {
+  int (*call)(void*, const FfiAny*, int32_t, FfiAny*);
+  int (*set_stream)(int32_t, int32_t, void*, void**);
+  int (*drop)(void*);
+
+  explicit Ffi(const py::tuple& addresses)
+      : call(Pointer<decltype(call)>(addresses[0])), set_stream(Pointer<decltype(set_stream)>(addresses[1])),
+        drop(Pointer<decltype(drop)>(addresses[2])) {}
+
+  // Whether the function of a launch started its kernel.
+  bool Run(const Launch& l, const Values& values) const {
+    FfiAny result{};
+    if (call(l.kernel, values.data(), static_cast<int32_t>(values.size()), &result)) return false;
+    if (result.type >= kFfiObjects) drop(result.p);
+    return true;
+  }
+};
+
+// What a launch is given. A function of TVM's FFI takes descriptions of tensors, the driver their addresses.
+void Fill(Values& values, const Launch& l, DLTensor* tensors, double number) {
+  values.clear();
+  for (const Parameter& p : l.given) {
+    FfiAny v{p.what == 't' ? kFfiTensor : p.what == 'i' ? kFfiInt : kFfiFloat, 0, {p.value}};
+    if (p.what == 't') v.p = l.ffi ? &tensors[p.value] : tensors[p.value].data;
+    if (p.what == 'd') v.f = number;
+    if (p.what == 'f') {
+      const float narrow = static_cast<float>(number);
+      std::memcpy(&v.f, &narrow, sizeof narrow);
+    }
+    values.push_back(v);
+  }
+}
 
 // One call: where its tensors are, and what it allocates.
 struct Memory {

@@ -29,10 +29,10 @@ from .. import cache
 from .arguments import FINAL, INITIAL, RAW_INPUTS
 
 SOURCE = Path(__file__).with_name("native_launcher.cc")
-HEADERS = SOURCE.with_suffix(".h"), SOURCE.with_name("native_keywords.h")
+HEADERS = SOURCE.with_suffix(".h"), SOURCE.with_name("native_driver.h"), SOURCE.with_name("native_keywords.h")
 #: The origin of a kernel's tensor, as in native_launcher.cc: dense memory at an argument's address, a workspace, or a constant.
 ARGUMENT, WORKSPACE, FIXED = range(3)
-#: CUDA's driver, which launches Triton's kernels.
+#: CUDA's driver, which starts kernels.
 DRIVER = "libcuda.so.1"
 
 
@@ -166,15 +166,23 @@ def _drives(driver: str) -> bool:
     return True
 
 
+def is_nvidia(device: torch.device) -> bool:
+    """Whether a device is one of CUDA's driver, which is here (native_driver.h)."""
+    return device.type == "cuda" and not torch.version.hip and _drives(DRIVER)
+
+
 def row(compiled: tuple[Any, ...], slots: Sequence[int]) -> tuple[Any, ...]:
     """A launch for native_launcher.cc: its form, the kernel's address, the grid, its parameters, and what keeps the kernel.
 
     compiled: as Host's launchers give it: the kernel, (instances, threads, bytes of shared memory) or None for a function of
-    TVM's FFI, and its parameters, of which tensors are given by their place in `slots`.
+    TVM's FFI, and its parameters, of which tensors are given by their place in `slots`. Triton's kernels take two more for
+    scratch memory, which these do not use.
     """
     kernel, grid, parameters, held = compiled
     given = [(what, slots[x] if what == "t" else int(x)) for what, x in parameters]
-    return ("ffi", kernel.__chandle__(), (0, 0, 0), given, held) if grid is None else ("cuda", kernel, grid, given, held)
+    if grid is None:
+        return "ffi", kernel.__chandle__(), (0, 0, 0), given, held
+    return "cuda", kernel, grid, [*given, ("i", 0), ("i", 0)], held
 
 
 def launcher(ahead: Path, asked: Asked, arguments: Sequence[Tensor | None], slots: Sequence[tuple[Any, ...]],
@@ -193,11 +201,11 @@ def launcher(ahead: Path, asked: Asked, arguments: Sequence[Tensor | None], slot
         return None
     first = arguments[0]
     assert first is not None
-    capturing = torch._C._cuda_isCurrentStreamCapturing if first.device.type == "cuda" else None
     initial, final = asked.states
     run: Callable[..., Any] = make(dict(
         asked._asdict(), initial=initial if len(arguments) > final else -1, final=final, arguments=list(arguments),
-        made=list(made), poison=poison, rows=rows, capturing=capturing, torch=exchange, ffi=_ffi(), driver=DRIVER,
+        made=list(made), poison=poison, rows=rows, torch=exchange, ffi=_ffi(),
+        driver=DRIVER if _drives(DRIVER) else "", nvidia=is_nvidia(first.device),
         slots=list(slots), launches=list(launches), results=list(results)))
     return run
 
