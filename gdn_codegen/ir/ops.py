@@ -514,6 +514,8 @@ for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
        attrs=(BOUND,) if _n in ("maximum", "minimum") else (), vjp=getattr(vjps, _n),
        zero={"mul": zeros.any_operand, "div": zeros.quotient}.get(_n, zeros.all_operands),
        text=texts.infix(_INFIX[_n]) if _n in _INFIX else texts.call(f"torch.{_n}"))
+op("rounded", "as an operand of a product has it, where those have fewer bits: a value of float32", _same("rounded"),
+   lambda attrs, x: x, elementwise=True, zero=zeros.same, text=lambda o, x: x[0])
 for _n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus"):
     op(_n, f"elementwise {_n}", _same(_n), _softplus if _n == "softplus" else _of_torch(_n), elementwise=True,
        zero=zeros.same if _n == "neg" else zeros.nowhere, vjp=getattr(vjps, _n),

@@ -35,6 +35,7 @@ from .algebra.masks import masks
 from .algebra.norms_from_products import norms_from_products
 from .algebra.operand_scales import operand_scales
 from .algebra.precision import precision
+from .algebra.residuals import residuals
 from .algebra.reuse_products import reuse_products
 from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
@@ -126,6 +127,7 @@ FRONT: Passes = (
     ("row_scales", lambda p, c: row_scales(p)),
     ("decay_bound", lambda p, c: decay_bound(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
+    ("residuals", lambda p, c: residuals(p, c.schedule, c.dtype)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
     ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),

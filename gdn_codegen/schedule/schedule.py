@@ -10,7 +10,7 @@ from .agents import ASSIGNMENTS
 
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
-ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution",
+ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution", "right_side",
          "operand", "keyed", "pair", "summand", "factor", "score", "late_score", "keyless", "early", "early_keyless",
          "sum", "tile")
 INVERSES = ("substitution", "doubling")
@@ -94,6 +94,9 @@ class Schedule:
       (Hopper under TileLang, without a partition).
     narrow_workspaces: tiles between kernels have the operands' dtype, also where elementwise ops read them. They are rounded once
       more, and take half the memory (all targets).
+    residuals: values, by names or roles with commas between them, that products read in two parts: rounded to the operands'
+      dtype, and what that leaves. Such an operand has twice the digits, and each of these products is two (all targets; nothing
+      changes in float32).
 
     Raises ScheduleError, a ValueError.
     """
@@ -128,6 +131,7 @@ class Schedule:
     persistent: bool = False
     by_length: bool = False
     narrow_workspaces: bool = False
+    residuals: str = ""
 
     def __post_init__(self) -> None:
         """Makes `kernels` a tuple of tuples. ScheduleError for a wrong value, and for fields that contradict each other."""
@@ -168,11 +172,13 @@ class Schedule:
         if not all(self.kernels):
             raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
         alone = {g[0] for g in self.kernels if len(g) == 1}
-        unknown = [n for n in names if n.startswith("@") and n[1:].removesuffix("*" if n in alone else "") not in ROLES]
-        if unknown:
-            raise ScheduleError(f"schedule {self.name}: kernels has {', '.join(unknown)}, which is no role; accepted are "
-                                f"{', '.join(f'@{r}' for r in ROLES)}, in a group of its own also with a * at its end, and a "
-                                "page's values by their names")
+        for field, words in (("kernels", names), ("residuals", self.residuals.split(","))):
+            stars = "*" if field == "kernels" else ""
+            unknown = [n for n in words if n.startswith("@") and n[1:].removesuffix(stars if n in alone else "") not in ROLES]
+            if unknown:
+                raise ScheduleError(f"schedule {self.name}: {field} has {', '.join(unknown)}, which is no role; accepted are "
+                                    f"{', '.join(f'@{r}' for r in ROLES)}, in a group of its own also with a * at its end, and a "
+                                    "page's values by their names")
 
     @property
     def generic(self) -> bool:

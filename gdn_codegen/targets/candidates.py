@@ -46,7 +46,8 @@ class Asked:
     sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
     handle. channels: whether the page has a decay for each channel. dominated: whether the host knows that one sequence takes
-    longer than all walks side by side.
+    longer than all walks side by side. inverts: whether the page has an inverse. keeps: whether it says no log decay by which all
+    of its state becomes smaller.
     """
 
     head_dims: tuple[int, int]
@@ -57,6 +58,17 @@ class Asked:
     shared: int = 1
     channels: bool = False
     dominated: bool = False
+    inverts: bool = False
+    keeps: bool = False
+
+    @property
+    def residuals(self) -> dict[str, str]:
+        """The field `residuals` of `operand_walk`, for pages with a decay for each channel whose errors would be the largest
+        without it. It costs them 5 % of the time or less (docs/performance.md, Errors). Where nothing bounds what a state keeps,
+        roundings of solutions add up in it. Where there is no inverse, those of scores and of the state are most of the error."""
+        if not self.channels or self.inverts and not self.keeps:
+            return {}
+        return {"residuals": "@right_side,@solution" if self.inverts else "@state,@pair"}
 
 
 @dataclass(frozen=True)

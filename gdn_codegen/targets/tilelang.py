@@ -40,8 +40,8 @@ FEW_WALKS = 6
 #: of what channels forget takes a tenth of the kernel over chunks. On an H100 16 walks of Kimi Delta Attention over 32768 tokens
 #: took 1080 us in parts and 1438 whole, over 8192 tokens 378 and 383, over 2048 tokens 119 and 110.
 OF_CHANNELS = (4, 14)
-HALVES: tuple[dict[str, int], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
-WHOLE: tuple[dict[str, int], ...] = ({}, {"v_block": 64}, {"stages": 1})
+HALVES: tuple[dict[str, Any], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
+WHOLE: tuple[dict[str, Any], ...] = ({}, {"v_block": 64}, {"stages": 1})
 
 
 def _model(x: Asked) -> Iterator[Candidate]:
@@ -58,12 +58,12 @@ def _model(x: Asked) -> Iterator[Candidate]:
         yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
     _, walks, tokens = x.shape_class
     if x.few and (walks <= OF_CHANNELS[0] and tokens >= OF_CHANNELS[1] if x.channels else walks < FEW_WALKS):
-        yield Candidate(varied("operand_walk", ARCH, partition="decay", **HALVES[0]), "parts take less time than whole walks",
-                        arch=ARCH)
+        plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
+        yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
     for fields in HALVES if x.shape_class[1] <= FEW_WALKS else (*WHOLE, *HALVES[1:]):
-        yield Candidate(varied("operand_walk", ARCH, **fields), f"made for {ARCH}", arch=ARCH)
+        yield Candidate(varied("operand_walk", ARCH, **fields, **x.residuals), f"made for {ARCH}", arch=ARCH)
 
 
 assert SM_90A.part_cost is not None

@@ -129,15 +129,15 @@ def test_every_schedule_runs_pages_of_other_names_and_of_two_states(page, target
 
 @pytest.mark.parametrize("form, own", [
     ("direct", {"inverse": ("Tinv",), "weight": (), "offset": (), "solution": ("U",),
-                "operand": ("Tinv", "exp_G", "q_kT_D", "decay_to_end")}),
+                "operand": ("Tinv", "exp_G", "q_kT_D", "decay_to_end"), "right_side": ("operand_of_U",)}),
     ("wy", {"inverse": ("Tinv",), "weight": ("U_weight",), "offset": ("U_offset",), "solution": ("U",),
-            "operand": ("Tinv", "exp_G", "beta_v", "U_weight", "q_kT_D", "decay_to_end")}),
+            "operand": ("Tinv", "exp_G", "beta_v", "U_weight", "q_kT_D", "decay_to_end"), "right_side": ()}),
     ("gate-free", {"inverse": ("Tinv",), "weight": (), "offset": (), "solution": ("U",),
-                   "operand": ("Tinv", "exp_G", "q_kT_D", "decay_to_end")}),
+                   "operand": ("Tinv", "exp_G", "q_kT_D", "decay_to_end"), "right_side": ("operand_of_U",)}),
     ("split", {"inverse": ("Tinv_scaled",), "weight": (), "offset": ("U_offset",), "solution": ("U_unscaled",),
-               "operand": ("Tinv_scaled", "exp_G", "q_kT_D_beta", "beta_decay_to_end")}),
+               "operand": ("Tinv_scaled", "exp_G", "q_kT_D_beta", "beta_decay_to_end"), "right_side": ("minus_exp_G_k_S",)}),
     ("unit", {"inverse": ("Tinv_below",), "weight": (), "offset": (), "solution": ("U_unscaled",),
-              "operand": ("exp_G", "Tinv_below", "q_kT_D_beta", "beta_decay_to_end")})])
+              "operand": ("exp_G", "Tinv_below", "q_kT_D_beta", "beta_decay_to_end"), "right_side": ("v_minus_exp_G_k_S",)})])
 def test_roles_of_gated_delta_rule(form, own):
     p = rewrite(find("gated_delta_rule").trace(), Schedule("own", (("@output", "@state"),), form=form))
     assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",),

@@ -72,7 +72,7 @@ BUILDS = [
     ("tilelang", "", GDN, varied("replay", value_heads=2), LARGE, FULL),
     ("tilelang", "", GDN, varied("fused", partition="decay"), LARGE, "state=positions"),
     ("tilelang", "", find("rwkv7"), varied("fused"), SMALL, ""),
-    ("triton", "", find("gla"), varied("walk", partition="decay"), SMALL, "g=floored"),
+    ("triton", "", find("gla"), varied("walk", partition="decay", residuals="@state,@pair"), SMALL, "g=floored"),
     ("triton", "", find("gla"), varied("operand_walk", kernels=(("@gate_sum",), ("@operand",), ("@output", "@state"))), SMALL,
      "g=floored"),
     ("triton", "", find("gla"), varied("operand_walk", k_piece=16, kernels=(("@gate_sum", "@pair"), ("@output", "@state"))),

@@ -13,7 +13,7 @@ from gdn_codegen.targets import find
 
 #: Fields with the values to try. What concerns the page's values alone, every target reads.
 VALUES = {**{n: v for n, v in CHOICES.items() if n not in ("form", "inverse", "launch", "partition")},
-          "agents": ("", *ASSIGNMENTS), "v_piece": (0, 16)}
+          "agents": ("", *ASSIGNMENTS), "v_piece": (0, 16), "residuals": ("", "@state")}
 #: For each target a schedule in which each field that it reads makes a difference. Only PTO has no parts.
 PLANS = {("triton", ""): varied("walk", partition="decay", descriptors=False), ("pto", ""): named("staged"),
          ("tilelang", ""): varied("staged", partition="decay"),

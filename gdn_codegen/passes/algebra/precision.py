@@ -77,6 +77,8 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
         if o.kind == "store":
             b.op("store", cast(o.args[0], by_name[o.attr("tensor")].dtype), line=o.line, **dict(o.attrs))
             return ""
+        if o.kind == "rounded":
+            return cast(o.args[0], dtype)
         if o.kind == "matmul":
             left, right = (cast(a, dtype) for a in o.args[:2])
             return b.op("matmul", left, right, *o.args[2:], name=o.out, line=o.line, **dict(o.attrs))

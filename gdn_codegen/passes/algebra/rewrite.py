@@ -19,13 +19,16 @@ FORMS: dict[str, tuple[Form, str]] = {
 def rewrite(p: Program, s: Schedule) -> Program:
     """`p` in the schedule's form.
 
-    If the form does not apply to the page, a generic schedule leaves `p` as it is, so that it serves any page. For the form
-    "gate-free", and for schedules that name values, this is a ScheduleError.
+    If the form does not apply to the page, a generic schedule leaves `p` as it is, so that it serves any page; in the place of
+    "split" it has "unit" then, which takes no further product. For the form "gate-free", and for schedules that name values, this
+    is a ScheduleError.
     """
     if s.form == "direct":
         return p
     form, needs = FORMS[s.form]
     body = form(p, s, p.walk)
+    if body is None and s.generic and s.form == "split":
+        body = unit.unit(p, s, p.walk)
     if body is None and s.generic and s.form != "gate-free":
         return p
     if body is None:

@@ -26,7 +26,7 @@ def linear_part(parts: Parts, b: Body) -> str:
         if o.kind in ("add", "sub") and not all(depends):
             x = args[depends.index(True)]
             linear[o.out] = b.op("neg", x, name=o.out, line=o.line) if o.kind == "sub" and depends[1] else x
-        elif o.kind in ("add", "sub", "neg") or (o.kind == "mul" and not all(depends)) or (
+        elif o.kind in ("add", "sub", "neg", "rounded") or (o.kind == "mul" and not all(depends)) or (
                 o.kind == "matmul" and depends == [False, True] and not o.attr("tb")):
             try:
                 linear[o.out] = b.op(o.kind, *args, name=o.out, line=o.line, **dict(o.attrs))

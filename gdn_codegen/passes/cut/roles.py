@@ -3,11 +3,10 @@
 A role is a property of the graph, so a schedule of roles serves any page. An output or a state of the page has only the role
 `output` or `state`. Other roles are given to values on which an output or a state depends:
 - gate: an input of one number per token, as the page reads it.
-- gate_sum: a running sum that depends on no state.
-- system: the x of an inverse (I + x)^-1.
+- gate_sum: a running sum that depends on no state. system: the x of an inverse (I + x)^-1.
 - inverse: an inverse as products read it. The schedule's form may have scaled it or removed its diagonal.
 - weight, offset: products of an inverse that do not depend on a state, but whose readers do. A weight multiplies a state.
-- solution: the sum of products of an inverse, where it depends on a state.
+- solution: the sum of products of an inverse, where it depends on a state. right_side: what an inverse multiplies there.
 - operand: what a walk needs, if it computes only values that depend on a state, and tiles that these read otherwise than as an
   operand of a product: the operands of products and the vectors that it reads, and that depend on no state.
 - pair: an operand with a number for each pair of tokens that is no inverse. keyed: an operand with the dim K.
@@ -67,8 +66,9 @@ class _Roles:
             "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
             "inverse": operands, "weight": weights, "offset": set(free) - weights,
             "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits},
-            "operand": self.operands(), "summand": self.summands(), "factor": self.factors(),
-            "sum": set(sums(self.ops, self.waits)), "keyed": {n for n in self.operands() if "K" in self.type[n].dims},
+            "right_side": {a for o in self.products(inverses) for a in o.args if a in self.waits}, "operand": self.operands(),
+            "summand": self.summands(), "factor": self.factors(), "sum": set(sums(self.ops, self.waits)),
+            "keyed": {n for n in self.operands() if "K" in self.type[n].dims},
             "pair": {n for n in self.operands() - inverses if self.type[n].dims == ("C", "C")},
             "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)

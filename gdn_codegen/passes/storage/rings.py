@@ -115,13 +115,20 @@ class _Kernel:
     def accumulates_in_place(self, o: Op) -> bool:
         """Whether a product may overwrite its accumulator.
 
-        The accumulator must be computed in the same iteration, and all its other readers must have storage and come before.
+        The accumulator must be computed in the same iteration, and all other ops with storage that read it, directly or through
+        expressions, must come before.
         """
         order = {x: n for n, x in enumerate(self.inside)}
         made = next((x for x in self.inside if x.out == o.args[2]), None)
         kept = {c.next for c in self.loop.carried}
-        return made is not None and made.out not in kept and all(r is o or (self.stored(r) and order[r] < order[o])
-                                        for r, _ in self.readers[made.out])
+
+        def done(r: Op) -> bool:
+            """Whether `r` is `o`, or all that reads by `r` comes before it."""
+            if r is o or self.stored(r):
+                return r is o or order[r] < order[o]
+            return bool(r.out) and r.out not in kept and all(done(x) for x, _ in self.readers[r.out])
+
+        return made is not None and made.out not in kept and all(done(r) for r, _ in self.readers[made.out])
 
     def stored(self, o: Op) -> bool:
         """Whether the value of `o` has a fragment."""

@@ -1,8 +1,8 @@
 """split: separates the part of a product that depends on the state from the part that does not.
 
 Take a product M @ (b * (y + z)) of a state-free M and a column b, where only z depends on the carried state. It becomes M' @ y
-+ M' @ z with M' = M * b^T. y and z may have either sign. Without a column, M' is M. If the column goes through the inverse
-(`columns`), M' is the inverse of the changed operand.
++ M' @ z with M' = M * b^T. y and z may have either sign. If the column goes through the inverse (`columns`), M' is the inverse of
+the changed operand. Without a column a second product would gain nothing.
 """
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from ...match import matches
 from .columns import Through, columns
 from .terms import ops, waiting
 
-NEEDS = "a product of a state-free tile with y + z or b[:, None] * (y + z), z of the carried state"
+NEEDS = "a product of a state-free tile with b[:, None] * (y + z), z of the carried state"
 #: Patterns, and whether y and whether z has a minus sign in them.
 SUMS = (("m @ (b[:, None] * (y - z))", False, True), ("m @ (b[:, None] * (z - y))", True, False),
-        ("m @ (b[:, None] * (y + z))", False, False), ("m @ (y - z)", False, True), ("m @ (z - y)", True, False),
-        ("m @ (y + z)", False, False))
+        ("m @ (b[:, None] * (y + z))", False, False))
 
 
 def split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
@@ -40,7 +39,7 @@ def split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
         elif o.out in found:
             column, (y, minus_y), (z, minus_z) = found[o.out]
             weight = names.get(o.args[0], o.args[0])
-            if weight == o.args[0] and column:
+            if weight == o.args[0]:
                 weight = b.op("mul", weight, b.op("row", column, line=o.line), name=b.fresh(f"{weight}_scaled"), line=o.line)
             offset = b.op("matmul", weight, _signed(b, y, minus_y, o.line), name=b.fresh(f"{o.out}_offset"), line=o.line)
             more = b.op("matmul", weight, _signed(b, z, minus_z, o.line), line=o.line)
@@ -54,11 +53,11 @@ def split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
 
 
 def _sum(o: Op, defs: dict[str, Op], waits: set[str]) -> tuple[str, tuple[str, bool], tuple[str, bool]] | None:
-    """The vector b ("" if there is none), then y and z, each with whether it has a minus sign. None if `o` is no such product."""
+    """The vector b, then y and z, each with whether it has a minus sign. None if `o` is no such product."""
     for text, minus_y, minus_z in SUMS:
         for x in matches(text, o, defs):
-            if x["z"] in waits and not waits & {x["m"], x["y"], x.get("b", "")}:
-                return x.get("b", ""), (x["y"], minus_y), (x["z"], minus_z)
+            if x["z"] in waits and not waits & {x["m"], x["y"], x["b"]}:
+                return x["b"], (x["y"], minus_y), (x["z"], minus_z)
     return None
 
 
