@@ -67,18 +67,16 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
 
 
 def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
-    """The tiles in shared memory whose rows end with unused elements: in a kernel over chunks, those in float32 whose rows begin
-    in the same bank, of which ops read a row and the middle one of some, and that no op reads as a whole but running sums. Where
-    there are such, also loaded tiles of 16 bits that no op reads as a whole."""
+    """The tiles in shared memory whose rows end with unused elements, and else begin in the same bank: in a kernel over chunks
+    those in float32 of which ops read a row and the middle one of some, loaded ones of 16 bits beside, none read as a whole."""
     if k.agents or k.grid != "chunks":
         return set()
     middles = {home.get(o.args[0], "") for o in k.ops if o.kind in ("to_middle", "from_middle")}
     whole = {home.get(a, "") for o in k.ops for a in o.args if o.kind not in ("cumsum", "last", "store") and not
              (OPS[o.kind].elementwise or OPS[o.kind].view)}
     loaded = {o.buffer for o in k.ops if o.kind == "load"} if middles else set()
-    return {b.name for b in k.buffers if b.space == device.vector and len(b.shape) == 2
-            and b.shape[1] * BYTES[b.dtype] % (4 * BANKS) == 0
-            and b.name in (middles if b.dtype == "float32" else loaded) - whole}
+    return {b.name for b in k.buffers if b.space == device.vector and len(b.shape) == 2 and not
+            b.shape[1] * BYTES[b.dtype] % (4 * BANKS) and b.name in (middles if b.dtype == "float32" else loaded) - whole}
 
 
 def _of_tokens(k: Kernel, device: Device) -> Kernel:
