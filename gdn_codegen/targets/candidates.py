@@ -45,9 +45,9 @@ class Asked:
     head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
     sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
-    handle. channels: whether the page has a decay for each channel. dominated: whether the host knows that one sequence takes
-    longer than all walks side by side. inverts: whether the page has an inverse. keeps: whether it says no log decay by which all
-    of its state becomes smaller.
+    handle. channels: whether the page has a decay for each channel. lengths: what the host knows of lengths: "dominated" if one
+    sequence takes longer than all walks side by side, "level" if no order of walks saves time, "" otherwise. inverts: whether the
+    page has an inverse. keeps: whether it says no log decay by which all of its state becomes smaller.
     """
 
     head_dims: tuple[int, int]
@@ -57,7 +57,7 @@ class Asked:
     chunk: int | None
     shared: int = 1
     channels: bool = False
-    dominated: bool = False
+    lengths: str = ""
     inverts: bool = False
     keeps: bool = False
 

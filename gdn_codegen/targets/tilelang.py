@@ -30,8 +30,9 @@ ARCH = "sm_90a"
 LARGE = 18
 #: From which class of walks on, and for which classes of mean tokens, blocks take several walks. With fewer walks few blocks have
 #: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class
-#: 0, is that of a call which says no size. TIMED: the K and V that were timed so (docs/performance.md); others have whole walks.
-MANY, SHORT, TIMED = 8, range(1, 9), ((128, 128), (64, 64))
+#: 0, is that of a call which says no size. EVEN: the same, with any number of walks, for lengths that are "level". TIMED: the K
+#: and V that were timed so (docs/performance.md); others have whole walks.
+MANY, SHORT, EVEN, TIMED = 8, range(1, 9), range(1, 11), ((128, 128), (64, 64))
 #: Fields of `operand_walk`, the best first, for so few walks (their class, as above) that halves of V occupy more
 #: multiprocessors, and for more. On an H100 16 walks of Kimi Delta Attention over 32768 tokens took 756 us in halves and 954
 #: whole, 64 over 8192 tokens 306 and 324. With still fewer walks, halves of parts occupy more.
@@ -54,7 +55,8 @@ def _model(x: Asked) -> Iterator[Candidate]:
             yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
                             arch=ARCH)
         yield Candidate(varied("walk", ARCH, partition="decay"), "parts take less time than whole walks", arch=ARCH)
-    elif x.few is False and not x.dominated and x.head_dims in TIMED and x.shape_class[1] >= MANY and x.shape_class[2] in SHORT:
+    elif x.few is False and x.lengths != "dominated" and x.head_dims in TIMED and (
+            x.shape_class[2] in EVEN if x.lengths == "level" else x.shape_class[1] >= MANY and x.shape_class[2] in SHORT):
         yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
     _, walks, tokens = x.shape_class
     if x.few and (walks <= OF_CHANNELS[0] and tokens >= OF_CHANNELS[1] if x.channels else walks < FEW_WALKS):

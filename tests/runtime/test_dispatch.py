@@ -264,7 +264,8 @@ def test_sequences_are_split_where_parts_take_less_time(gpu, x, want):
 @pytest.mark.parametrize("x, want", [
     (Extent(8, 64, 63, 63 * 56, packed=True), True), (Extent(16, 32, 20, 20 * 300), True),
     (Extent(8, 8, 16, 16 * 56), False),  # 128 walks, a block for each
-    (Extent(16, 32, 20, 20 * 512), False), (Extent(16, 32, 8, 8 * 4096), False)])
+    (Extent(16, 32, 20, 20 * 512), True), (Extent(16, 32, 20, 20 * 512, packed=True), False),  # of one length, and of any
+    (Extent(16, 32, 20, 20 * 512, packed=True, longest=1024), True), (Extent(16, 32, 8, 8 * 4096), False)])
 def test_many_short_sequences_take_persistent_walks(gpu, x, want):
     found = ask(x)
     assert (found.build.plan.name, found.build.plan.persistent) == ("fused_walk", want)

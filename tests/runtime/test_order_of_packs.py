@@ -24,6 +24,8 @@ def plan(x, target="tilelang", **options):
 
 @pytest.mark.parametrize("x, persistent, by_length", [
     (Extent(16, 16, 32, 65536, True), False, True), (Extent(16, 16, 32, 65536), False, False),  # rows of one length
+    (Extent(16, 16, 32, 32768, True, 1152), True, False), (Extent(16, 16, 32, 65536, True, 2304), False, False),  # about equal
+    (Extent(16, 16, 32, 32768, True, 3200), False, True),  # the longest takes 0.75 of the time of all
     (Extent(16, 16, 8, 4096, True), False, False),  # all run at a time
     (Extent(16, 16, 64, 4096, True), True, False), (Extent(16, 16, 64, 16384, True), True, False),
     (Extent(32, 32, 47, 3641, True, 2816), False, True),  # one of 2670 tokens, the rest of about 20

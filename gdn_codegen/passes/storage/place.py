@@ -30,7 +30,7 @@ from ..loops.early_loads import early_loads
 from ..loops.few_live import few_live, late
 from ..stage import takes
 from .buffer_names import named
-from .live_bytes import live_bytes, most_of_two, two_fit
+from .live_bytes import OF_A_BLOCK, live_bytes, most_of_two, shared_bytes, two_fit
 from .recompute import recompute
 from .shared_buffers import share_accumulators, share_carried, share_groups, share_storage, sums_over
 from .stored_values import StoredValues, over
@@ -139,7 +139,8 @@ def _check_sizes(p: Program, k: Kernel, device: Device, merged: bool) -> None:
         sizes.setdefault(b.space, {})[b.name] = BYTES[b.dtype] * prod(b.shape)
     for space, each in sizes.items():
         limit = device.spaces.get(space, 0)
-        if limit and (total := max(0 if merged else sum(each.values()), live_bytes(k, space, "staged"))) > limit:
+        least = shared_bytes(k) + OF_A_BLOCK if space == "shared" else 0
+        if limit and (total := max(0 if merged else sum(each.values()), least)) > limit:
             each |= sizes.get("staged", {})
             most = sorted(each.items(), key=lambda x: -x[1])
             raise ScheduleError(f"{p.name}, kernel {k.name}: {space} of {device.name} has {limit} bytes, "

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from math import gcd
+from math import gcd, inf
 from typing import Any
 
 import torch
@@ -44,9 +44,9 @@ SMALLER = (32, 16)
 TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
 
-#: From which class of mean tokens on walks start longest first. Each instance looks for its sequence, in 0.3 us or more. Shorter
-#: sequences do so only if the host knows that one takes longer than all walks side by side.
-SEARCHED = 9
+#: From which class of mean tokens on walks start longest first, by what the host knows (Extent.lengths). Each instance looks for
+#: its sequence, in 0.3 us or more. Where lengths are level, that saves nothing.
+SEARCHED = {"": 9, "dominated": 0}
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ def by_token(b: Build, few: bool, one: bool = False) -> Build:
 
 
 def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1,
-             dominated: bool = False) -> Iterator[tuple[Build, str]]:
+             lengths: str = "") -> Iterator[tuple[Build, str]]:
     """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if
-    sequences are split; None without a GPU. dominated: as in Size."""
+    sequences are split; None without a GPU. lengths: as in Size."""
     if chunk == 1 and few is not None:
         yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
@@ -161,7 +161,7 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
                 for n in (b.chunk, *(SMALLER if chunk is None else ())) for name, fields in PORTABLE[max(head_dims) > SPLIT:])
     page = b.page.trace()
     inverts = any(o.kind == "unit_lower_inverse" for o in page.walk.body if isinstance(o, Op))
-    asked = Asked(head_dims, arch, few, shape_class, chunk, shared, by_channel(page), dominated, inverts,
+    asked = Asked(head_dims, arch, few, shape_class, chunk, shared, by_channel(page), lengths, inverts,
                   not (page.forgets and log_decays(page)))
     for x in chain(b.of.model(asked), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
@@ -211,7 +211,7 @@ class Size:
     few: whether sequences are split; None without a GPU. short: whether the call has too few tokens for that. shared: value heads
     of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in. idle: whether a
     batch-invariant call has so few walks that half of the GPU is idle. crowded: whether sequences may differ in length, and have
-    more walks than run at a time. dominated: whether the host knows that one sequence takes longer than all walks side by side.
+    more walks than run at a time. lengths: what the host knows of lengths (Extent.lengths).
     uneven: whether the host knows that lengths differ much. No row of a table then serves the call, as rows were measured at
     equal lengths. unsure: whether only kernels know lengths, and choose parts by them, and whole sequences may leave half of the
     GPU idle. If the model splits them, no row with whole sequences serves the call.
@@ -224,7 +224,7 @@ class Size:
     heads: tuple[int, int] | None = None
     idle: bool = False
     crowded: bool = False
-    dominated: bool = False
+    lengths: str = ""
     uneven: bool = False
     unsure: bool = False
 
@@ -235,7 +235,7 @@ def size_of(x: Extent, target: str, on: Facts) -> Size:
     return Size(x.shape_class, splits(x, on.units, target) if on.units else None,
                 t.splits is not None and x.tokens < t.splits.least_tokens, x.shared,
                 (x.H, x.HV) if t.head_counts else None, crowded=x.packed and x.sequences > 1 and x.walks > on.units > 0,
-                dominated=x.dominated(on.units), uneven=x.uneven,
+                lengths=x.lengths(on.units), uneven=x.uneven,
                 unsure=x.unknown and t.splits is not None and t.splits.chosen and 2 * x.walks <= on.units)
 
 
@@ -275,10 +275,10 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
             (r, why) for r, why in measured(b, arch, on.names, size.shape_class, chunk, size.shared, not size.short)
             if r.plan.partition or not (size.unsure and size.few))
         found, why = first(call.device, ("table", rows),
-                           ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.dominated)))
+                           ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.lengths)))
         chosen = found or Choice(b, why)
         chosen = in_columns(chosen, call.device) if size.idle else chosen
-        if size.crowded and not x.batch_invariant and (size.dominated or size.shape_class[2] >= SEARCHED):
+        if size.crowded and not x.batch_invariant and size.shape_class[2] >= SEARCHED.get(size.lengths, inf):
             chosen = longest_first(chosen, call.device)
     fixed = "fixed, so that prompts may be cut at its multiples" if x.batch_invariant and not x.chunk_size else "asked for"
     why = (*chosen.why, ("chunk", fixed if chunk else "left open"))
