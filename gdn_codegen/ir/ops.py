@@ -232,6 +232,15 @@ def _sums_of_rows(kind: str) -> Callable[..., Tile]:
     return rule
 
 
+def _alike(kind: str) -> Callable[..., Tile]:
+    def rule(attrs: Attrs, *args: Tile) -> Tile:
+        _arity(kind, 2, args)
+        _need(args[0].rank == 2 and args[0] == args[1],
+              lambda: f"{kind} takes two tiles of one type; got {args[0]} and {args[1]}")
+        return args[0]
+    return rule
+
+
 def _decayed_product(attrs: Attrs, *args: Tile) -> Tile:
     """Two tiles [m, k], and sums of log decays [m, k] of one type -> [m, m]."""
     _need(len(args) in (3, 4),
@@ -376,12 +385,14 @@ def keep(kind: str, n: int, size: int = 0, device: torch.device | str = "cpu") -
     """A boolean mask, [n, n]: the entries that a masking op keeps. One tensor for all callers, which only read it."""
     i, j = ranges(n, device)
     return {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // max(1, size) == j // max(1, size),
-            "pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) > j // max(1, size))}[kind]
+            "pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) > j // max(1, size)),
+            "both_pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) != j // max(1, size))}[kind]
 
 
 def _masked(kind: str) -> Callable[..., torch.Tensor]:
     def meaning(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
-        return x.where(keep(kind, len(x), attrs.get("size", 0), x.device), x.new_tensor(attrs.get("fill", 0.0)))
+        name = f"both_{kind}" if attrs.get("both") else kind
+        return x.where(keep(name, len(x), attrs.get("size", 0), x.device), x.new_tensor(attrs.get("fill", 0.0)))
     return meaning
 
 
@@ -455,6 +466,11 @@ def _to_middle(attrs: Attrs, x: torch.Tensor, *more: torch.Tensor) -> torch.Tens
     import torch
     size, (later, middle) = attrs["size"], _later(attrs, x, *more)
     return torch.where((torch.arange(len(x)) // size % 2 == 1)[:, None], later - middle, middle - x)
+
+
+def _halves(attrs: Attrs, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    import torch
+    return torch.where((torch.arange(len(a)) // attrs["size"] % 2 == 1)[:, None], b, a)
 
 
 def _from_middle(attrs: Attrs, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
@@ -540,6 +556,8 @@ op("from_middle", "x[i] - x[m] in all rows i, for running sums x and the middle 
    "before m. With sums y before each token as second operand y[i] - x[m]. `given`: as for to_middle",
    _sums_of_rows("from_middle"), _from_middle,
    attrs=("size", "given"), zero=zeros.differences, across_rows=True, view=("threads",))
+op("halves", "of each 2 size rows the first half of a, and the second half of b", _alike("halves"), _halves, elementwise=True,
+   attrs=("size",), zero=zeros.all_operands)
 op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] exp(x[i, c] - x[j, c]) for j <= i, else 0. "
    "x: running sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]) for j < i. The pass "
    "`decayed_products` replaces it", _decayed_product, _decayed,
@@ -567,9 +585,9 @@ op("lower", "entries on and below the diagonal; the others become `fill`", _squa
    elementwise=True, attrs=("fill",), zero=zeros.lower, text=texts.kept(0), vjp=vjps.masked)
 op("strictly_lower", "entries below the diagonal; the others become `fill`", _square("strictly_lower"),
    _masked("strictly_lower"), elementwise=True, attrs=("fill",), zero=zeros.lower, text=texts.kept(-1), vjp=vjps.masked)
-op("pairs", "keeps the lower left size x size block of each 2 size x 2 size block on the diagonal; other entries become `fill`",
-   _square("pairs"),
-   _masked("pairs"), elementwise=True, attrs=("size", "fill"), zero=zeros.lower, vjp=vjps.masked)
+op("pairs", "keeps the lower left size x size block of each 2 size x 2 size block on the diagonal; other entries become `fill`. "
+   "`both`: keeps the upper right one, too", _square("pairs"),
+   _masked("pairs"), elementwise=True, attrs=("size", "fill", "both"), zero=zeros.pairs, vjp=vjps.masked)
 op("diagonal_blocks", "keeps the size x size blocks on the diagonal; other entries become `fill`", _square("diagonal_blocks"),
    _masked("diagonal_blocks"), elementwise=True, attrs=("size", "fill"), zero=zeros.masked, vjp=vjps.masked)
 op("eye", "the identity matrix. `within`: a dim; rows past the dim's size in memory are zero",

@@ -38,7 +38,7 @@ LEGAL = {
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": """
-        neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle from_middle eye pairs column_sum diagonal
+        neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle from_middle halves eye pairs column_sum diagonal
         diagonal_blocks row_max""",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks",
     "cut..assigned placed..checked": """

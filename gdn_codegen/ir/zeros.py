@@ -98,6 +98,11 @@ def masked(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...
     return NONE if attrs.get("fill") else zero[0]
 
 
+def pairs(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """As `lower`, unless entries above the diagonal are kept, too."""
+    return (masked if attrs.get("both") else lower)(attrs, types, zero)
+
+
 def differences(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
     """For differences between rows: columns that are zero in all operands."""
     return frozenset.intersection(*zero) - ROWS

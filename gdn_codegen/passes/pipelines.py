@@ -123,7 +123,7 @@ FRONT: Passes = (
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("clamp_decay", lambda p, c: clamp_decay(p)),
-    ("decayed_products", lambda p, c: decayed_products(p, c.dtype)),
+    ("decayed_products", lambda p, c: decayed_products(p, c.dtype, joint=isinstance(c.device, Groups))),
     ("row_scales", lambda p, c: row_scales(p)),
     ("decay_bound", lambda p, c: decay_bound(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),

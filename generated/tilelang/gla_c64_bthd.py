@@ -254,11 +254,7 @@ def o_S_kernel(t):
                 # exp_G_to_32 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_32[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 32 % 2 == 1,
-                            G[i, j] - G[i // 64 * 64 + 31, j],
-                            G[i // 64 * 64 + 31, j] - G[i, j],
-                        ),
+                        (G[i, j] - G[i // 64 * 64 + 31, j]) * T.if_then_else(i // 32 % 2 == 1, 1.0, -1.0),
                     )
                 # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k *
                 # exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *
@@ -272,11 +268,7 @@ def o_S_kernel(t):
                 # exp_G_to_16 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_16[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 16 % 2 == 1,
-                            G[i, j] - G[i // 32 * 32 + 15, j],
-                            G[i // 32 * 32 + 15, j] - G[i, j],
-                        ),
+                        (G[i, j] - G[i // 32 * 32 + 15, j]) * T.if_then_else(i // 16 % 2 == 1, 1.0, -1.0),
                     )
                 # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k *
                 # exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *
@@ -296,11 +288,7 @@ def o_S_kernel(t):
                 # exp_G_to_8 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_8[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 8 % 2 == 1,
-                            G[i, j] - G[i // 16 * 16 + 7, j],
-                            G[i // 16 * 16 + 7, j] - G[i, j],
-                        ),
+                        (G[i, j] - G[i // 16 * 16 + 7, j]) * T.if_then_else(i // 8 % 2 == 1, 1.0, -1.0),
                     )
                 # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k *
                 # exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *
@@ -320,7 +308,7 @@ def o_S_kernel(t):
                 # exp_G_to_4 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_4[i, j] = T.exp(
-                        T.if_then_else(i // 4 % 2 == 1, G[i, j] - G[i // 8 * 8 + 3, j], G[i // 8 * 8 + 3, j] - G[i, j]),
+                        (G[i, j] - G[i // 8 * 8 + 3, j]) * T.if_then_else(i // 4 % 2 == 1, 1.0, -1.0),
                     )
                 # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k *
                 # exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *
@@ -340,7 +328,7 @@ def o_S_kernel(t):
                 # exp_G_to_2 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_2[i, j] = T.exp(
-                        T.if_then_else(i // 2 % 2 == 1, G[i, j] - G[i // 4 * 4 + 1, j], G[i // 4 * 4 + 1, j] - G[i, j]),
+                        (G[i, j] - G[i // 4 * 4 + 1, j]) * T.if_then_else(i // 2 % 2 == 1, 1.0, -1.0),
                     )
                 # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k *
                 # exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *
@@ -360,7 +348,7 @@ def o_S_kernel(t):
                 # exp_G_to_1 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_1[i, j] = T.exp(
-                        T.if_then_else(i // 1 % 2 == 1, G[i, j] - G[i // 2 * 2 + 0, j], G[i // 2 * 2 + 0, j] - G[i, j]),
+                        (G[i, j] - G[i // 2 * 2 + 0, j]) * T.if_then_else(i // 1 % 2 == 1, 1.0, -1.0),
                     )
                 # o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k *
                 # exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *

@@ -602,11 +602,7 @@ def o_S_kernel(t):
                 # exp_G_to_32 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_32[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 32 % 2 == 1,
-                            G[i, j] - G[i // 64 * 64 + 31, j],
-                            G[i // 64 * 64 + 31, j] - G[i, j],
-                        ),
+                        (G[i, j] - G[i // 64 * 64 + 31, j]) * T.if_then_else(i // 32 % 2 == 1, 1.0, -1.0),
                     )
                 # k_exp_G_to_32 = k * exp_G_to_32
                 for i, j in t.parallel(C, K):
@@ -625,11 +621,7 @@ def o_S_kernel(t):
                 # exp_G_to_16 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_16[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 16 % 2 == 1,
-                            G[i, j] - G[i // 32 * 32 + 15, j],
-                            G[i // 32 * 32 + 15, j] - G[i, j],
-                        ),
+                        (G[i, j] - G[i // 32 * 32 + 15, j]) * T.if_then_else(i // 16 % 2 == 1, 1.0, -1.0),
                     )
                 # k_exp_G_to_16 = k * exp_G_to_16
                 for i, j in t.parallel(C, K):
@@ -660,11 +652,7 @@ def o_S_kernel(t):
                 # exp_G_to_8 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_8[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 8 % 2 == 1,
-                            G[i, j] - G[i // 16 * 16 + 7, j],
-                            G[i // 16 * 16 + 7, j] - G[i, j],
-                        ),
+                        (G[i, j] - G[i // 16 * 16 + 7, j]) * T.if_then_else(i // 8 % 2 == 1, 1.0, -1.0),
                     )
                 # k_exp_G_to_8 = k * exp_G_to_8
                 for i, j in t.parallel(C, K):
@@ -695,7 +683,7 @@ def o_S_kernel(t):
                 # exp_G_to_4 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_4[i, j] = T.exp(
-                        T.if_then_else(i // 4 % 2 == 1, G[i, j] - G[i // 8 * 8 + 3, j], G[i // 8 * 8 + 3, j] - G[i, j]),
+                        (G[i, j] - G[i // 8 * 8 + 3, j]) * T.if_then_else(i // 4 % 2 == 1, 1.0, -1.0),
                     )
                 # k_exp_G_to_4 = k * exp_G_to_4
                 for i, j in t.parallel(C, K):
@@ -726,7 +714,7 @@ def o_S_kernel(t):
                 # exp_G_to_2 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_2[i, j] = T.exp(
-                        T.if_then_else(i // 2 % 2 == 1, G[i, j] - G[i // 4 * 4 + 1, j], G[i // 4 * 4 + 1, j] - G[i, j]),
+                        (G[i, j] - G[i // 4 * 4 + 1, j]) * T.if_then_else(i // 2 % 2 == 1, 1.0, -1.0),
                     )
                 # k_exp_G_to_2 = k * exp_G_to_2
                 for i, j in t.parallel(C, K):
@@ -757,7 +745,7 @@ def o_S_kernel(t):
                 # exp_G_to_1 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_1[i, j] = T.exp(
-                        T.if_then_else(i // 1 % 2 == 1, G[i, j] - G[i // 2 * 2 + 0, j], G[i // 2 * 2 + 0, j] - G[i, j]),
+                        (G[i, j] - G[i // 2 * 2 + 0, j]) * T.if_then_else(i // 1 % 2 == 1, 1.0, -1.0),
                     )
                 # k_exp_G_to_1 = k * exp_G_to_1
                 for i, j in t.parallel(C, K):

@@ -363,7 +363,6 @@ template <bool transposed> static __device__ __forceinline__ void store_tile(voi
 copy_cuda = T.copy
 start_copy_cuda = T.async_copy
 parallel_cuda = T.Parallel
-blocks_at_least_cuda = T.annotate_min_blocks_per_sm
 start_next_kernel_cuda = T.pdl_trigger
 wait_for_earlier_kernels_cuda = T.pdl_sync
 shared_cuda = T.alloc_shared
@@ -496,13 +495,13 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        as_sums=as_sums_cuda, bfloat16=bfloat16_cuda, blocks_at_least=blocks_at_least_cuda,
-        column_cumsum=column_cumsum_cuda, copy=copy_cuda, expect_swizzled=expect_swizzled_cuda,
-        find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda,
-        load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda, staged=staged_cuda,
-        start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda,
-        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
-        whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
+        as_sums=as_sums_cuda, bfloat16=bfloat16_cuda, column_cumsum=column_cumsum_cuda, copy=copy_cuda,
+        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
+        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda,
+        staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
+        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda,
+        zero_tail=zero_tail_cuda),
 }
 
 
@@ -538,36 +537,28 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
             beta = t.shared((C,), T.float32)
             exp_G_to_32 = t.fragment((C, K), T.float32)
             tile_C_K_1 = t.shared((C, K), t.bfloat16)
-            k_exp_G_to_product = t.fragment((C, C), T.float32)
             tile_C_K_2 = t.shared((C, K), t.bfloat16)
-            q_exp_G_to_product = t.fragment((C, C), T.float32)
+            k_exp_G_to_product = t.fragment((C, C), T.float32)
             exp_G_to_16 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_2 = t.fragment((C, C), T.float32)
             k_exp_G_to_64_sum = t.fragment((C, C), T.float32)
-            q_exp_G_to_product_2 = t.fragment((C, C), T.float32)
-            q_exp_G_to_64_sum = t.fragment((C, C), T.float32)
             exp_G_to_8 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_3 = t.fragment((C, C), T.float32)
             k_exp_G_to_16_sum = t.fragment((C, C), T.float32)
-            q_exp_G_to_product_3 = t.fragment((C, C), T.float32)
-            q_exp_G_to_16_sum = t.fragment((C, C), T.float32)
             exp_G_to_4 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_4 = t.fragment((C, C), T.float32)
             k_exp_G_to_8_2_sum = t.fragment((C, C), T.float32)
-            q_exp_G_to_product_4 = t.fragment((C, C), T.float32)
-            q_exp_G_to_8_2_sum = t.fragment((C, C), T.float32)
             exp_G_to_2 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_5 = t.fragment((C, C), T.float32)
             k_exp_G_to_4_2_sum = t.fragment((C, C), T.float32)
-            q_exp_G_to_product_5 = t.fragment((C, C), T.float32)
-            q_exp_G_to_4_2_sum = t.fragment((C, C), T.float32)
             exp_G_to_1 = t.fragment((C, K), T.float32)
             k_exp_G_to_product_6 = t.fragment((C, C), T.float32)
-            A_decayed_product = t.fragment((C, C), T.float32)
-            q_exp_G_to_product_6 = t.fragment((C, C), T.float32)
-            q_exp_G_to_2_2_sum = t.fragment((C, C), T.float32)
+            k_exp_G_to_2_2_sum = t.fragment((C, C), T.float32)
+            k_exp_G_to_2_2_sum_bf16 = t.shared((C, C), t.bfloat16)
+            identity_bf16 = t.shared((C, C), t.bfloat16)
+            identity_product = t.fragment((C, C), T.float32)
             q_kT = t.fragment((C, C), T.float32)
-            beta_scaled_bf16 = t.fragment((C, C), t.bfloat16)
+            beta_scaled_unmasked_bf16 = t.fragment((C, C), t.bfloat16)
             exp_G = t.fragment((C, K), T.float32)
             exp_G_k_bf16 = t.fragment((C, K), t.bfloat16)
             exp_G_k_bf16_out = t.staged((C, K), t.bfloat16)
@@ -579,7 +570,6 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
             last_G = t.shared((K,), T.float32)
             k_decay_to_end_bf16 = t.fragment((C, K), t.bfloat16)
             k_decay_to_end_bf16_out = t.staged((C, K), t.bfloat16)
-            t.blocks_at_least(2)
             t.start_next_kernel()
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -604,195 +594,152 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
                 # exp_G_to_32 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_32[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 32 % 2 == 1,
-                            G[i, j] - G[i // 64 * 64 + 31, j],
-                            G[i // 64 * 64 + 31, j] - G[i, j],
-                        ),
+                        (G[i, j] - G[i // 64 * 64 + 31, j]) * T.if_then_else(i // 32 % 2 == 1, 1.0, -1.0),
                     )
-                # k_exp_G_to_32 = k * exp_G_to_32
+                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
+                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
+                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
+                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
                 for i, j in t.parallel(C, K):
                     tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_32[i, j]
-                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
-                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
-                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
-                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product, transpose_B=True)
-                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
-                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
-                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
-                # eye()) * beta[None, :]
                 for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_32[i, j]
-                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product, transpose_B=True)
+                    tile_C_K_2[i, j] = T.if_then_else(
+                        i // 32 % 2 == 1,
+                        T.cast(q[i, j], T.float32),
+                        T.cast(k[i, j], T.float32),
+                    ) * exp_G_to_32[i, j]
+                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product, transpose_B=True)
                 # exp_G_to_16 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_16[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 16 % 2 == 1,
-                            G[i, j] - G[i // 32 * 32 + 15, j],
-                            G[i // 32 * 32 + 15, j] - G[i, j],
-                        ),
+                        (G[i, j] - G[i // 32 * 32 + 15, j]) * T.if_then_else(i // 16 % 2 == 1, 1.0, -1.0),
                     )
-                # k_exp_G_to_16 = k * exp_G_to_16
+                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
+                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
+                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
+                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
                 for i, j in t.parallel(C, K):
                     tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_16[i, j]
-                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
-                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
-                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
-                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_2, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    k_exp_G_to_64_sum[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), k_exp_G_to_product[i, j], 0.0) + T.if_then_else(
-                        T.And(i // 32 == j // 32, i // 16 > j // 16),
-                        k_exp_G_to_product_2[i, j],
-                        0.0,
-                    )
-                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
-                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
-                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
-                # eye()) * beta[None, :]
                 for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_16[i, j]
-                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_2, transpose_B=True)
+                    tile_C_K_2[i, j] = T.if_then_else(
+                        i // 16 % 2 == 1,
+                        T.cast(q[i, j], T.float32),
+                        T.cast(k[i, j], T.float32),
+                    ) * exp_G_to_16[i, j]
+                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_2, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    q_exp_G_to_64_sum[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), q_exp_G_to_product[i, j], 0.0) + T.if_then_else(
-                        T.And(i // 32 == j // 32, i // 16 > j // 16),
-                        q_exp_G_to_product_2[i, j],
+                    k_exp_G_to_64_sum[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 != j // 32), k_exp_G_to_product[i, j], 0.0) + T.if_then_else(
+                        T.And(i // 32 == j // 32, i // 16 != j // 16),
+                        k_exp_G_to_product_2[i, j],
                         0.0,
                     )
                 # exp_G_to_8 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_8[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 8 % 2 == 1,
-                            G[i, j] - G[i // 16 * 16 + 7, j],
-                            G[i // 16 * 16 + 7, j] - G[i, j],
-                        ),
+                        (G[i, j] - G[i // 16 * 16 + 7, j]) * T.if_then_else(i // 8 % 2 == 1, 1.0, -1.0),
                     )
-                # k_exp_G_to_8 = k * exp_G_to_8
+                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
+                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
+                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
+                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
                 for i, j in t.parallel(C, K):
                     tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_8[i, j]
-                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
-                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
-                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
-                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_3, transpose_B=True)
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.if_then_else(
+                        i // 8 % 2 == 1,
+                        T.cast(q[i, j], T.float32),
+                        T.cast(k[i, j], T.float32),
+                    ) * exp_G_to_8[i, j]
+                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_3, transpose_B=True)
                 for i, j in t.parallel(C, C):
                     k_exp_G_to_16_sum[i, j] = k_exp_G_to_64_sum[i, j] + T.if_then_else(
-                        T.And(i // 16 == j // 16, i // 8 > j // 8),
+                        T.And(i // 16 == j // 16, i // 8 != j // 8),
                         k_exp_G_to_product_3[i, j],
-                        0.0,
-                    )
-                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
-                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
-                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
-                # eye()) * beta[None, :]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_8[i, j]
-                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_3, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    q_exp_G_to_16_sum[i, j] = q_exp_G_to_64_sum[i, j] + T.if_then_else(
-                        T.And(i // 16 == j // 16, i // 8 > j // 8),
-                        q_exp_G_to_product_3[i, j],
                         0.0,
                     )
                 # exp_G_to_4 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_4[i, j] = T.exp(
-                        T.if_then_else(i // 4 % 2 == 1, G[i, j] - G[i // 8 * 8 + 3, j], G[i // 8 * 8 + 3, j] - G[i, j]),
+                        (G[i, j] - G[i // 8 * 8 + 3, j]) * T.if_then_else(i // 4 % 2 == 1, 1.0, -1.0),
                     )
-                # k_exp_G_to_4 = k * exp_G_to_4
+                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
+                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
+                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
+                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
                 for i, j in t.parallel(C, K):
                     tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_4[i, j]
-                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
-                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
-                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
-                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_4, transpose_B=True)
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.if_then_else(
+                        i // 4 % 2 == 1,
+                        T.cast(q[i, j], T.float32),
+                        T.cast(k[i, j], T.float32),
+                    ) * exp_G_to_4[i, j]
+                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_4, transpose_B=True)
                 for i, j in t.parallel(C, C):
                     k_exp_G_to_8_2_sum[i, j] = k_exp_G_to_16_sum[i, j] + T.if_then_else(
-                        T.And(i // 8 == j // 8, i // 4 > j // 4),
+                        T.And(i // 8 == j // 8, i // 4 != j // 4),
                         k_exp_G_to_product_4[i, j],
-                        0.0,
-                    )
-                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
-                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
-                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
-                # eye()) * beta[None, :]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_4[i, j]
-                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_4, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    q_exp_G_to_8_2_sum[i, j] = q_exp_G_to_16_sum[i, j] + T.if_then_else(
-                        T.And(i // 8 == j // 8, i // 4 > j // 4),
-                        q_exp_G_to_product_4[i, j],
                         0.0,
                     )
                 # exp_G_to_2 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_2[i, j] = T.exp(
-                        T.if_then_else(i // 2 % 2 == 1, G[i, j] - G[i // 4 * 4 + 1, j], G[i // 4 * 4 + 1, j] - G[i, j]),
+                        (G[i, j] - G[i // 4 * 4 + 1, j]) * T.if_then_else(i // 2 % 2 == 1, 1.0, -1.0),
                     )
-                # k_exp_G_to_2 = k * exp_G_to_2
+                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
+                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
+                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
+                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
                 for i, j in t.parallel(C, K):
                     tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_2[i, j]
-                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
-                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
-                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
-                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_5, transpose_B=True)
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.if_then_else(
+                        i // 2 % 2 == 1,
+                        T.cast(q[i, j], T.float32),
+                        T.cast(k[i, j], T.float32),
+                    ) * exp_G_to_2[i, j]
+                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_5, transpose_B=True)
                 for i, j in t.parallel(C, C):
                     k_exp_G_to_4_2_sum[i, j] = k_exp_G_to_8_2_sum[i, j] + T.if_then_else(
-                        T.And(i // 4 == j // 4, i // 2 > j // 2),
+                        T.And(i // 4 == j // 4, i // 2 != j // 2),
                         k_exp_G_to_product_5[i, j],
-                        0.0,
-                    )
-                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
-                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
-                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
-                # eye()) * beta[None, :]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_2[i, j]
-                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_5, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    q_exp_G_to_4_2_sum[i, j] = q_exp_G_to_8_2_sum[i, j] + T.if_then_else(
-                        T.And(i // 4 == j // 4, i // 2 > j // 2),
-                        q_exp_G_to_product_5[i, j],
                         0.0,
                     )
                 # exp_G_to_1 = exp(to_middle(G))
                 for i, j in t.parallel(C, K):
                     exp_G_to_1[i, j] = T.exp(
-                        T.if_then_else(i // 1 % 2 == 1, G[i, j] - G[i // 2 * 2 + 0, j], G[i // 2 * 2 + 0, j] - G[i, j]),
+                        (G[i, j] - G[i // 2 * 2 + 0, j]) * T.if_then_else(i // 1 % 2 == 1, 1.0, -1.0),
                     )
-                # k_exp_G_to_1 = k * exp_G_to_1
+                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
+                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
+                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
+                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
                 for i, j in t.parallel(C, K):
                     tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_1[i, j]
-                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
-                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
-                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
-                t.gemm(tile_C_K_1, tile_C_K_1, k_exp_G_to_product_6, transpose_B=True)
+                for i, j in t.parallel(C, K):
+                    tile_C_K_2[i, j] = T.if_then_else(
+                        i // 1 % 2 == 1,
+                        T.cast(q[i, j], T.float32),
+                        T.cast(k[i, j], T.float32),
+                    ) * exp_G_to_1[i, j]
+                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_6, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    A_decayed_product[i, j] = k_exp_G_to_4_2_sum[i, j] + T.if_then_else(
-                        T.And(i // 2 == j // 2, i > j),
+                    k_exp_G_to_2_2_sum[i, j] = k_exp_G_to_4_2_sum[i, j] + T.if_then_else(
+                        T.And(i // 2 == j // 2, i != j),
                         k_exp_G_to_product_6[i, j],
                         0.0,
                     )
-                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
-                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
-                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
-                # eye()) * beta[None, :]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.cast(q[i, j], T.float32) * exp_G_to_1[i, j]
-                t.gemm(tile_C_K_2, tile_C_K_1, q_exp_G_to_product_6, transpose_B=True)
+                t.copy(k_exp_G_to_2_2_sum, k_exp_G_to_2_2_sum_bf16)
+                # identity = eye()
                 for i, j in t.parallel(C, C):
-                    q_exp_G_to_2_2_sum[i, j] = q_exp_G_to_4_2_sum[i, j] + T.if_then_else(
-                        T.And(i // 2 == j // 2, i > j),
-                        q_exp_G_to_product_6[i, j],
-                        0.0,
-                    )
+                    identity_bf16[i, j] = T.if_then_else(i == j, 1.0, 0.0)
+                # operand_of_o_beta = (strictly_lower(k_exp_G_to_2_2_sum.T @ identity) + (q @ k.T) * identity) *
+                # beta[None, :]
+                t.gemm(k_exp_G_to_2_2_sum_bf16, identity_bf16, identity_product, transpose_A=True)
                 t.gemm(q, k, q_kT, transpose_B=True)
-                # A = strictly_lower((pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @ k_exp_G_to_16.T) +
-                # pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) + pairs(k_exp_G_to_2 @
-                # k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)) * beta[None, :])
+                # A = strictly_lower(strictly_lower(k_exp_G_to_2_2_sum) * beta[None, :])
                 for i, j in t.parallel(C, C):
-                    beta_scaled_bf16[i, j] = A_decayed_product[i, j] * beta[j]
+                    beta_scaled_unmasked_bf16[i, j] = k_exp_G_to_2_2_sum[i, j] * beta[j]
                 # exp_G = exp(G)
                 for i, j in t.parallel(C, K):
                     exp_G[i, j] = T.exp(G[i, j])
@@ -802,19 +749,21 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
                 t.copy(exp_G_k_bf16, exp_G_k_bf16_out)
                 for i, j in t.parallel(C, K):
                     exp_G_k_ws[slot, hv, i, j] = exp_G_k_bf16_out[i, j]
-                t.copy(beta_scaled_bf16, Tinv_below_bf16)
+                t.copy(beta_scaled_unmasked_bf16, Tinv_below_bf16)
                 # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_below_bf16)
                 t.whole_inverses((Tinv_below_bf16,), (None,), strict=True)
                 for i, j in t.parallel(C, C):
                     Tinv_below_ws[slot, hv, i, j] = Tinv_below_bf16[i, j]
-                # operand_of_o_beta = (pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @
-                # k_exp_G_to_16.T) + pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T)
-                # + pairs((q * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) *
-                # eye()) * beta[None, :]
+                # operand_of_o_beta = (strictly_lower(k_exp_G_to_2_2_sum.T @ identity) + (q @ k.T) * identity) *
+                # beta[None, :]
                 for i, j in t.parallel(C, C):
                     operand_of_o_beta_bf16[i, j] = (
-                        q_exp_G_to_2_2_sum[i, j] + q_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
+                        T.if_then_else(
+                            i > j,
+                            identity_product[i, j],
+                            0.0,
+                        ) + q_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
                     ) * beta[j]
                 t.copy(operand_of_o_beta_bf16, operand_of_o_beta_bf16_out)
                 for i, j in t.parallel(C, C):

@@ -363,11 +363,7 @@ def o_S_kernel(t):
                 # exp_W_to_16_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
                     exp_W_to_16_2[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 16 % 2 == 1,
-                            W[i, j] - W[i // 32 * 32 + 15, j],
-                            W[i // 32 * 32 + 15, j] - W[i, j],
-                        ),
+                        (W[i, j] - W[i // 32 * 32 + 15, j]) * T.if_then_else(i // 16 % 2 == 1, 1.0, -1.0),
                     )
                 # a_exp_W_to_16 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):
@@ -406,11 +402,7 @@ def o_S_kernel(t):
                 # exp_W_to_8_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
                     exp_W_to_8_2[i, j] = T.exp(
-                        T.if_then_else(
-                            i // 8 % 2 == 1,
-                            W[i, j] - W[i // 16 * 16 + 7, j],
-                            W[i // 16 * 16 + 7, j] - W[i, j],
-                        ),
+                        (W[i, j] - W[i // 16 * 16 + 7, j]) * T.if_then_else(i // 8 % 2 == 1, 1.0, -1.0),
                     )
                 # a_exp_W_to_8 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):
@@ -473,7 +465,7 @@ def o_S_kernel(t):
                 # exp_W_to_4_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
                     exp_W_to_4_2[i, j] = T.exp(
-                        T.if_then_else(i // 4 % 2 == 1, W[i, j] - W[i // 8 * 8 + 3, j], W[i // 8 * 8 + 3, j] - W[i, j]),
+                        (W[i, j] - W[i // 8 * 8 + 3, j]) * T.if_then_else(i // 4 % 2 == 1, 1.0, -1.0),
                     )
                 # a_exp_W_to_4 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):
@@ -536,7 +528,7 @@ def o_S_kernel(t):
                 # exp_W_to_2_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
                     exp_W_to_2_2[i, j] = T.exp(
-                        T.if_then_else(i // 2 % 2 == 1, W[i, j] - W[i // 4 * 4 + 1, j], W[i // 4 * 4 + 1, j] - W[i, j]),
+                        (W[i, j] - W[i // 4 * 4 + 1, j]) * T.if_then_else(i // 2 % 2 == 1, 1.0, -1.0),
                     )
                 # a_exp_W_to_2 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):
@@ -599,7 +591,7 @@ def o_S_kernel(t):
                 # exp_W_to_1_2 = exp(to_middle(W))
                 for i, j in t.parallel(C, K):
                     exp_W_to_1_2[i, j] = T.exp(
-                        T.if_then_else(i // 1 % 2 == 1, W[i, j] - W[i // 2 * 2 + 0, j], W[i // 2 * 2 + 0, j] - W[i, j]),
+                        (W[i, j] - W[i // 2 * 2 + 0, j]) * T.if_then_else(i // 1 % 2 == 1, 1.0, -1.0),
                     )
                 # a_exp_W_to_1 = a * exp(to_middle(W, W0))
                 for i, j in t.parallel(C, K):

@@ -194,6 +194,18 @@ def test_a_gradient_reads_solutions_unless_the_call_saved_its_states() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_few_walks_for_states_come_in_parts_with_a_gate_for_each_channel() -> None:
+    """Not those back, nor where the bits may depend on the sequence alone, nor of a page that bounds no token's factor."""
+    def partition(page: str, **more: bool) -> tuple[str | None, str | None]:
+        b = gradient_builds.asked_of(Build("tilelang", algorithm=page, dtype="bfloat16"), True)
+        x = next(x for x in gradient_builds.candidates(b, "cuda", "sm_90a", 64, **more) if x.gradient.chunk == 64)
+        return x.states.plan.partition, x.gradient.plan.partition
+    assert partition("kimi_delta_attention", few=True) == ("decay", None)
+    assert partition("kimi_delta_attention") == partition("kimi_delta_attention", few=True, in_parts=False) == (None, None)
+    assert partition("rwkv7", few=True) == (None, None)
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("page, schedule, chunk", [("gla", "channel_gradient", 32), ("simple_gla", "gradient", 64)])
 def test_builds_of_triton_on_a_gpu(page: str, schedule: str, chunk: int) -> None:
     """A gate for each channel has the schedule for that, in the chunks with which its kernels have room in registers."""

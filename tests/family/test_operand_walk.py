@@ -58,7 +58,7 @@ def test_the_operands_of_kimi_delta_attention():
 
 def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
     """The sums of levels are computed as soon as their products are, and tiles in shared memory are cast again for each level.
-    With neither, a thread of 128 would hold more than 500 registers of fragments."""
+    With neither, a thread of 128 would hold more than 300 registers of fragments."""
     def live():
         return live_bytes(lowered(build("kimi_delta_attention")).kernels[0], "fragment") // 512
     lowered.cache_clear()
@@ -66,13 +66,13 @@ def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
     for name in ("frees", "cast_again"):
         monkeypatch.setattr(StoredValues, name, lambda v, o: False)
     lowered.cache_clear()
-    assert live() > 500
+    assert live() > 300
     monkeypatch.undo()
     lowered.cache_clear()
 
 
 @pytest.mark.parametrize("page, K, threads, blocks", [
-    ("kimi_delta_attention", 128, 256, 2), ("kimi_delta_attention", 64, 256, 0), ("gated_delta_rule_2", 128, 256, 2),
+    ("kimi_delta_attention", 128, 256, 0), ("kimi_delta_attention", 64, 128, 0), ("gated_delta_rule_2", 128, 256, 0),
     ("gla", 128, 256, 0), ("simple_gla", 128, 128, 0), ("delta_rule", 128, 128, 8), ("rwkv7", 128, 512, 0)])
 def test_threads_and_blocks_follow_from_the_fragments_that_are_live_at_once(page, K, threads, blocks):
     k = lowered(build(page, K, v_block=64)).kernels[0]

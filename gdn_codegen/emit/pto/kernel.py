@@ -12,7 +12,7 @@ from .values import CTYPE, agents, counted, moves_all_heads
 
 rule = Rules("pto", {
     "diag_inverse": "decompose",
-    "cumsum": "vectorise", "to_middle": "across_rows", "from_middle": "across_rows",
+    "cumsum": "vectorise", "to_middle": "across_rows", "halves": "decayed_products", "from_middle": "across_rows",
     "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diagonal_blocks": "vectorise",
     "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
     "fence": "mbarriers", "drain": "mbarriers", "await_kernels": "overlapping",

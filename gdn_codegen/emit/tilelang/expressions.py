@@ -109,36 +109,48 @@ def last(w: KernelWriter, o: Op, x: Value) -> At:
 
 @rule("to_middle", "from_middle")
 def to_middle(w: KernelWriter, o: Op, x: Value, before: Value | None = None) -> At:
+    """Differences to the middle row, or from it. Of one value the difference has a sign, because nvcc makes branches of two
+    differences, and computes the addresses of each."""
     size = o.attr("size")
 
     def at(i: str, j: str) -> Text:
         here, middle = x.at(i, j), x.at(f"{i} // {2 * size} * {2 * size} + {size - 1}", j)
         after, end = before.at(i, j) if before is not None else here, middle.at(SUM + 1)
         later = Text(f"{after.at(SUM)} - {end}", SUM)
-        earlier = f"{middle.at(SUM)} - {here.at(SUM + 1)}"
-        return later if o.kind == "from_middle" else Text(f"T.if_then_else({i} // {size} % 2 == 1, {later}, {earlier})")
+        if o.kind == "from_middle":
+            return later
+        if before is None:
+            return Text(f"({later}) * T.if_then_else({i} // {size} % 2 == 1, 1.0, -1.0)", PRODUCT)
+        return Text(f"T.if_then_else({i} // {size} % 2 == 1, {later}, {middle.at(SUM)} - {here.at(SUM + 1)})")
     return at
 
 
-def _keep(w: KernelWriter, kind: str, size: int, i: str, j: str) -> str:
+@rule("halves")
+def halves(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
+    return lambda i, j: Text(f"T.if_then_else({i} // {o.attr('size')} % 2 == 1, {b.at(i, j)}, {a.at(i, j)})")
+
+
+def _keep(w: KernelWriter, o: Op, i: str, j: str) -> str:
+    kind, size = o.kind, o.attr("size", 0)
     if kind in ("lower", "strictly_lower", "eye"):
         return w.compared(i, {"lower": ">=", "strictly_lower": ">", "eye": "=="}[kind], j)
     if kind == "diagonal_blocks":
         return f"{i} // {size} == {j} // {size}"
-    below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
+    sign = "!=" if o.attr("both") else ">"
+    below = f"{i} // {size} {sign} {j} // {size}" if size > 1 else f"{i} {sign} {j}"
     return f"T.And({i} // {2 * size} == {j} // {2 * size}, {below})"
 
 
 @rule("lower", "strictly_lower", "pairs", "diagonal_blocks")
 def masked(w: KernelWriter, o: Op, x: Value) -> At:
     fill = _number(o.attr("fill", 0.0))
-    return lambda i, j: Text(f"T.if_then_else({_keep(w, o.kind, o.attr('size', 0), i, j)}, {x.at(i, j)}, {fill})")
+    return lambda i, j: Text(f"T.if_then_else({_keep(w, o, i, j)}, {x.at(i, j)}, {fill})")
 
 
 @rule("eye")
 def eye(w: KernelWriter, o: Op) -> At:
     def at(i: str, j: str) -> Text:
-        here = _keep(w, "eye", 0, i, j)
+        here = _keep(w, o, i, j)
         return Text(f"T.if_then_else({f'T.And({here}, {i} < {within})' if within else here}, 1.0, 0.0)")
     within = o.attr("within")
     return at

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ir.body import Body
 from ...ir.core import Op
+from .joint_levels import JointLevels
 
 
-def decayed_matmuls(group: list[Op], b: Body, chunk: int, block: int) -> None:
-    """Append the ops that compute `group`, ops with the same sums, for chunks of so many tokens. block: the rows of the diagonal
-    blocks that one product computes, 1 for none."""
-    total = dict.fromkeys((o.out for o in group), "")
+def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int) -> None:
+    """Append the ops that compute `group`, ops with the same sums, for chunks of so many tokens. levels: those of pairs of ops.
+    block: the rows of the diagonal blocks that one product computes, 1 for none."""
+    b, total = levels.b, levels.derivatives(block == 1)
+    alone = [o for o in group if o.out not in total]
 
     def op(o: Op, kind: str, *args: str, name: str = "", **attrs: Any) -> str:
         return b.op(kind, *args, name=name, line=o.line, **attrs)
@@ -28,17 +29,15 @@ def decayed_matmuls(group: list[Op], b: Body, chunk: int, block: int) -> None:
         transposed, name = bool(o.attr("transposed")), o.out if last else ""
         of, by = (later, earlier) if transposed else (earlier, later)
         term = op(o, "mul", op(o, "matmul", entries, op(o, "mul", o.args[1], of), ta=transposed), by)
-        if total[o.out]:
+        if o.out in total:
             total[o.out] = op(o, "add", total[o.out], term, name=name)
         else:
             total[o.out] = op(o, "mul", term, b.op("const", value=1.0), name=name) if last else term
 
-    half = chunk // 2
-    while half >= block:
-        for o in group:
+    for half in levels.halves:
+        for o in alone:
             later, earlier = (op(o, "exp", op(o, "to_middle", *s, size=half)) for s in (o.args[2:], o.args[2:3]))
             add(o, op(o, "pairs", o.args[0], size=half), later, earlier, half == 1)
-        half //= 2
     for o in group:
         p, x, *sums = o.args
         if block > 1:

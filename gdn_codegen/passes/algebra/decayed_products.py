@@ -19,6 +19,9 @@ the products' dtype. So 64 rows with gates of -5 or more need levels 32 and 16 a
 of its own, which is not rounded after scaling: where gates are strong, it is most of P. The bound follows from the ops that
 compute the gates (`ranges`), such as those of the input form `safe`.
 
+Where two values decay by the same sums, one product of a level may serve both (`joint_levels`). Warp groups take this form.
+Triton's kernels have no fewer instructions so.
+
 The way by which FLA and FlashKDA avoid overflow divides a chunk into blocks of 16 rows. FLA computes blocks on the diagonal entry
 by entry (arXiv:2312.06635, section 4.3), or, with its safe gate, as above. Levels need no loop over entries, and hold for gates
 of any size.
@@ -28,11 +31,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...ir.body import Body
 from ...ir.core import Op, Program
 from ..common import walk_body, with_walk_body
 from ..stage import takes
 from .decayed_matmuls import decayed_matmuls
+from .joint_levels import LEAST, JointLevels, partners
 from .ranges import ANY, steps
 
 #: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
@@ -41,9 +44,10 @@ LIMITS = {"float16": 0.0, "bfloat16": 40.0, "float32": 40.0}
 
 
 @takes("traced")
-def decayed_products(p: Program, dtype: str) -> Program:
+def decayed_products(p: Program, dtype: str, joint: bool) -> Program:
     """`p` without `decayed_product` and `decayed_matmul`. Products that decay by the same sums are computed together, level by
-    level, so that the scaled operands and the products of one level are live at a time. dtype: of the operands of products."""
+    level, so that the scaled operands and the products of one level are live at a time. dtype: of the operands of products.
+    joint: whether one product of a level may serve two of them (`joint_levels`), as where threads wait for each product."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     if not any(o.kind in ("decayed_product", "decayed_matmul") for o in ops):
         return p
@@ -55,10 +59,12 @@ def decayed_products(p: Program, dtype: str) -> Program:
             alike = [x for x in ops if x.kind == o.kind and x.args[2] == o.args[2]]
             group = [x for x in alike if x.out not in done and set(x.args) <= ready]
             block = _block(group, ops, p.sizes["C"], LIMITS[dtype])
+            sizes = [1 << n for n in reversed(range(p.sizes["C"].bit_length() - 1)) if 1 << n >= block]
+            levels = JointLevels(b, partners(group, ops) if joint and len(sizes) >= LEAST else [], sizes)
             if o.kind == "decayed_product":
-                _levels(group, b, p.sizes["C"], block, strict)
+                _levels(group, levels, p.sizes["C"], block, strict)
             else:
-                decayed_matmuls(group, b, p.sizes["C"], block)
+                decayed_matmuls(group, levels, p.sizes["C"], block)
             done |= {x.out for x in group}
         elif o.out not in done or not o.out:
             b.copy(o)
@@ -100,10 +106,11 @@ def _is_before(x: Op, total: Op) -> bool:
     return bool(x.attr("exclusive")) and replace(x.with_attrs(exclusive=None), out=total.out, line=total.line) == total
 
 
-def _levels(group: list[Op], b: Body, chunk: int, block: int, strict: set[str]) -> None:
-    """Append the ops that compute `group` for chunks of so many tokens. block: the rows of the diagonal blocks that one product
-    computes. strict: the values whose diagonal is not needed."""
-    total: dict[str, str] = {}
+def _levels(group: list[Op], levels: JointLevels, chunk: int, block: int, strict: set[str]) -> None:
+    """Append the ops that compute `group` for chunks of so many tokens. levels: those of pairs of ops. block: the rows of the
+    diagonal blocks that one product computes. strict: the values whose diagonal is not needed."""
+    b, total = levels.b, levels.products(lambda o: block == 1 and not _diagonal(o, strict))
+    alone = [o for o in group if o.out not in total]
 
     def op(o: Op, kind: str, *args: str, name: str = "", **attrs: Any) -> str:
         return b.op(kind, *args, name=name, line=o.line, **attrs)
@@ -115,14 +122,12 @@ def _levels(group: list[Op], b: Body, chunk: int, block: int, strict: set[str]) 
         else:
             total[o.out] = op(o, "mul", term, b.op("const", value=1.0), name=o.out) if last else term
 
-    half = chunk // 2
-    while half >= block:
-        for o in group:
+    for half in levels.halves:
+        for o in alone:
             x, y, *sums = o.args
             x, y = (op(o, "mul", a, op(o, "exp", op(o, "to_middle", *s, size=half))) for a, s in ((x, sums), (y, sums[:1])))
             term = op(o, "pairs", op(o, "matmul", x, y, tb=True), size=half)
             add(o, term, half == 1 and not _diagonal(o, strict))
-        half //= 2
     for o in group:
         if block > 1:
             x, y, *sums = o.args

@@ -74,7 +74,7 @@ def _as_they_lie(k: Kernel, over: set[str]) -> set[str]:
 
 
 #: Elementwise ops whose entries depend on their place in a tile.
-_OF_PLACES = ("col", "row", "expand", "lower", "strictly_lower", "pairs", "diagonal_blocks")
+_OF_PLACES = ("col", "row", "expand", "lower", "strictly_lower", "pairs", "halves", "diagonal_blocks")
 
 
 def renamed(p: Program, over: set[str]) -> Program:

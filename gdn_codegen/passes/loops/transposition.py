@@ -113,7 +113,7 @@ class _Transposition:
             b.copy(o)
         elif o.kind in ("load", "resume"):
             put(*o.args, **{**dict(o.attrs), "transposed": not o.attr("transposed")})
-        elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "expand"):
+        elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "halves", "expand"):
             put(*(self.transposed(a, b, o) for a in o.args), **dict(o.attrs))
         elif o.kind == "eye":
             b.copy(o)

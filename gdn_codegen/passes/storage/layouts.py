@@ -8,7 +8,7 @@
 - A cast of a tile from one buffer to another is a copy: it has the order "copy", unless its order is "sums".
 - A fragment has the layout "rows" if its rows are summed and their length is no power of two. TileLang infers no layout for it.
 - In a kernel over chunks, a tile of running sums in float32, of which ops read a row and a middle one, has TILE_PAD unused
-  elements at the end of each row.
+  elements at the end of each row. So has a loaded tile of 16 bits that is read beside it, unless a product reads it, too.
 - In a block that runs several heads, all values are in shared memory, one row per head. Rows have PAD unused elements at their
   end. They keep the heads of a token in different banks, and align rows to four elements, which are moved at once.
 """
@@ -27,8 +27,8 @@ from .stored_values import over
 
 #: Elements after each row of a buffer with a row per head.
 PAD = 4
-#: Elements after each row of a float32 tile in shared memory, whose rows are as long as all banks or a multiple of it. Eight
-#: rows, of which each thread of a warp reads two entries in the order of a product's sum, then lie in different banks.
+#: Elements after each row of a tile in shared memory, whose rows are as long as all banks or a multiple of it. Eight rows, of
+#: which each thread of a warp reads two entries in the order of a product's sum, then lie in different banks.
 TILE_PAD = 8
 #: The entries of 32 bits that all banks of shared memory hold.
 BANKS = 32
@@ -67,15 +67,16 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
 
 
 def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
-    """The tiles in shared memory whose rows end with unused elements: in a kernel over chunks, those in float32 whose rows begin
-    in the same bank, of which ops read a row and the middle one of some, and that no op reads as a whole but running sums."""
+    """The tiles in shared memory whose rows end with unused elements, and else begin in the same bank: in a kernel over chunks
+    those in float32 of which ops read a row and the middle one of some, loaded ones of 16 bits beside, none read as a whole."""
     if k.agents or k.grid != "chunks":
         return set()
     middles = {home.get(o.args[0], "") for o in k.ops if o.kind in ("to_middle", "from_middle")}
     whole = {home.get(a, "") for o in k.ops for a in o.args if o.kind not in ("cumsum", "last", "store") and not
              (OPS[o.kind].elementwise or OPS[o.kind].view)}
-    return {b.name for b in k.buffers if b.space == device.vector and b.dtype == "float32" and len(b.shape) == 2
-            and b.shape[1] % BANKS == 0 and b.name in middles - whole}
+    loaded = {o.buffer for o in k.ops if o.kind == "load"} if middles else set()
+    return {b.name for b in k.buffers if b.space == device.vector and len(b.shape) == 2 and not
+            b.shape[1] * BYTES[b.dtype] % (4 * BANKS) and b.name in (middles if b.dtype == "float32" else loaded) - whole}
 
 
 def _of_tokens(k: Kernel, device: Device) -> Kernel:

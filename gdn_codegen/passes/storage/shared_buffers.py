@@ -73,14 +73,15 @@ def share_storage(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
     """Let values of limited spaces share a buffer of their shape and dtype if they are never live at the same time.
 
     The inverse of a whole tile fixes the layout of its buffer: rows of 128 bytes. A product that reads along columns may make
-    TileLang's compiler choose another layout. So such a value does not share a buffer with an inverse.
+    TileLang's compiler choose another layout. So such a value does not share a buffer with an inverse. An identity matrix, which
+    transposes a tile at the start of a kernel, shares none: a load would wait for that product, and later loads with it.
     """
     inverses = {owner[o.out] for o in v.ops if over(o, v.device)}
     across = {owner[x] for x in owner if not _along_rows(v, x)}
     free: dict[tuple[str, tuple[int, ...], str], list[tuple[int, str]]] = {}  # buffers of a kind, and when each is free
     for name, (first, last) in sorted(_alive(v, k, owner).items(), key=lambda x: x[1]):
         t, space = v.type[name], v.space(name)
-        if not v.device.spaces.get(space):
+        if not v.device.spaces.get(space) or _is_identity(v, name):
             continue
         same = free.setdefault((space, t.shape(v.sizes), t.dtype), [])
         for n, (end, other) in enumerate(same):
@@ -109,6 +110,14 @@ def _alive(v: StoredValues, k: Kernel, owner: dict[str, str]) -> dict[str, tuple
             first, last = out.get(owner[o.out], (order[o], 0))
             out[owner[o.out]] = first, max([last, order[o], *ends])
     return out
+
+
+def _is_identity(v: StoredValues, name: str) -> bool:
+    """Whether `name` is an identity matrix, of any dtype."""
+    o = v.defs.get(name)
+    while o and o.kind in ("cast", "move"):
+        o = v.defs.get(o.args[0])
+    return o is not None and o.kind == "eye"
 
 
 def _along_rows(v: StoredValues, name: str) -> bool:

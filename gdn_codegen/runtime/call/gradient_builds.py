@@ -14,7 +14,7 @@ from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
 from ...ir.differentiate import derivative, solutions
 from ...ir.page import Algorithm
-from ...schedule import Schedule, varied
+from ...schedule import Schedule, named, varied
 from ...schedule.schedule import BEFORE_BACK
 from ...targets import names
 from ..admit import Refused, admit
@@ -64,6 +64,12 @@ FIVE = (BEFORE_BACK, ("@early",), ("@state", "@solution"), ("@sum", "@tile"), ("
 #: the gradient of 1 x 8192 tokens with 64 heads took 8.2 ms, not 21.5, and 16.1 with chunks of 64 and quarters of K (H100, with
 #: its states).
 BY_CHANNELS = "channel_gradient"
+#: Its kernels where the states' module gives what solves each chunk's system: none for that, and what was a kernel's scores is
+#: computed where they are read.
+OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
+#: With a gate for each channel, the most walks for states that are split, and the fewest mean tokens, by their classes
+#: (`Extent.shape_class`): as for calls of these pages (`targets/tilelang.py`).
+SPLIT = (4, 14)
 #: The schedule with one walk for all outputs. Without decays it comes last: with gates of 0 the gradient of Gated DeltaNet took
 #: 2.85 ms by it and 2.35 by `gradient` (H100, 1 x 32768, 16 heads).
 ONE_WALK = "fused_gradient"
@@ -84,7 +90,9 @@ PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("tilelang", "sm_90a"): (
         *(Plan((ONE_WALK, IN_PARTS), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a", solved=x) for x in (True, False)),
         *(Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
-          for name in ("gradient", "operand_gradient", BY_CHANNELS) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
+          for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
+        *(Plan((BY_CHANNELS, {"v_block": 64, "stages": n, **x, **y}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a",
+               solved=bool(y)) for y in ({"kernels": OF_SOLUTIONS}, {}) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
     ("pto", "cpu"): (ONE, BY_CHUNKS, *BY_PIECES), ("pto", "npu"): (BY_CHUNKS, ONE, *BY_PIECES)}
 #: The target whose kernels in pieces of K are taken last. ptxas takes minutes for them, and they spill: with K = V = 256 one
 #: of KDA took 6 minutes and spilled 8.7 KB a thread. Triton's test of this size took 80 s, with all that it compiles.
@@ -119,15 +127,18 @@ def undecided(b: Build, rounded: bool, solved: bool = False) -> Builds:
                   replace(b, algorithm=gradient, contract=replace(b.contract, dtypes=tuple(sorted((*b.contract.dtypes, *kept))))))
 
 
-def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = True, saved: bool = False) -> Iterator[Builds]:
+def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = True, saved: bool = False, few: bool = False
+               ) -> Iterator[Builds]:
     """Builds of a gradient, the best first. b: with target, page, dtype, K, V and contract. device, arch: type and architecture
     of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch.
-    saved: whether the call has the states before chunks."""
+    saved: whether the call has the states before chunks. few: whether walks are so few and long that those for the states of
+    pages with a gate for each channel are split, too."""
     page = algorithms.find(b.algorithm).trace()
     solved = (bool(solutions(page)) and not saved, False)
     decays = bool(log_decays(page))
     channels = by_channel(page)  # some channels forget slowly, and warm-ups that are as long as a sequence gain nothing
-    in_parts = in_parts and bool(page.forgets) and not channels
+    may_split = in_parts and bool(page.forgets)
+    in_parts = may_split and not channels
     plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())
              if (in_parts or "partition" not in x.gradient[1]) and x.solved in solved]
     pairs = [(chunk, x) for chunk in CHUNKS if chunk <= most for x in plans if chunk <= x.most]
@@ -140,6 +151,8 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
             continue
         walks = sorted((y for y in plan.states if in_parts or "partition" not in y[1]),
                        key=lambda y: channels and y[0] != "operand_walk")
+        if few and may_split and channels and plan.arch:
+            walks = [("operand_walk", {**fields, **IN_PARTS}) for name, fields in walks[:1] if name == "operand_walk"] + walks
         yield from (Builds(replace(x.states, schedule=_varied(y, plan.arch)), back) for y in walks)
 
 
@@ -219,7 +232,8 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
     for target in targets_for(device.type, asked):
         mine = replace(b, target=target)
         known = measured(mine, on.names, shape_class, most) if in_parts else []
-        for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts, saved)):
+        few = shape_class[1] <= SPLIT[0] and shape_class[2] >= SPLIT[1]
+        for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts, saved, few)):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
