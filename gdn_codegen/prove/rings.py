@@ -126,6 +126,7 @@ class _Check:
         self.begun: dict[str, list[tuple[Op, tuple[str, int]]]] = {}  # agent -> undrained products, and a slot they read
         self.phases = {(b.name, s): _Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
         self.written: dict[tuple[str, int], _Write] = {}
+        self.early = set[tuple[str, int]]()  # slots into which a copy was begun with another one, before its own op
         self.read: dict[tuple[str, int], list[tuple[Op, int, int]]] = {}
 
     def error(self, text: str) -> RaceError:
@@ -248,6 +249,14 @@ class _Check:
                 raise self.error(f"{o.out} of {o.agent} is written in iteration {i} before {what} of {agent} is sure to be done "
                                  "with its slot")
 
+    def begin(self, i: int, load: Op, known: Clock) -> None:
+        """Note that the copy of `load` is begun with another one, so that nothing may read the slot before its own op."""
+        self.free(i, load, known)
+        slot, pipe = (load.buffer, i % self.buffers[load.buffer].slots), self.clocks.number[load.agent, str(load.attr("channel"))]
+        self.early.add(slot)
+        self.read.pop(slot, None)
+        self.written[slot] = _Write(load, pipe, self.clocks.issue(pipe), threads_write(self.p, load))
+
     def op(self, i: int, o: Op, pipe: int) -> None:
         """Check the accesses of an op to rings, and that it reads no fragment of another agent."""
         c = self.clocks
@@ -290,8 +299,14 @@ class _Check:
                              "reads its slot")
         if self.buffers[o.buffer].space != self.device.operand:
             return
-        for load in (o, *(y for y in self.loop.ops if y.attr("begun") == o.out)):
-            self.free(i, load, known)
+        if not o.attr("begun"):
+            self.free(i, o, known)
+        elif slot not in self.early:
+            raise self.error(f"{o.out} of {o.agent} waits in iteration {i} for a copy that {o.attr('begun')} did not begin")
+        self.early.discard(slot)
+        for y in self.loop.ops if o.attr("tail") else ():  # a warm-up has no tails
+            if y.attr("begun") == o.out:
+                self.begin(i, y, known)
         self.read.pop(slot, None)
         if units is not None:
             shared, number = units, c.issue(units)

@@ -172,13 +172,15 @@ class Schedule:
         if not all(self.kernels):
             raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
         alone = {g[0] for g in self.kernels if len(g) == 1}
-        for field, words in (("kernels", names), ("residuals", self.residuals.split(","))):
-            stars = "*" if field == "kernels" else ""
-            unknown = [n for n in words if n.startswith("@") and n[1:].removesuffix(stars if n in alone else "") not in ROLES]
-            if unknown:
-                raise ScheduleError(f"schedule {self.name}: {field} has {', '.join(unknown)}, which is no role; accepted are "
-                                    f"{', '.join(f'@{r}' for r in ROLES)}, in a group of its own also with a * at its end, and a "
-                                    "page's values by their names")
+        roles = ", ".join(f"@{r}" for r in ROLES)
+        unknown = [n for n in names if n.startswith("@") and n[1:].removesuffix("*" if n in alone else "") not in ROLES]
+        if unknown:
+            raise ScheduleError(f"schedule {self.name}: kernels has {', '.join(unknown)}, which is no role; accepted are "
+                                f"{roles}, in a group of its own also with a * at its end, and a page's values by their names")
+        chosen = self.residuals.split(",") if isinstance(self.residuals, str) else [""]
+        if self.residuals != "" and not all(n[1:] in ROLES if n.startswith("@") else n.isidentifier() for n in chosen):
+            raise ScheduleError(f"schedule {self.name}: residuals={self.residuals!r}; accepted are {roles}, and a page's values "
+                                "by their names, with commas between them and no spaces")
 
     @property
     def generic(self) -> bool:

@@ -7,6 +7,7 @@ from reference import rms_error
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.builder import algorithm, carried, exp
 from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.passes.algebra.residuals import residuals
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import Schedule, ScheduleError, varied
 from gdn_codegen.targets import find as target_of
@@ -90,7 +91,25 @@ def test_the_second_part_takes_no_registers_of_its_own():
     assert wide(walk) == wide(before)
 
 
-@pytest.mark.parametrize("words, said", [("@none", "@none, which is no role"), ("nothing", "nothing; accepted are roles")])
+@algorithm(a="C K", k="C K", y=carried("K V"))
+def handed_on(a, k, y):
+    """A product is a term of a sum, and the next state."""
+    p = k.T @ (a @ y)
+    out = a @ exp(p + y)
+    y = p
+    return out, y
+
+
+def test_a_product_that_is_the_next_state_has_its_second_part():
+    p = residuals(handed_on.trace(), Schedule("own", WALKS, residuals="a_y"), "float16")
+    (c,), ops = p.walk.carried, {o.out: o for o in p.walk.body}
+    assert ops[c.next].kind == "add" and [ops[a].kind for a in ops[c.next].args] == ["matmul", "matmul"]
+
+
+@pytest.mark.parametrize("words, said", [
+    ("@none", "residuals='@none'; accepted are @output"), ("nothing", "nothing; accepted are roles"),
+    ("@state*", "residuals='@state"), ("@state,", "residuals='@state,'"), ("@state, U", "residuals='@state, U'"),
+    (("@state",), "residuals=.'@state',.; accepted"), (None, "residuals=None; accepted"), ("beta", "beta, which no product")])
 def test_words_that_no_page_has(words, said):
     with pytest.raises(ScheduleError, match=said):
         lowered(Build("triton", 16, schedule=Schedule("own", WALKS, residuals=words)))

@@ -2,7 +2,7 @@
 import pytest
 
 from gdn_codegen.ir.core import Buffer, Kernel, Op
-from gdn_codegen.passes.storage.live_bytes import live_bytes, shared_bytes
+from gdn_codegen.passes.storage.live_bytes import live_bytes, packed_bytes
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.call.choose import unfit
 from gdn_codegen.runtime.load import module
@@ -27,7 +27,7 @@ def allocated(b):
 def test_tilelang_allocates_as_much(page, plan):
     """A walk holds all its buffers throughout. Kernels over chunks leave gaps between those that are live."""
     b = Build("tilelang", algorithm=page, head_dim_k=64, head_dim_v=64, schedule=plan, dtype="bfloat16")
-    ours = [shared_bytes(k) for k in lowered(b).kernels]
+    ours = [packed_bytes(k) for k in lowered(b).kernels]
     assert all(0 <= theirs - n <= 1024 for n, theirs in zip(ours, allocated(b), strict=True)), ours
 
 
@@ -41,7 +41,7 @@ def test_buffers_that_are_not_live_at_once_leave_gaps(body, sizes, live, packed)
     """A letter fills a buffer of so many KiB, a minus reads some."""
     ops = tuple(Op("store", "", tuple(x[1:])) if x[0] == "-" else Op("load", x, buffer=x) for x in body.split())
     k = Kernel("k", "chunks", ops, buffers=tuple(Buffer(n, "shared", (512, kib), "float16") for n, kib in sizes.items()))
-    assert (live_bytes(k, "shared") // 1024, shared_bytes(k) // 1024) == (live, packed)
+    assert (live_bytes(k, "shared") // 1024, packed_bytes(k) // 1024) == (live, packed)
 
 
 def test_a_kernel_over_chunks_reuses_places_and_a_walk_does_not():
@@ -50,7 +50,7 @@ def test_a_kernel_over_chunks_reuses_places_and_a_walk_does_not():
         for k in lowered(Build("tilelang", algorithm="gla", schedule=plan, dtype="bfloat16")).kernels:
             size = sum(2 ** (b.dtype == "float32") * 2 * b.slots * b.shape[0] * (b.shape[1] if len(b.shape) > 1 else 1)
                        for b in k.buffers if b.space in ("shared", "staged"))
-            by_grid.setdefault(k.grid, []).append((shared_bytes(k), size))
+            by_grid.setdefault(k.grid, []).append((packed_bytes(k), size))
     assert all(live == size for live, size in by_grid["sequences"]) and any(live < size for live, size in by_grid["chunks"])
 
 

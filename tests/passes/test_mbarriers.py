@@ -8,7 +8,7 @@ from gdn_codegen.algorithms import find
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.builder import algorithm, carried, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.builder import lower as below
-from gdn_codegen.ir.core import Op
+from gdn_codegen.ir.core import Buffer, Op, loops
 from gdn_codegen.passes.sync.mbarriers import mbarriers
 from gdn_codegen.prove.happens_before import RaceError
 from gdn_codegen.prove.rings import check_ring, check_rings, iterations, reads, warm_ups
@@ -169,6 +169,46 @@ def test_a_signal_to_stores_comes_behind_the_next_product(plan):
                  [at_once[o] if o is signal else o for o in ops], [*ops[:start + 1], signal, fence, *ops[start + 3:]]):
         with pytest.raises(RaceError):
             check_rings(with_body(p, body), SM_90A)
+
+
+def test_nothing_reads_a_slot_into_which_a_copy_was_begun_with_another():
+    """Between the two loads, `aux` may still read v of the chunk before, as `state` alone frees k. A copy that no load begins is
+    refused, too."""
+    p = lowered("fused_walk")
+    k, loads = walker(p), {o.out: o for o in inside(p) if o.kind == "load"}
+    threads = {a.name: a.threads for a in k.agents}
+
+    def sync(kind, agent, channel, **attrs):
+        return Op(kind, "", (), tuple(sorted({"channel": channel, **attrs}.items())), None, agent=agent)
+
+    def move(out, value, agent, buffer):
+        return Op("move", out, (value,), (), loads["v"].type, 0, agent, buffer)
+
+    def loop(begun):
+        first, second = (loads[n].with_attrs(channel=f"{n}_full", tail=f"{n}_tail", begun=x).changed(buffer=f"{n}_tile")
+                         for n, x in (("k", None), ("v", begun)))
+        body = (sync("wait", "loader", "k_empty", back=1), first, sync("signal", "loader", "k_full"),
+                sync("wait", "loader", "v_empty", back=1), second, sync("signal", "loader", "v_full"),
+                sync("wait", "aux", "x_full"), sync("wait", "aux", "v_full"), move("a", "v", "aux", "a_own"),
+                move("b", "x", "aux", "b_own"), sync("signal", "aux", "v_empty"), sync("signal", "aux", "x_empty"),
+                sync("wait", "state", "k_full"), move("c", "k", "state", "c_own"), sync("wait", "state", "v_full"),
+                move("d", "v", "state", "d_own"), sync("wait", "state", "x_empty", back=1), move("x", "c", "state", "x_tile"),
+                sync("signal", "state", "x_full"), sync("signal", "state", "v_empty"), sync("signal", "state", "k_empty"))
+        counts = {"k_full": 32, "v_full": 32, "k_tail": 32, "v_tail": 32, "k_empty": threads["state"], "x_full": threads["state"],
+                  "x_empty": threads["aux"], "v_empty": threads["aux"] + threads["state"]}
+        spaces = {**dict.fromkeys(("k_tile", "v_tile", "x_tile"), "shared"),
+                  **dict.fromkeys(("a_own", "b_own", "c_own", "d_own"), "fragment")}
+        buffers = (*(Buffer(n, s, (64, 64), "float16") for n, s in spaces.items()),
+                   *(Buffer(n, "barrier", (x,), "uint64") for n, x in counts.items()))
+        (lp,) = loops(k.body)
+        return replace(k, body=(replace(lp, carried=(), body=body),), buffers=buffers, agents=k.agents[:3])
+
+    assert [a.name for a in k.agents[:3]] == ["state", "aux", "loader"]
+    check_ring(p, loop(None), SM_90A)
+    with pytest.raises(RaceError, match="v of loader is written in iteration 1 before a of aux is sure to be done"):
+        check_ring(p, loop("k"), SM_90A)
+    with pytest.raises(RaceError, match="v of loader waits in iteration 0 for a copy that q did not begin"):
+        check_ring(p, loop("q"), SM_90A)
 
 
 @pytest.mark.parametrize("plan", ["fused_walk", "fused_warm_up"])

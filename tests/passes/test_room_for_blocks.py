@@ -8,7 +8,7 @@ from gdn_codegen.ir.core import Program
 from gdn_codegen.ir.differentiate import chunk_states
 from gdn_codegen.passes.loops.early_loads import early_loads
 from gdn_codegen.passes.storage import place
-from gdn_codegen.passes.storage.live_bytes import live_bytes, most_of_two, two_fit
+from gdn_codegen.passes.storage.live_bytes import most_of_two, packed_bytes, two_fit
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
@@ -59,7 +59,7 @@ def places(p: Program) -> list[int]:
 def test_loads_come_as_early_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room they stay before their first readers."""
     early = gradient("gated_delta_rule", "gradient")
-    assert live_bytes(early.kernels[0], "shared", "staged") <= most_of_two(SM_90A)
+    assert packed_bytes(early.kernels[0]) <= most_of_two(SM_90A)
     monkeypatch.setattr(place, "early_loads", lambda k, limit: early_loads(k, 0))
     lowered.cache_clear()
     late = gradient("gated_delta_rule", "gradient")

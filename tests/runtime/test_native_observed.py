@@ -116,9 +116,11 @@ OTHERS = {
     "what address it is": (dict(takes={"x": (4, lambda a: a.x % 32)}), {}),
     "one address or the other": (dict(takes={"x": (8, lambda a: a.x if a.scale < 0.5 else a.w)}), {}),
     "another number": (dict(takes={"scale": (4, lambda a: bits(2 * a.scale, "<f"))}), {}),
+    "a flag of the number": (dict(takes={"scale": (4, lambda a: int(a.scale < 1))}), {}),
+    "a whole number of it": (dict(takes={"scale": (4, lambda a: int(a.scale))}), {}),
     "a number in 16 bits": (dict(takes={"scale": (2, lambda a: bits(a.scale, "<e"))}), {}),
     "a descriptor": (dict(takes={"x": (128, lambda a: 5)}), {}),
-    "a grid that depends on the number": (dict(grid=lambda a: (int(10 * a.scale), 1, 1)), {}),
+    "a grid that depends on the number": (dict(grid=lambda a: (int(10 + 10 * a.scale), 1, 1)), {}),
     "no kernel": (dict(kernels=0), {}),
     "two kernels": (dict(kernels=2), {}),
     "an early start": ({}, dict(edge=1 << 16)),
@@ -143,7 +145,7 @@ def test_what_is_more_than_a_grid_and_parameters_stays_with_tvm(name, driver):
 @pytest.mark.parametrize("what, calls", [("grid", 1), ("end", 2)])
 def test_a_function_that_fails_stays_with_tvm(what, calls, driver):
     def fails(a):
-        if what == "grid" or a.scale != 0.3:
+        if what == "grid" or a.scale != -0.3:
             raise ValueError("wrong")
     run, seen = chain(driver, **{what: fails})
     assert len(seen) == calls and left_behind(driver) == [0, 0, 0, 1]

@@ -31,18 +31,23 @@ def residuals(p: Program, s: Schedule, dtype: str) -> Program:
     if chosen - known:
         raise ScheduleError(f"schedule {s.name}: residuals has {', '.join(sorted(chosen - known))}; accepted are roles, and "
                             f"values of {p.name}")
-    return with_walk_body(p, _Parts(ops, walk_body(p), chosen).body())
+    read = {a for o in ops if o.kind == "matmul" for a in o.args}
+    if unread := sorted(set(s.residuals.split(",")) & known - read):
+        raise ScheduleError(f"schedule {s.name}: residuals has {', '.join(unread)}, which no product of {p.name} reads; accepted "
+                            "are values that one reads")
+    return with_walk_body(p, _Parts(ops, walk_body(p), chosen, {c.next for c in p.walk.carried}).body())
 
 
 class _Parts:
-    """The ops of a walk, in which products read the values `chosen` in two parts."""
+    """The ops of a walk, in which products read the values `chosen` in two parts. carried: values that the next chunk gets."""
 
-    def __init__(self, ops: list[Op], b: Body, chosen: set[str]) -> None:
+    def __init__(self, ops: list[Op], b: Body, chosen: set[str], carried: set[str]) -> None:
         self.ops, self.b, self.chosen = ops, b, chosen
         count = uses(tuple(ops))
         self.made = {o.out: o for o in ops if o.kind == "matmul" and chosen & set(o.args)}
         #: Products that one sum reads, and nothing else. It adds their small products as well.
-        self.summed = {a for o in ops if o.kind in ("add", "sub") for a in o.args if a in self.made and count[a] == 1}
+        self.summed = {a for o in ops if o.kind in ("add", "sub") for a in o.args
+                       if a in self.made and count[a] == 1 and a not in carried}
 
     def body(self) -> tuple[Stmt, ...]:
         """All ops, in order."""

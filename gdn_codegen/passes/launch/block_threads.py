@@ -29,7 +29,7 @@ from ...devices import Device
 from ...ir.core import Kernel, Program
 from ...ir.types import BYTES, GROUP, WARP
 from ..stage import takes
-from ..storage.live_bytes import live_bytes, shared_bytes, two_fit
+from ..storage.live_bytes import live_bytes, packed_bytes, two_fit
 from .token_threads import MOST_OF_A_FRAGMENT, fragments, of_tokens
 
 #: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.
@@ -88,7 +88,7 @@ def _threads(k: Kernel, device: Device) -> int:
     """The threads of a block with one agent."""
     shapes = {b.name: b.shape for b in k.buffers}
     products = [shapes[o.buffer] for o in k.ops if o.kind == "matmul"]
-    shared = shared_bytes(k) if k.grid == "chunks" and products else 0
+    shared = packed_bytes(k) if k.grid == "chunks" and products else 0
     live = shared > 0 and live_bytes(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
     large = live or shared > MOST_SHARED or fragments(k) > MOST_OF_A_FRAGMENT * GROUP
     large = large and all(shape[-1] > 16 for shape in products)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.core import Kernel
-from ..storage.live_bytes import shared_bytes
+from ..storage.live_bytes import packed_bytes
 from ..uses import stored_under
 
 
@@ -21,7 +21,7 @@ def early_loads(k: Kernel, limit: int) -> Kernel:
             x.buffer, *(home.get(y, "") for a in x.args for y in under(a)))]
         for n in range(max([least, *after]), at + 1):
             moved = replace(k, body=(*rest[:n], o, *rest[n:]))
-            if n == at or shared_bytes(moved) <= limit:
+            if n == at or packed_bytes(moved) <= limit:
                 k, least = moved, n
                 break
     return k

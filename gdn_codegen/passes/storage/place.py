@@ -30,7 +30,7 @@ from ..loops.early_loads import early_loads
 from ..loops.few_live import few_live, late
 from ..stage import takes
 from .buffer_names import named
-from .live_bytes import OF_A_BLOCK, live_bytes, most_of_two, shared_bytes, two_fit
+from .live_bytes import ALIGNMENT, live_bytes, most_of_two, packed_bytes, two_fit
 from .recompute import recompute
 from .shared_buffers import share_accumulators, share_carried, share_groups, share_storage, sums_over
 from .stored_values import StoredValues, over
@@ -133,13 +133,13 @@ def _placed(p: Program, k: Kernel, device: Device, merged: bool = False) -> Kern
 
 def _check_sizes(p: Program, k: Kernel, device: Device, merged: bool) -> None:
     """Raise ScheduleError if the buffers of a limited space do not fit it together, or if those of it and of "staged", which the
-    target's compiler puts there too, do not where they are live at once."""
+    target's compiler puts there too, do not as it packs and aligns them."""
     sizes: dict[str, dict[str, int]] = {}
     for b in k.buffers:
         sizes.setdefault(b.space, {})[b.name] = BYTES[b.dtype] * prod(b.shape)
     for space, each in sizes.items():
         limit = device.spaces.get(space, 0)
-        least = shared_bytes(k) + OF_A_BLOCK if space == "shared" else 0
+        least = packed_bytes(k) + ALIGNMENT if space == "shared" else 0
         if limit and (total := max(0 if merged else sum(each.values()), least)) > limit:
             each |= sizes.get("staged", {})
             most = sorted(each.items(), key=lambda x: -x[1])

@@ -18,7 +18,7 @@ struct KernelNode {
 char* ProbeAddress(int which, int64_t tensor) {
   return reinterpret_cast<char*>(((int64_t{1} + which) << 44) + ((tensor + 1) << 32) + kAligned * which);
 }
-double ProbeNumber(int which) { return which ? 0.7 : 0.3; }
+double ProbeNumber(int which) { return which ? 1.7 : -0.3; }
 
 struct Driver {
   int (*context)(void**) = nullptr;
