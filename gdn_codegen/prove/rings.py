@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 
 from ..devices import Groups
 from ..ir.core import Kernel, Op, Program, Stmt, loops
-from ..ir.ops import LATE, OWN_PART
+from ..ir.ops import OWN_PART
 from ..ir.printer import op_text
 from .clocks import Clock, Clocks, joined
 from .happens_before import RaceError
 from .ring_accesses import is_filled, reads, threads_write, unit_reads
+from .ring_runs import items, iterations, of_loop, warm_ups
 
 BARRIER = "barrier"  # the space of barriers. The shape of such a buffer is the number of threads that arrive
-LEAST_ITERATIONS = 8  # of a check; `iterations` has more for rings of many slots
 #: The two pipes of an agent: its threads in program order, and their accesses to rings. Threads of the same agent are not in
 #: step, so that one thread knows another's accesses to be complete only after a barrier.
 THREADS, SHARED = "threads", "shared"
@@ -54,26 +54,6 @@ def check_ring(p: Program, k: Kernel, device: Groups, warmed_up: bool = True) ->
         _Check(p, k, device, n).run()
 
 
-def iterations(k: Kernel) -> int:
-    """How many iterations the checker runs, besides those of the warm-up. Each slot of each ring is used at least twice, and the
-    longest ring has two iterations more, for agents that run ahead."""
-    return max(LEAST_ITERATIONS, 2 * max(b.slots for b in k.buffers) + 2)
-
-
-def items(k: Kernel) -> list[int]:
-    """The chunks of the items that a block runs in the check. Only the ring of their numbers holds agents back in empty items. In
-    items of one chunk, agents are in as many different items as rings have slots."""
-    most = max(b.slots for b in k.buffers)
-    return [2, *[0] * (most + 2), iterations(k) - most, *[1] * (most + 2)]
-
-
-def warm_ups(k: Kernel) -> list[int]:
-    """The lengths of the warm-up that the checker tries: both parities, and both more and fewer iterations than a ring has
-    slots."""
-    most = max(b.slots for b in k.buffers)
-    return sorted({0, 1, 2, 3, 4, most - 1, most, most + 1})
-
-
 @dataclass
 class _Phases:
     """The barrier of one slot. full[n]: the clock once phase n is complete. waits[n]: the waits that needed n complete phases,
@@ -93,13 +73,6 @@ class _Write:
     number: int
     threads: bool  # whether threads wrote at least a part
     fence: int = 0  # the number of the agent's first fence after the write, 0 if there is none
-
-
-def _run(body: list[Op], first: int, count: int) -> list[tuple[int, Op]]:
-    """The ops that `count` iterations of a loop run, from number `first` on, each with its iteration."""
-    late = [o for o in body if o.attr(LATE)]
-    out = [(i - bool(o.attr(LATE)), o) for i in range(first, first + count) for o in body if i > first or o not in late]
-    return out + [(first + count - 1, o) for o in late if count]
 
 
 class _Check:
@@ -160,11 +133,11 @@ class _Check:
 
         part, warm_up = own(self.loop.body), [o for o in own(self.before.body) if not o.attr(OWN_PART)]
         if self.items is None:
-            return [*_run(warm_up, 0, self.warm_up), *_run(part, self.warm_up, iterations(self.k))]
+            return [*of_loop(warm_up, 0, self.warm_up), *of_loop(part, self.warm_up, iterations(self.k))]
         at, out, done = self.items.body.index(self.loop), list[tuple[int, Op]](), 0
         for n, chunks in enumerate(items(self.k)):
             out += [(n, o) for o in own(self.items.body[:at])]
-            out += _run(part, done, chunks)
+            out += of_loop(part, done, chunks)
             out += [(n, o) for o in own(self.items.body[at:])]
             done += chunks
         return out

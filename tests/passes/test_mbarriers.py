@@ -11,7 +11,9 @@ from gdn_codegen.ir.builder import lower as below
 from gdn_codegen.ir.core import Buffer, Op, loops
 from gdn_codegen.passes.sync.mbarriers import mbarriers
 from gdn_codegen.prove.happens_before import RaceError
-from gdn_codegen.prove.rings import check_ring, check_rings, iterations, reads, warm_ups
+from gdn_codegen.prove.ring_accesses import reads
+from gdn_codegen.prove.ring_runs import iterations, warm_ups
+from gdn_codegen.prove.rings import check_ring, check_rings
 from gdn_codegen.schedule import Schedule
 from gdn_codegen.targets import lower
 

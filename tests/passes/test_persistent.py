@@ -12,7 +12,8 @@ from gdn_codegen.ir.core import Loop, loops, map_ops
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.prove.happens_before import RaceError
-from gdn_codegen.prove.rings import check_rings, items, iterations
+from gdn_codegen.prove.ring_runs import items, iterations
+from gdn_codegen.prove.rings import check_rings
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.schedule import Schedule, ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
