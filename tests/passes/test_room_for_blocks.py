@@ -38,11 +38,12 @@ def test_early_values_come_before_the_walk() -> None:
     assert "d_q" in stored and not read & {"q", "d_o"}
 
 
-@pytest.mark.parametrize("page", ["gla", pytest.param("kimi_delta_attention", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("page", ["gla", *(pytest.param(n, marks=pytest.mark.slow)
+                                           for n in ("kimi_delta_attention", "gated_delta_rule_2"))])
 def test_gradients_of_a_gate_for_each_channel_fit_in_chunks_of_64(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The walk back runs on warp groups. Kimi Delta Attention fits if each reader of a decayed operand computes it again."""
+    """The walk back runs on warp groups. GDN-2 fits if each reader of a decayed operand computes it again."""
     assert [bool(k.agents) for k in gradient(page, "operand_gradient").kernels] == [False, True, False]
-    if page == "gla":  # it fits in the order of `few_live` alone
+    if page != "gated_delta_rule_2":  # they fit in the order of `few_live` alone
         return
     monkeypatch.setattr(place, "recompute", lambda k: k)
     lowered.cache_clear()
