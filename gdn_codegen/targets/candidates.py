@@ -48,7 +48,7 @@ class Asked:
     head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
     sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
-    handle. channels: whether the page has a decay for each channel. lengths: what the host knows of lengths. inverts: whether
+    handle. channels: whether the page has a decay for each channel. lengths: what the host knows (`Lengths`). inverts: whether
     the page has an inverse. bounded: whether the page gives a log decay that bounds how much of the state survives a token
     (`forgets`).
     """
