@@ -47,7 +47,7 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
 def _looked_up(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool, at: bool) -> tuple[Any, ...]:
     """`_call` where no launcher of recent calls took it. at: whether the call names positions of states.
 
-    A function of its own: Python makes what its inner function refers to at each call.
+    A function of its own: Python makes the cells of the closure `call` at each call of the function around it.
     """
     scale = None if scale is None else _check_number("scale", scale)
     # tensors of classes that dispatch ops themselves, as fake ones, and tracers get a torch op

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from ..devices.part_cost import PartCost
 from ..schedule import Schedule, varied
 
 #: Fields that a candidate of a space may have other than the first of its space.
 MOST = 2
+#: What the host knows of the lengths of sequences (Extent.lengths). "dominated": the longest one takes longer than all walks side
+#: by side. "level": there are more walks than run at a time, and no order of them saves time. "": none of this.
+Lengths = Literal["", "dominated", "level"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ class Asked:
     head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
     sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
-    handle. channels: whether the page has a decay for each channel. lengths: what the host knows of lengths: "dominated" if one
-    sequence takes longer than all walks side by side, "level" if no order of walks saves time, "" otherwise. inverts: whether the
-    page has an inverse. keeps: whether it says no log decay by which all of its state becomes smaller.
+    handle. channels: whether the page has a decay for each channel. lengths: what the host knows (`Lengths`). inverts: whether
+    the page has an inverse. bounded: whether the page gives a log decay that bounds how much of the state survives a token
+    (`forgets`).
     """
 
     head_dims: tuple[int, int]
@@ -57,16 +60,16 @@ class Asked:
     chunk: int | None
     shared: int = 1
     channels: bool = False
-    lengths: str = ""
+    lengths: Lengths = ""
     inverts: bool = False
-    keeps: bool = False
+    bounded: bool = False
 
     @property
     def residuals(self) -> dict[str, str]:
         """The field `residuals` of `operand_walk`, for pages with a decay for each channel whose errors would be the largest
         without it. It costs them 5 % of the time or less (docs/performance.md, Errors). Where nothing bounds what a state keeps,
         roundings of solutions add up in it. Where there is no inverse, those of scores and of the state are most of the error."""
-        if not self.channels or self.inverts and not self.keeps:
+        if not self.channels or self.inverts and self.bounded:
             return {}
         return {"residuals": "@right_side,@solution" if self.inverts else "@state,@pair"}
 

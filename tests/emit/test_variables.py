@@ -44,6 +44,10 @@ def checked(text: str) -> None:
         assert not early(k.body, set(), own), k.name
 
 
+def test_there_are_generated_modules():
+    assert GENERATED
+
+
 @pytest.mark.parametrize("path", GENERATED, ids=lambda x: x.stem)
 def test_generated_kernels(path):
     checked(path.read_text())

@@ -119,6 +119,6 @@ def test_dispatch_asks_for_second_parts_where_errors_need_them():
     def words(**facts):
         found = target_of("tilelang").model(Asked((128, 128), "sm_90a", False, (0, 6, 13), None, **facts))
         return {c.schedule.residuals for c in found if getattr(c.schedule, "name", "") == "operand_walk"}
-    assert words() == words(inverts=True) == words(inverts=True, channels=True) == words(inverts=True, keeps=True) == {""}
+    assert words() == words(inverts=True) == words(inverts=True, channels=True, bounded=True) == {""}
     assert words(channels=True) == {"@state,@pair"}
-    assert words(inverts=True, keeps=True, channels=True) == {"@right_side,@solution"}
+    assert words(inverts=True, channels=True) == {"@right_side,@solution"}

@@ -102,8 +102,8 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
 @rule("load", statement=True)
 def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     """A load by one agent: an asynchronous copy that arrives at the ring's barrier. With a `tail` barrier, a ragged tail is
-    copied likewise, also those that are `begun` with it, and its rows past the sequence's end are set to zero. Numbers of tokens
-    are copied element by element.
+    copied likewise, and its rows past the sequence's end are set to zero. The copies of later loads that are `begun` with
+    this one start here, too. Numbers of tokens are copied element by element.
     """
     t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
     if channel is None or (t.index == "token" and len(t.dims) == 1):
@@ -132,8 +132,9 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
 
 @rule("store", statement=True)
 def store(w: GroupsWriter, o: Op, x: Value) -> None:
-    """A store. A tile of tokens is stored by a bulk copy if its chunk is whole, and element by element for a ragged tail; one in
-    registers, by rows."""
+    """A store. A tile of tokens in shared memory is stored by a bulk copy if its chunk is whole. A warp stores a ragged tail in
+    pieces of 16 bytes (`store_tail`), or element by element where the tile has several slots, is a block of V, or does not lie in
+    swizzled blocks of 128 bytes. A tile in registers is stored by rows."""
     t = w.p.tensor(o.attr("tensor"))
     if o.attr(ORDER) == "rows":
         _store_rows(w, o, x)

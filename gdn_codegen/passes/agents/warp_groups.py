@@ -73,8 +73,9 @@ class _Assign(Crossings):
         if "tokens" in tasks.values():
             ops = few_registers(ops, s, self.tasks.sizes)
         ops = in_order(ops, tasks, self.state_agent, [a.name for a in self.plan.agents])
-        back = s.step < 0 or "tokens" in tasks.values()  # walks back were not timed with these products
-        return tuple(ops if back else behind_products(ops, self.state_agent))
+        # These products were timed in neither: walks back, and walks with a task `tokens`, whose order is that of few_registers.
+        untimed = s.step < 0 or "tokens" in tasks.values()
+        return tuple(ops if untimed else behind_products(ops, self.state_agent))
 
     def op(self, o: Op, b: Body) -> None:
         """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot

@@ -26,6 +26,8 @@ def linear_part(parts: Parts, b: Body) -> str:
         if o.kind in ("add", "sub") and not all(depends):
             x = args[depends.index(True)]
             linear[o.out] = b.op("neg", x, name=o.out, line=o.line) if o.kind == "sub" and depends[1] else x
+        # "rounded" counts as linear: the interpreter has it as the identity. It stands in x - rounded(x), which is taken of the
+        # linear part itself. So products of that read it in two parts, too.
         elif o.kind in ("add", "sub", "neg", "rounded") or (o.kind == "mul" and not all(depends)) or (
                 o.kind == "matmul" and depends == [False, True] and not o.attr("tb")):
             try:

@@ -1,5 +1,8 @@
 """early_tails: lets an agent begin its copies of a ragged tail one after another, before it waits for the first. A part of
-`mbarriers`, which keeps the result if it is proven: the slots must be free by then.
+`mbarriers`.
+
+The slots must be free when copies begin. This module does not look: the checker (`prove/rings.py`) must accept the kernel, or
+`mbarriers` keeps the one without. It is all or nothing, so that it costs one more check of the kernel.
 
 An agent waits for the copy of a ragged tail and sets rows past the sequence's end to zero, before it goes on. Sequences of one
 chunk have nothing else to load, so these copies would come one after another.

@@ -69,7 +69,7 @@ def _proven(p: Program, k: Kernel, device: Groups, warmed_up: bool = True) -> bo
 
 def _derived(p: Program, k: Kernel, device: Groups, proven: Callable[[Kernel], bool]) -> Kernel:
     """The kernel with all barriers. Rings share them, and signals are late, unless an agent would then wait for a value that
-    itself writes later."""
+    the agent itself writes later."""
     made = None
     for share, late in product((True, False), (True, False)):
         before, made = made, _kernel(p, k, device, share, late)

@@ -21,7 +21,7 @@ from ...ir.core import Op
 from ...ir.decays import by_channel, log_decays
 from ...schedule import ScheduleError, varied
 from ...targets import DEFAULT_SCHEDULE
-from ...targets.candidates import Asked, Candidate, several
+from ...targets.candidates import Asked, Candidate, Lengths, several
 from ..build import CHUNKS, Build, lowered
 from ..targets import choose
 from . import tables
@@ -46,7 +46,7 @@ TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
 #: From which class of mean tokens on walks start longest first, by what the host knows (Extent.lengths). Each instance looks for
 #: its sequence, in 0.3 us or more. Where lengths are level, that saves nothing.
-SEARCHED = {"": 9, "dominated": 0}
+SEARCHED: dict[Lengths, float] = {"": 9, "dominated": 0, "level": inf}
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def by_token(b: Build, few: bool, one: bool = False) -> Build:
 
 
 def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1,
-             lengths: str = "") -> Iterator[tuple[Build, str]]:
+             lengths: Lengths = "") -> Iterator[tuple[Build, str]]:
     """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if
     sequences are split; None without a GPU. lengths: as in Size."""
     if chunk == 1 and few is not None:
@@ -162,7 +162,7 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
     page = b.page.trace()
     inverts = any(o.kind == "unit_lower_inverse" for o in page.walk.body if isinstance(o, Op))
     asked = Asked(head_dims, arch, few, shape_class, chunk, shared, by_channel(page), lengths, inverts,
-                  not (page.forgets and log_decays(page)))
+                  bool(page.forgets and log_decays(page)))
     for x in chain(b.of.model(asked), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
         if partitions() or not found.plan.partition:
@@ -224,7 +224,7 @@ class Size:
     heads: tuple[int, int] | None = None
     idle: bool = False
     crowded: bool = False
-    lengths: str = ""
+    lengths: Lengths = ""
     uneven: bool = False
     unsure: bool = False
 
@@ -278,7 +278,7 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
                            ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.lengths)))
         chosen = found or Choice(b, why)
         chosen = in_columns(chosen, call.device) if size.idle else chosen
-        if size.crowded and not x.batch_invariant and size.shape_class[2] >= SEARCHED.get(size.lengths, inf):
+        if size.crowded and not x.batch_invariant and size.shape_class[2] >= SEARCHED[size.lengths]:
             chosen = longest_first(chosen, call.device)
     fixed = "fixed, so that prompts may be cut at its multiples" if x.batch_invariant and not x.chunk_size else "asked for"
     why = (*chosen.why, ("chunk", fixed if chunk else "left open"))

@@ -20,6 +20,7 @@ from typing import Any
 from ...ir.types import BYTES
 from ...schedule import changes, varied
 from ...schedule.contract import Contract
+from ...targets.candidates import Lengths
 from .. import cache
 from ..build import Build
 
@@ -66,11 +67,13 @@ class Extent:
         """Whether there are several sequences, and the host does not know how much they differ in length."""
         return self.packed and self.sequences > 1 and not self.longest
 
-    def lengths(self, units: int) -> str:
-        """What the host knows of lengths. "dominated": the longest sequence takes longer than all walks on `units`
-        multiprocessors, of which each takes about a chunk besides its tokens. "level": there are more walks than these run at a
-        time, and no order of them saves time, because sequences have about one length, or the longest has fewer than eight
-        chunks, or takes less than LEVEL of that. Else ""."""
+    def lengths(self, units: int) -> Lengths:
+        """What the host knows of lengths, on `units` multiprocessors; "" for 0, no GPU. A walk takes about a chunk besides its
+        tokens. The longest sequence of "dominated" ones has eight chunks or more. No order of walks saves time if sequences have
+        about one length, or the longest has fewer than eight chunks, or takes less than LEVEL of the time of all walks side by
+        side."""
+        if not units:
+            return ""
         share = self.longest * units / max(1, (self.tokens + 77 * self.sequences) * self.HV)
         if self.longest >= 512 and share >= 1:
             return "dominated"

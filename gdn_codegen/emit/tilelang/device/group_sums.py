@@ -27,6 +27,8 @@ def warp_cumsum_cuda(x, thread):
     T.call_extern("handle", f"warp_cumsum<{entries}>", pointer(x, "rw"), thread)
 
 
+# TileLang is told that `tile` is written, unlike in `store_tile`. So it adds a fence before the agent's next product. Passes
+# derive fences here, too, but kernels with wide tiles were not measured without TileLang's.
 @T.macro
 def store_wide_tile_cuda(x, tile, thread):
     """From a fragment of several times 64 columns to shared memory, which has blocks of 64 columns."""

@@ -64,6 +64,8 @@ def store_tail_cuda(tile, first, second, rows, thread):
                          T.address_of(first), T.address_of(second), rows, thread)
 
 
+# `tile` is written, but TileLang is told "r": for memory that it knows to be written it adds a fence before the agent's next
+# product. Passes derive the fences that are needed.
 @T.macro
 def store_tile_cuda(x, tile, thread, transposed=False):
     """From a fragment to shared memory, `transposed` its columns as rows. TileLang takes it for a read: passes derive the fences,
