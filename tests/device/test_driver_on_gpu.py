@@ -9,8 +9,9 @@ from test_op_on_gpu import HERE, compiled, decode, given, step  # noqa: F401, th
 from gdn_codegen.ops import chunk_gated_delta_rule
 from gdn_codegen.runtime.call import launch, native_launcher
 
-pytestmark = [pytest.mark.device, pytest.mark.skipif("tilelang" not in HERE or bool(torch.version.hip),
-                                                     reason="needs TileLang and CUDA's driver")]
+pytestmark = [pytest.mark.device, pytest.mark.skipif(
+    not torch.cuda.is_available() or "tilelang" not in HERE or bool(torch.version.hip),
+    reason="needs TileLang and CUDA's driver")]
 
 
 @pytest.fixture
