@@ -17,6 +17,7 @@ from ...ir.page import Algorithm
 from ...schedule import Schedule, named, varied
 from ...schedule.schedule import BEFORE_BACK
 from ...targets import names
+from ...targets.tilelang import OF_CHANNELS
 from ..admit import Refused, admit
 from ..build import Build, lowered
 from ..load import module
@@ -67,9 +68,6 @@ BY_CHANNELS = "channel_gradient"
 #: Its kernels where the states' module gives what solves each chunk's system: none for that, and what was a kernel's scores is
 #: computed where they are read.
 OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
-#: With a gate for each channel, the most walks for states that are split, and the fewest mean tokens, by their classes
-#: (`Extent.shape_class`): as for calls of these pages (`targets/tilelang.py`).
-SPLIT = (4, 14)
 #: The schedule with one walk for all outputs. Without decays it comes last: with gates of 0 the gradient of Gated DeltaNet took
 #: 2.85 ms by it and 2.35 by `gradient` (H100, 1 x 32768, 16 heads).
 ONE_WALK = "fused_gradient"
@@ -232,7 +230,7 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
     for target in targets_for(device.type, asked):
         mine = replace(b, target=target)
         known = measured(mine, on.names, shape_class, most) if in_parts else []
-        few = shape_class[1] <= SPLIT[0] and shape_class[2] >= SPLIT[1]
+        few = shape_class[1] <= OF_CHANNELS[0] and shape_class[2] >= OF_CHANNELS[1]
         for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts, saved, few)):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
