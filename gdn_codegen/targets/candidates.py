@@ -29,6 +29,8 @@ class Splits:
     parts. chosen: whether kernels choose the chunks of a part from the lengths of packed sequences. Where only the device knows
     these: few_chunks: sequences stay whole if a multiprocessor has fewer chunks, and more than half of them have walks.
     many_chunks: with so many, half as many walks more are split.
+    channels: for pages with a gate for each channel, the most walks that are split, and the fewest mean tokens, by their classes
+    (`Extent.shape_class`); None: none are.
     """
 
     cost: PartCost
@@ -39,6 +41,12 @@ class Splits:
     chosen: bool = False
     few_chunks: int = 0
     many_chunks: float = inf
+    channels: tuple[int, int] | None = None
+
+    def of_channels(self, shape_class: tuple[int, ...]) -> bool:
+        """Whether calls of a shape class are split where the page has a gate for each channel."""
+        _, walks, tokens = shape_class
+        return self.channels is not None and walks <= self.channels[0] and tokens >= self.channels[1]
 
 
 @dataclass(frozen=True)

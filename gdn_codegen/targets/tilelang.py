@@ -37,10 +37,6 @@ MANY, SHORT, EVEN, TIMED = 8, range(1, 9), range(1, 11), ((128, 128), (64, 64))
 #: multiprocessors, and for more. On an H100 16 walks of Kimi Delta Attention over 32768 tokens took 756 us in halves and 954
 #: whole, 64 over 8192 tokens 306 and 324. With still fewer walks, halves of parts occupy more.
 FEW_WALKS = 6
-#: For pages with a gate for each channel, the most walks that are split so, and the fewest mean tokens (their classes). The bound
-#: of what channels forget takes a tenth of the kernel over chunks. On an H100 16 walks of Kimi Delta Attention over 32768 tokens
-#: took 1080 us in parts and 1438 whole, over 8192 tokens 378 and 383, over 2048 tokens 119 and 110.
-OF_CHANNELS = (4, 14)
 HALVES: tuple[dict[str, Any], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
 WHOLE: tuple[dict[str, Any], ...] = ({}, {"v_block": 64}, {"stages": 1})
 
@@ -58,8 +54,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
     elif x.few is False and x.lengths != "dominated" and x.head_dims in TIMED and (
             x.shape_class[2] in EVEN if x.lengths == "level" else x.shape_class[1] >= MANY and x.shape_class[2] in SHORT):
         yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
-    _, walks, tokens = x.shape_class
-    if x.few and (walks <= OF_CHANNELS[0] and tokens >= OF_CHANNELS[1] if x.channels else walks < FEW_WALKS):
+    if x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS):
         plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
     for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
@@ -72,8 +67,11 @@ assert SM_90A.part_cost is not None
 #: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
 #: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where
 #: all sequences stay whole. So short calls do not have them if walks may fill the GPU, and long ones do with a few walks more.
+#: With a gate for each channel, the bound of what channels forget takes a tenth of the kernel over chunks. On an H100 16 walks of
+#: Kimi Delta Attention over 32768 tokens took 1080 us in parts and 1438 whole, over 8192 tokens 378 and 383, over 2048 tokens 119
+#: and 110.
 SPLITS = Splits(SM_90A.part_cost, least_tokens=256, walks=1, summaries=len(SUMMARIES), most=longest_warm_up(SM_90A),
-                chosen=True, few_chunks=24, many_chunks=50)
+                chosen=True, few_chunks=24, many_chunks=50, channels=(4, 14))
 #: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
 HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES = (

@@ -16,8 +16,8 @@ from ...ir.differentiate import derivative, solutions
 from ...ir.page import Algorithm
 from ...schedule import Schedule, named, varied
 from ...schedule.schedule import BEFORE_BACK
+from ...targets import find as find_target
 from ...targets import names
-from ...targets.tilelang import OF_CHANNELS
 from ..admit import Refused, admit
 from ..build import Build, lowered
 from ..load import module
@@ -230,7 +230,8 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
     for target in targets_for(device.type, asked):
         mine = replace(b, target=target)
         known = measured(mine, on.names, shape_class, most) if in_parts else []
-        few = shape_class[1] <= OF_CHANNELS[0] and shape_class[2] >= OF_CHANNELS[1]
+        splits = find_target(target).splits
+        few = splits is not None and splits.of_channels(shape_class)
         for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts, saved, few)):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
