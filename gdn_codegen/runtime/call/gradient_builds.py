@@ -15,7 +15,7 @@ from ...ir.decays import by_channel, log_decays
 from ...ir.differentiate import derivative, solutions
 from ...ir.page import Algorithm
 from ...schedule import Schedule, named, varied
-from ...schedule.schedule import BEFORE_BACK
+from ...schedule.schedule import BEFORE_BACK, PREPARED
 from ...targets import find as find_target
 from ...targets import names
 from ..admit import Refused, admit
@@ -73,9 +73,12 @@ OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
 ONE_WALK = "fused_gradient"
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
+#: Its kernels with a walk that leaves those solutions to the last kernel on which no state depends. A solution that sums over V
+#: keeps a walk from having blocks of V.
+LATE_SUMS = (*PREPARED[:2], ("@state", "@state_solution"), PREPARED[-1])
 #: The same for K and V above 128: walks for blocks of V, and kernels over chunks that have some columns of a state at a time.
-BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page"}), (("prepared", {"v_block": n}),))
-                  for n in (64, 32, 16))
+BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page", **kernels}), (("prepared", {"v_block": n}),))
+                  for kernels in ({}, {"kernels": LATE_SUMS}) for n in (64, 32, 16))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
