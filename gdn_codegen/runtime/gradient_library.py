@@ -79,7 +79,7 @@ def found(context: Any, made: list[Tensor | None], wanted: list[str]) -> dict[st
     return dict(zip(wanted, results, strict=True))
 
 
-class _Differentiated(torch.autograd.Function):
+class Differentiated(torch.autograd.Function):
     """A call without the dispatcher, which takes longer than the call."""
 
     @staticmethod
@@ -101,6 +101,6 @@ def differentiated(call: Callable[[], tuple[Any, ...]], inputs: dict[str, Any], 
                    ) -> tuple[Any, ...]:
     """The results of `call`, which torch can differentiate by the inputs and the initial states of `t`. call: makes them while
     gradients are off."""
-    results: tuple[Any, ...] = _Differentiated.apply(call, list(inputs), scale, x, *inputs.values(), t.initial_state,
+    results: tuple[Any, ...] = Differentiated.apply(call, list(inputs), scale, x, *inputs.values(), t.initial_state,
                                                      t.cu_seqlens)  # type: ignore[no-untyped-call]
     return results
