@@ -85,6 +85,7 @@ class Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Callable[[], tuple[Any, ...]], names: list[str], scale: float | None, x: Request,
                 *tensors: Tensor | None) -> tuple[Any, ...]:
+        """What `call` gives. names: of the tensors, but for the last two, initial states and cu_seqlens."""
         *inputs, initial, ends = tensors
         t = Tensors(**{**dict.fromkeys(Tensors._fields), "initial_state": initial, "cu_seqlens": ends})  # type: ignore[arg-type]
         keep(ctx, dict(zip(names, inputs, strict=True)), t, x, scale, [])
@@ -92,6 +93,7 @@ class Differentiated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *made: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients by the tensors. made: those by what the call gave, None for zero."""
         needs, names = ctx.needs_input_grad[4:], [*ctx.asked[0], START]
         by = found(ctx, [*made], [n for n, y in zip(names, needs, strict=False) if y])
         return *[None] * 4, *(by.get(n) for n in names), None
