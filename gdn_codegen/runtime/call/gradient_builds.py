@@ -14,6 +14,7 @@ from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
 from ...ir.differentiate import derivative, solutions
 from ...ir.page import Algorithm
+from ...passes.cut.roles import roles
 from ...schedule import Schedule, named, varied
 from ...schedule.schedule import BEFORE_BACK, PREPARED
 from ...targets import find as find_target
@@ -140,8 +141,10 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     channels = by_channel(page)  # some channels forget slowly, and warm-ups that are as long as a sequence gain nothing
     may_split = in_parts and bool(page.forgets)
     in_parts = may_split and not channels
-    plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())
-             if (in_parts or "partition" not in x.gradient[1]) and x.solved in solved]
+    of = roles(find(beside(b.algorithm, "gradient")).trace())
+    without = [LATE_SUMS] if of["solution"] == of["state_solution"] else []  # the same kernels again
+    plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ()) if x.solved in solved
+             and (in_parts or "partition" not in x.gradient[1]) and x.gradient[1].get("kernels") not in without]
     pairs = [(chunk, x) for chunk in CHUNKS if chunk <= most for x in plans if chunk <= x.most]
     for chunk, plan in sorted(pairs, key=lambda x: (channels and x[1].gradient[0] != BY_CHANNELS, -x[0],
                                                     not decays and x[1].gradient[0] == ONE_WALK)):
