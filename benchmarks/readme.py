@@ -27,9 +27,10 @@ class Figure:
 
 
 BENCH = "{python} -m gdn_codegen.cli bench --runs 7"
+SHAPES = "--shapes benchmarks/shapes/{0}.json --json {{out}}/{0}.json --plot {{out}}/{0}.png"
 FIGURES = {
     "prefill": Figure("Device time of four libraries relative to ours at ten shapes", tuple(
-        f"{BENCH} --target tilelang --schedule auto --shapes benchmarks/shapes/{x}.json --json {{out}}/{x}.json --plot {{out}}/{x}.png"
+        f"{BENCH} --target tilelang --schedule auto {SHAPES.format(x)}"
         for x in ("headline", "serving"))),
     "gradient": Figure("the gradient of Gated DeltaNet takes 0.58 of FLA's time on TileLang, and 0.65 on Triton", (
         f"{BENCH} --backward --target tilelang --dtype bfloat16 --peers fla",
