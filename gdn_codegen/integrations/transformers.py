@@ -115,6 +115,7 @@ def _convolution(theirs: Callable[..., Any]) -> Callable[..., Any]:
     if the model was called with seq_idx."""
     def causal_conv1d_fn(hidden_states: Tensor, weight: Tensor, bias: State = None, activation: str | None = None,
                          **kwargs: Any) -> Any:
+        """The host's function if there is one sequence or its kernel takes several, else `_convolved`."""
         ends, numbers = _ends(kwargs), kwargs.get("seq_idx")
         if numbers is None:
             if ends is None or len(ends) == 2:  # one sequence
@@ -225,13 +226,14 @@ class Repository:
 
 
 def kernel_mapping(devices: tuple[str, ...] = ("cpu", "cuda", "npu")) -> dict[str, dict[str, Repository]]:
-    """Our functions by the kernels' names and devices, for `kernels.use_kernel_mapping` and `register_kernel_mapping`."""
+    """Our functions by the kernels' names and devices, for the functions `use_kernel_mapping` and
+    `register_kernel_mapping` of the package `kernels`."""
     return {name: dict.fromkeys(devices, Repository(name)) for name in OURS}
 
 
 class GeneratedKernels(KernelConfig):  # type: ignore[misc,unused-ignore]
-    """A KernelConfig with our functions beside those of its mapping, for `from_pretrained(kernel_config=...)` and
-    `model.set_use_kernels(True, ...)`."""
+    """A KernelConfig with our functions beside those of its mapping, for `from_pretrained(kernel_config=...)` and a
+    model's `set_use_kernels(True, ...)`."""
 
     def create_compatible_mapping(self, model: nn.Module, compile: bool = False) -> None:
         """Called by transformers, before it gives the mapping to the package `kernels`."""

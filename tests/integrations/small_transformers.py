@@ -40,6 +40,10 @@ MODELS = {
         layers_block_type=["mamba", "hybrid", "mamba", "mamba"], mamba_d_state=32, mamba_expand=2, mamba_ngroups=2,
         n_mamba_heads=4, mamba_headdim=32, num_mem_blocks=1, use_mem_rope=True, chunk_size=64, attention_head_dim=32)),
 }
+#: A model that has no head of its own for text.
+GLM = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, kv_lora_rank=32, q_lora_rank=32, v_head_dim=32,
+           qk_nope_head_dim=32, index_topk=32, index_head_dim=32, index_n_heads=2, linear_head_dim=32, linear_num_heads=4,
+           hc_mult=2, index_kpool=4)
 LENGTHS = (70, 52)
 
 

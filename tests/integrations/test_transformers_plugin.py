@@ -12,7 +12,7 @@ from gdn_codegen import integrations
 from gdn_codegen.runtime.targets import runs
 
 pytest.importorskip("transformers", "5.23", reason="needs transformers, 5.23")
-from small_transformers import LENGTHS, MODELS, enabled, functions, make, own_code, prompts
+from small_transformers import BASE, GLM, LENGTHS, MODELS, enabled, functions, make, own_code, prompts
 
 from gdn_codegen.integrations import transformers as plugin
 
@@ -68,6 +68,23 @@ def test_logits_and_tokens(name):
     served, left = counts()
     layers = sum(bool(plugin.PROMPTS & set(plugin._called(type(m)).values())) for m in model.modules())
     assert layers >= 2 and left == 0 and sorted(served.values()) == [3 * layers, 4 * layers], "four prompts, three steps"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_text_model_without_a_head():
+    from transformers.models.glm5_next import modeling_glm5_next as module
+    torch.manual_seed(0)
+    model = module.Glm5NextTextModel(module.Glm5NextTextConfig(**{**BASE, **GLM})).eval()
+    ids, mask = prompts()
+    def states():
+        with torch.no_grad():
+            return model(ids, attention_mask=mask, use_cache=False).last_hidden_state[mask.bool()]
+    with own_code(model):
+        want = states()
+    with enabled(model):
+        assert rms_error(states(), want) < TOLERANCE
+    assert counts() == ({"chunk_kda": 3}, 0)
 
 
 def trained(model):
