@@ -79,12 +79,13 @@ def found(context: Any, made: list[Tensor | None], wanted: list[str]) -> dict[st
     return dict(zip(wanted, results, strict=True))
 
 
-class _Differentiated(torch.autograd.Function):
+class Differentiated(torch.autograd.Function):
     """A call without the dispatcher, which takes longer than the call."""
 
     @staticmethod
     def forward(ctx: Any, call: Callable[[], tuple[Any, ...]], names: list[str], scale: float | None, x: Request,
                 *tensors: Tensor | None) -> tuple[Any, ...]:
+        """What `call` gives. names: of the tensors, but for the last two, initial states and cu_seqlens."""
         *inputs, initial, ends = tensors
         t = Tensors(**{**dict.fromkeys(Tensors._fields), "initial_state": initial, "cu_seqlens": ends})  # type: ignore[arg-type]
         keep(ctx, dict(zip(names, inputs, strict=True)), t, x, scale, [])
@@ -92,6 +93,7 @@ class _Differentiated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *made: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients by the tensors. made: those by what the call gave, None for zero."""
         needs, names = ctx.needs_input_grad[4:], [*ctx.asked[0], START]
         by = found(ctx, [*made], [n for n, y in zip(names, needs, strict=False) if y])
         return *[None] * 4, *(by.get(n) for n in names), None
@@ -101,6 +103,6 @@ def differentiated(call: Callable[[], tuple[Any, ...]], inputs: dict[str, Any], 
                    ) -> tuple[Any, ...]:
     """The results of `call`, which torch can differentiate by the inputs and the initial states of `t`. call: makes them while
     gradients are off."""
-    results: tuple[Any, ...] = _Differentiated.apply(call, list(inputs), scale, x, *inputs.values(), t.initial_state,
+    results: tuple[Any, ...] = Differentiated.apply(call, list(inputs), scale, x, *inputs.values(), t.initial_state,
                                                      t.cu_seqlens)  # type: ignore[no-untyped-call]
     return results

@@ -1,4 +1,4 @@
-"""`gdn_codegen cache`: lists and removes the files of the package's cache. It never removes other files."""
+"""`gdn_codegen cache`: lists, removes, exports and imports the files of the package's cache. It never removes other files."""
 from __future__ import annotations
 
 import argparse
@@ -115,19 +115,36 @@ def facts() -> tuple[bool, str]:
 
 def command(a: argparse.Namespace) -> int:
     """`gdn_codegen cache`, of parsed words. Returns 0; ValueError for a kind that there is not."""
-    if a.action == "list" and a.kinds:
-        raise ValueError(f"kinds: got {' '.join(a.kinds)} with list; accepted: with clear")
-    for kind in a.kinds:
-        if kind not in known():
-            raise ValueError(f"kinds: got {kind!r}; accepted: {', '.join(known())}")
-    kinds = a.kinds or [k for k in known() if k != KEPT]
-    for line in listed() if a.action == "list" else cleared(kinds):
+    from . import cache_archive
+    if a.action == "list":
+        lines = listed()
+    elif a.action == "import":
+        lines = cache_archive.imported(Path(a.file), a.device)
+    else:
+        accepted = [*known()] if a.action == "clear" else cache_archive.kinds()
+        for kind in a.kinds:
+            if kind not in accepted:
+                raise ValueError(f"kinds: got {kind!r}; accepted: {', '.join(accepted)}")
+        kinds = a.kinds or [k for k in accepted if k != KEPT]
+        lines = cleared(kinds) if a.action == "clear" else cache_archive.exported(Path(a.file), kinds, a.device)
+    for line in lines:
         print(line, flush=True)
     return 0
 
 
 def options(p: argparse.ArgumentParser) -> None:
-    """Give the parser the options of `cache`."""
-    p.add_argument("action", choices=("list", "clear"), help="list the files with sizes, or remove them")
-    p.add_argument("kinds", nargs="*", metavar="KIND",
-                   help=f"with clear, of {', '.join(known())} (default: all but {KEPT}, which tune measured)")
+    """Give the parser the actions of `cache`, and their options."""
+    of = p.add_subparsers(dest="action", required=True)
+    of.add_parser("list", help="list the files with sizes")
+    names = ", ".join(known())
+    clear = of.add_parser("clear", help="remove files")
+    clear.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {names} (default: all but {KEPT}, which tune measured)")
+    for name, text in (("export", "write files to an archive, for machines of the same kind"),
+                       ("import", "put the files of an archive into the cache, if it is for this device and these versions")):
+        x = of.add_parser(name, help=text)
+        x.add_argument("file", metavar="FILE", help="the archive, a tar.gz file")
+        if name == "export":
+            x.add_argument("kinds", nargs="*", metavar="KIND",
+                           help=f"of {names}, triton (Triton's compiled kernels of our modules); default: all but {KEPT}")
+        x.add_argument("--device", default="", metavar="NAME",
+                       help="the device that the files are for, as 'NVIDIA H200' (default: the GPU here, or cpu)")

@@ -251,7 +251,8 @@ def test_clear_leaves_what_a_process_makes(full, capsys):
 
 @pytest.mark.parametrize("words, said", [
     (["clear", "everything"], "kinds: got 'everything'; accepted: modules, native_launcher, choices, pto"),
-    (["list", "pto"], "kinds: got pto with list; accepted: with clear")])
+    (["clear", "triton"], "kinds: got 'triton'; accepted: modules,"),
+    (["export", "a.tar.gz", "everything"], "kinds: got 'everything'; accepted: modules, native_launcher, choices, pto, triton")])
 def test_kinds_that_there_are_not(words, said, folder, capsys):
     assert main(["cache", *words]) == 2 and said in capsys.readouterr().err
 

@@ -1,0 +1,53 @@
+"""Functions of a host's modules, by name, that are ours until they are given back."""
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from .calls import falling_back
+
+
+class Names:
+    """The names that a plug-in replaces. host: its name for `report`.
+
+    A module that imported a function by name has its own name for it, so each such module is listed. What was bound before, as an
+    attribute of a layer, stays what it was: plug-ins are enabled before models are built.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._theirs: dict[tuple[ModuleType, str], Any] = {}
+
+    def replace(self, functions: Mapping[str, Mapping[str, Callable[..., Any]]]) -> list[str]:
+        """Replace functions: of a module's name, of a function's name, ours. Each falls back to the host's. Returns the names
+        that were replaced by now: modules that do not exist, and names that the host has not or that are None, are left out."""
+        # all are imported before a name is replaced, which another module of the host may import
+        modules = {module: ours for at, ours in functions.items() if (module := _found(at)) is not None}
+        for module, ours in modules.items():
+            for name, op in ours.items():
+                theirs = getattr(module, name, None)
+                if theirs is not None and (module, name) not in self._theirs:
+                    self._theirs[module, name] = theirs
+                    setattr(module, name, falling_back(self.host, name, op, theirs))
+        return [f"{m.__name__}.{name}" for m, name in self._theirs]
+
+    def restore(self) -> None:
+        """Give all names back."""
+        for (module, name), theirs in self._theirs.items():
+            setattr(module, name, theirs)
+        self._theirs.clear()
+
+
+def _found(name: str) -> ModuleType | None:
+    """A module of the host, imported if need be; None if there is none. Other errors of its import are raised."""
+    if name not in sys.modules:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as e:
+            if e.name is None or not (name == e.name or name.startswith(f"{e.name}.")):
+                raise
+            return None
+    return sys.modules[name]
