@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -140,21 +140,22 @@ def enable() -> None:
     """Have FLA's functions call our ops. Names in modules that are loaded later are those of fla.ops, so ours."""
     global _on
     _on = True
-    _swap({id(theirs): ours for ours, theirs in _replaced.values()})
+    _swap({theirs: ours for ours, theirs in _replaced.values()})
 
 
 def disable() -> None:
     """Give FLA its functions back, in all loaded modules."""
     global _on
     _on = False
-    _swap({id(ours): theirs for ours, theirs in _replaced.values()})
+    _swap(dict(_replaced.values()))
 
 
-def _swap(new: dict[int, Callable[..., Any]]) -> None:
-    """Bind each name of a loaded module that has one of these functions, by its id, to the new one."""
+def _swap(new: dict[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Bind each name of a loaded module that has one of these functions to the new one."""
     for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
-        for name in [n for n, x in list(vars(module).items()) if id(x) in new]:
-            vars(module)[name] = new[id(vars(module)[name])]
+        for name, x in list(vars(module).items()):
+            if type(x) is FunctionType and x in new:  # isinstance asks objects, some of which warn
+                vars(module)[name] = new[x]
 
 
 @contextmanager
@@ -218,6 +219,7 @@ def _after(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _set_up() -> None:
+    """Make ours for all ENTRIES: those that this FLA dispatches are registered, the others wait for `enable`."""
     found = _found()
     registers = sys.modules["fla"].__version__ == "0.6.0" and os.environ.get("FLA_DISABLE_BACKEND_DISPATCH") != "1"
     dispatched = {n: found[n] for n in DISPATCHED} if registers else {}
