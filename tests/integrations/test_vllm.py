@@ -17,6 +17,7 @@ from reference import rms_error
 from gdn_codegen import channels, integrations, ops
 from gdn_codegen.integrations import vllm as plugin
 from gdn_codegen.integrations.vllm import layers, sites
+from gdn_codegen.runtime.call import launch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
 import features
@@ -345,6 +346,22 @@ def test_no_value_is_read(vllm):
         drafts.run(**of_drafts)
         kda.run(num_prefills=0, num_decodes=2, non_spec_query_start_loc=ints(0, 1, 2), non_spec_state_indices_tensor=ints(3, 0))
     assert all(map(served, ("prefill", "fused_recurrent_kda", "fused_recurrent_gated_delta_rule_packed_decode")))
+
+
+def test_the_profile_run_builds_what_prompts_take(vllm, monkeypatch):
+    batch, built = Batch(vllm(), [70]), []
+    batch.layer.kv_cache, caches = None, batch.layer.kv_cache
+    monkeypatch.setattr(batch.layer, "get_state_dtype", lambda: (torch.bfloat16, torch.float32))
+    own = launch.module
+    monkeypatch.setattr(launch, "module", lambda b: built.append(b) or own(b))
+    launch.forget()
+    stub.CONTEXT.attn_metadata = None
+    for _ in range(2):
+        batch.layer._forward_core(batch.x, batch.b, batch.a, batch.out)
+    assert batch.layer.warmed_up and batch.out.isnan().all() and len(built) == 2, "a short prompt, and one of 70 tokens"
+    batch.layer.kv_cache, before = caches, set(built)
+    batch.run(**of_prompts([70], column(3), [True]))
+    assert served("prefill") and set(built) == before
 
 
 def test_what_our_op_refuses_is_left_to_the_host(vllm, monkeypatch):
