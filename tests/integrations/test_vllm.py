@@ -426,6 +426,23 @@ def test_three_results_where_vllm_has_three_and_other_arguments(vllm):
     assert sites.served(sites.chunk_gated_delta_rule, op) is op, "once"
 
 
+def test_core_attn_out_gets_o(vllm):
+    """In v's shape as in newer layers, or with more rows as before; what comes after o stays."""
+    op = vllm().fla_chunk_gated_delta_rule
+    q, k, v = (torch.randn(1, 5, HV, 32).bfloat16() for _ in range(3))
+    g, beta, S = -torch.rand(1, 5, HV), torch.rand(1, 5, HV), torch.randn(1, HV, V, K)
+    want = [row for row, _ in stub.walk(q[0], k[0], v[0], g[0], beta[0], K ** -0.5, S[0], True)]
+    for rows, at in (8, 2), (9, 0):
+        held = torch.full((rows, HV, V), 7.0, dtype=v.dtype)
+        buffer = held[at:at + 5][None] if at else held
+        o, _ = op(q=q, k=k, v=v, g=g, beta=beta, initial_state=S, output_final_state=True, cu_seqlens=ints(0, 5),
+                  use_qk_l2norm_in_kernel=True, core_attn_out=buffer)
+        assert o.data_ptr() == buffer.data_ptr()
+        near(held[at:at + 5], want)
+        assert (held[:at] == 7).all() and (held[at + 5:] == 7).all()
+    assert served("chunk_gated_delta_rule")
+
+
 def test_modules_that_were_imported_before(vllm):
     module = vllm(register=False)
     theirs = module.fused_sigmoid_gating_delta_rule_update
