@@ -51,9 +51,9 @@ def test_what_is_unused_changes_nothing_and_all_else_does(target, arch):
         plans = (varied("gradient", arch, narrow_workspaces=x, stages=1) for x in (False, True))
         wide, narrow = (module(target, arch, plan, algorithm="simple_gla.gradient") for plan in plans)
         read |= {"narrow_workspaces"} if wide != narrow and narrow else set()
-    name, fields = ("prepared", {"v_piece": 64}) if target == "pto" else ("gradient", {"stages": 1})
+    name, fields = ("prepared", {"v_piece": 16}) if target == "pto" else ("gradient", {"stages": 1, "v_block": 64})
     whole, pieces = (module(target, arch, varied(name, arch, padded_pieces=x, **fields), algorithm="simple_gla.gradient",
-                            dims=(252, 252) if target == "pto" else (252, 128)) for x in (False, True))
+                            dims=(36, 56) if target == "pto" else (248, 128)) for x in (False, True))
     read |= {"padded_pieces"} if pieces and whole != pieces else set()
     assert set(VALUES) - read == set(find(target).lowered_for(arch).unused)
 
