@@ -95,10 +95,11 @@ def test_what_is_kept(page: str, save: str, kept: torch.dtype | None) -> None:
     right(errors(p, save=save), torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_inputs_of_16_bits(dtype: torch.dtype) -> None:
-    """Gates and beta in 16 bits get gradients in their dtype."""
-    p = Problem("gated_delta_rule", HERE[0], (21, 11), dtype=dtype)
+@pytest.mark.parametrize("page, dtype", [("gated_delta_rule", torch.float16), ("gated_delta_rule", torch.bfloat16),
+                                         ("gla", torch.bfloat16)])
+def test_inputs_of_16_bits(page: str, dtype: torch.dtype) -> None:
+    """Gates, of heads or of channels, and beta in 16 bits get gradients in their dtype."""
+    p = Problem(page, HERE[0], (21, 11), dtype=dtype)
     right(errors(p), dtype)
     p.x = {n: y.to(dtype) for n, y in p.x.items()}
     right(errors(p), dtype)

@@ -91,13 +91,19 @@ def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, m: Any, named
          starts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """What a module gives, by name: outputs, final states and states before chunks."""
     host, t = m.HOST, m.HOST.tables
-    given = [named.get(row[0]) for rows in (t.inputs, t.head_inputs) for row in rows]
+    given = [_as_built(named.get(row[0]), row[3]) for row in t.inputs] + [named.get(row[0]) for row in t.head_inputs]
     given += [in_page_order(n, named[n.removesuffix(TRANSPOSED)]).to(getattr(torch, dtype)) for n, _, dtype in t.chunk_inputs]
     with compiling(m, call.device.type):
         memory = host.run(given, numbers_for(host, numbers), [starts[row[0]] for row in t.initial], (None,) * len(t.outputs),
                           ends, (None,) * len(t.final), t.backward)
     made = {n: memory[t.tensors.index(n)] for n in (*(row[0] for rows in (t.outputs, t.final) for row in rows), *t.saved)}
     return {n.removesuffix(TRANSPOSED): in_page_order(n, y) for n, y in made.items()}
+
+
+def _as_built(y: Any, dtype: str) -> Any:
+    """An input in the dtype that a module reads. Modules widen numbers of a head by themselves, but no rows, as gates for each
+    channel in 16 bits: the builds of gradients read them in float32."""
+    return y.to(getattr(torch, dtype)) if isinstance(y, Tensor) and y.ndim > 3 else y
 
 
 def by_argument(d: Tensor, y: Tensor | None, axes: tuple[int, int]) -> Tensor:
