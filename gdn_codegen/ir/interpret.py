@@ -466,7 +466,9 @@ class Interpreter:
             return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
         x = x.T if o.attr("transposed") else x[None] if o.attr("one_token") else x
-        to = to.narrow(-1, *at.columns(o)) if o.attr("piece") else to
+        if o.attr("piece"):
+            first, size = at.columns(o)
+            to = to[..., first:first + size]  # memory has fewer columns than the tile, if that has padding
         to[...] = x[tuple(slice(n) for n in to.shape)]
 
 

@@ -78,6 +78,7 @@ class _Walk:
         self.p, self.number, self.type, self.wanted, self.stored, self.loaded = p, number, type_of, wanted, stored, loaded
         self.tensors = {t.name: t for t in p.tensors}
         self.zero: dict[str, Axes] = {}
+        self.units: set[str] = set()  # identity matrices I; x @ I is zero where x is
         self.found: dict[str, tuple[Op, str]] = {}  # name of the op's value -> op, dim
 
     def body(self, body: tuple[Stmt, ...]) -> None:
@@ -117,8 +118,12 @@ class _Walk:
     def op(self, o: Op) -> Axes:
         """The axes along which the value of an op is zero on padding. Also records sums over padding that may be nonzero."""
         z = tuple(self.zero[a] for a in o.args)
+        if o.kind == "move" and o.args[0] in self.units:
+            self.units.add(o.out)
         if o.kind == "load":
             t = self.tensors[o.attr("tensor")]
+            if t.index == "const" and t.fill.startswith("eye "):
+                self.units.add(o.out)
             if t.role == "workspace":
                 lies = self.stored.get(t.name, ALL) if t.index != "const" else NONE
                 if t.index != "const":
@@ -131,6 +136,8 @@ class _Walk:
         d, attrs = OPS[o.kind], dict(o.attrs)
         if d.sums is not None:
             self.sums(o, d.sums(attrs))
+        if o.kind == "matmul" and o.args[1] in self.units:
+            return transpose(z[0], bool(attrs.get("ta"))) & (z[2] if z[2:] else ALL)
         return d.zero(attrs, tuple(self.type[a] for a in o.args), z)
 
 

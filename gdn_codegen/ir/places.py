@@ -26,10 +26,9 @@ def misplaced(p: Program, t: Tensor) -> Iterator[str]:
 
 
 def has_columns(p: Program, t: Tensor, o: Op) -> bool:
-    """Whether the rows of `t` have the columns that a load or store moves, and memory has them all, or a load fills padding."""
+    """Whether the rows of the tiles of `t` have the columns that a load or store moves."""
     first, size = o.attr("piece")
-    whole = t.dims and (o.kind == "load" or not p.padded(t)[-1]) and not o.attr("heads") and not o.attr("last")
-    return bool(whole) and 0 <= first < first + size <= t.tile.shape(p.sizes)[-1]
+    return bool(t.dims) and not o.attr("heads") and not o.attr("last") and 0 <= first < first + size <= t.tile.shape(p.sizes)[-1]
 
 
 def takes_columns(p: Program, k: Kernel, lp: Loop) -> bool:

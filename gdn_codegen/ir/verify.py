@@ -251,7 +251,7 @@ class _Kernel:
         if at.get("one_token") and (t.index != "token" or self.p.sizes["C"] != 1):
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
         if at.get("piece") and not has_columns(self.p, t, o):
-            raise self.fail(o, f"moves the columns {at['piece']} of {name}; accepted: (first, size) within rows that memory has")
+            raise self.fail(o, f"moves the columns {at['piece']} of {name}; accepted: (first, size) within the rows of its tiles")
         row = at.get("one_token", False), at.get("tokens", 0), at.get("piece")
         moved = t.moved(heads, at.get("transposed", False), last, *row)
         if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (

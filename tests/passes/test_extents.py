@@ -17,6 +17,7 @@ from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.types import Tile
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.abi.memory import memory, tile_extent
+from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.contract import PLAIN, Contract
 from gdn_codegen.targets import lower
@@ -87,6 +88,14 @@ def test_a_sum_over_padding_that_is_not_zero_is_refused(name, kind):
     with pytest.raises(VerifyError, match=f"{kind} sums over K, tiles of which are padded from 36 to 64"):
         verify(memory(spoiled(name).trace(), SIZES, TRITON, PLAIN))
     verify(memory(spoiled(name).trace(), {"C": 16, "K": 32, "V": 32}, TRITON, PLAIN))
+
+
+def test_a_product_with_the_identity_is_zero_where_its_operand_is():
+    """The cube core of PTO starts a sum with one. The state that this gradient walks back is such a sum, from step to step."""
+    p = lowered(Build("pto", 16, algorithm="gated_delta_product.gradient", schedule="prepared", dtype="bfloat16", head_dim_k=32,
+                      head_dim_v=60))
+    assert p.extents == (("V", 60),) and any(t.fill.startswith("eye") and t.dims == ("V", "V") for t in p.tensors)
+    assert sums_over_padding(p) == []
 
 
 @pytest.mark.parametrize("page_of, refused", [(lambda v: exp(v), True), (lambda v: v, False)])

@@ -14,9 +14,9 @@ class Addresses(Values):
     # --- addresses in global memory ---
     def cols(self, t: Tensor, piece: tuple[int, int] | None = None) -> str:
         """The number of columns of this instance's tile that exist in memory, or of a piece of them."""
-        if piece:
-            return str(piece[1])
         n, mine = self.p.shape(t)[-1], t.tile.shape(self.sizes)[-1]
+        if piece:
+            return str(min(n - piece[0], piece[1]))
         if not self.p.padded(t)[-1]:
             return str(mine)
         return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.blocked_dim else str(n)

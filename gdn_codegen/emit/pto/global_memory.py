@@ -153,9 +153,9 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
     if k.agent == "cube":
         source = k.defs.get(o.args[0])
         few = f" || heads < {b.shape[1]}" if source is not None and source.attr("heads") else ""
-        from_ = k.p.tensor(source.attr("tensor")) if source is not None and source.kind == "load" else None
+        given, width = _columns(k, source) if source is not None and source.kind == "load" else (0, 0)
         block = 32 // BYTES[b.dtype]  # the load fills the last block of a row
-        if from_ and k.p.padded(from_)[-1] and -(-k.p.shape(from_)[-1] // block) * block < k.p.sizes[str(from_.dims[-1])]:
+        if -(-given // block) * block < width:
             return [f"TFILLPAD({raw}, {raw});"]
         return [f"if ({rows} < {b.shape[0]}{few}) TFILLPAD({raw}, {raw});"]
     if k.is_wide(o.out):
@@ -167,5 +167,12 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
         shape, sizes = (f"1, {b.shape[0]}", f"1, {some}") if flat else (f"{b.shape[0]}, {b.shape[1]}", f"{some}, {b.shape[1]}")
         fill = f"fill_row({name}, valid, {some});" if flat else f"fill_rows({name}, valid, {some}, {k.address(o.out)});"
         return braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {k.address(o.out)});", fill])
-    fill = "fill_tile" if k.p.padded(k.p.tensor(source.attr("tensor")))[-1] else "fill_rows"
-    return [f"{fill}({name}, {raw}, {part}, {k.address(o.out)});"]
+    given, width = _columns(k, source)
+    return [f"{'fill_tile' if given < width else 'fill_rows'}({name}, {raw}, {part}, {k.address(o.out)});"]
+
+
+def _columns(k: KernelWriter, o: Op) -> tuple[int, int]:
+    """How many columns of what a load moves memory has, and how many the tile has, with all blocks of a dim together."""
+    t = k.p.tensor(o.attr("tensor"))
+    first, width = o.attr("piece") or (0, t.tile.shape(k.p.sizes)[-1])
+    return min(k.p.shape(t)[-1] - first, width), width

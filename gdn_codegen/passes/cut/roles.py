@@ -7,6 +7,7 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - inverse: an inverse as products read it. The schedule's form may have scaled it or removed its diagonal.
 - weight, offset: products of an inverse that do not depend on a state, but whose readers do. A weight multiplies a state.
 - solution: the sum of products of an inverse, where it depends on a state. right_side: what an inverse multiplies there.
+  state_solution: a solution on which a next state depends.
 - operand: what a walk needs, if it computes only values that depend on a state, and tiles that these read otherwise than as an
   operand of a product: the operands of products and the vectors that it reads, and that depend on no state.
 - pair: an operand with a number for each pair of tokens that is no inverse. keyed: an operand with the dim K.
@@ -44,13 +45,13 @@ class _Roles:
         self.type |= {c.name: c.type for c in loop.carried}
         self.given = {*self.outputs, *(c.next for c in loop.carried)}  # results of the call
         self.waits = set(self.states)  # values that depend on a state
-        self.wanted = set(self.given)
+        self.wanted, self.needed = set(self.given), {c.next for c in loop.carried}  # by a result, by a next state
         for o in self.ops:
             if self.waits & set(o.args):
                 self.waits.add(o.out)
         for o in reversed(self.ops):
-            if o.out in self.wanted:
-                self.wanted |= set(o.args)
+            self.wanted |= set(o.args) if o.out in self.wanted else set()
+            self.needed |= set(o.args) if o.out in self.needed else set()
 
     def of(self) -> dict[str, tuple[str, ...]]:
         """The values of each role, in the order of their definition."""
@@ -61,11 +62,12 @@ class _Roles:
         weights = {n for n in free if any(n in x.args and set(x.args) & set(self.states) for x in self.ops
                                           if x.kind == "matmul")}
         gates = {t.name for t in self.p.role("input") if t.index == "token" and len(t.dims) == 1}
+        solutions = {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits}
         found = {
             "gate": gates, "gate_sum": {o.out for o in self.ops if o.kind == "cumsum" and o.out not in self.waits},
             "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
             "inverse": operands, "weight": weights, "offset": set(free) - weights,
-            "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits},
+            "solution": solutions, "state_solution": solutions & self.needed,
             "right_side": {a for o in self.products(inverses) for a in o.args if a in self.waits}, "operand": self.operands(),
             "summand": self.summands(), "factor": self.factors(), "sum": set(sums(self.ops, self.waits)),
             "keyed": {n for n in self.operands() if "K" in self.type[n].dims},
@@ -110,11 +112,7 @@ class _Roles:
 
     def summands(self) -> set[str]:
         """Computed tiles of tokens that depend on no state, and are added to one that does and that a next state needs."""
-        needed = {c.next for c in self.p.walk.carried}
-        for o in reversed(self.ops):
-            if o.out in needed:
-                needed |= set(o.args)
-        return {n for n in self.added(self.waits & needed) if self.type[n].rank == 2}
+        return {n for n in self.added(self.waits & self.needed) if self.type[n].rank == 2}
 
     def factors(self) -> set[str]:
         """Computed tiles of tokens x tokens that depend on no state, and are factors of elementwise products that do."""

@@ -33,7 +33,7 @@ def _kernel(p: Program, k: Kernel, columns: int) -> Kernel:
     """The kernel with its loop over pieces of so many columns, or `k` itself."""
     if k.grid != "chunks" or len(k.ops) != len(k.body) or {**p.sizes, **k.sizes}["K"] % columns or p.sizes["K"] <= columns:
         return k
-    if k.blocked_dim == "K" or not all(splits(p, k, o, "K", padded=True) for o in k.ops):
+    if k.blocked_dim == "K" or not all(splits(p, k, o, "K", padded=("load",)) for o in k.ops):
         return k
     sums = ColumnSums(k)
     if not any(o.kind == "matmul" for o in sums.ops.values()) or not sums.separate():

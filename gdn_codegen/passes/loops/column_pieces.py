@@ -30,28 +30,31 @@ def column_pieces(p: Program, s: Schedule) -> Program:
     """`p` with kernels over chunks in pieces of the columns of V, in the order with the fewest bytes of tiles at once. `p` itself
     if the schedule has no `v_piece`."""
     def split(k: Kernel) -> Kernel:
-        x = in_pieces(p, k, "V", s.v_piece)
+        x = in_pieces(p, k, "V", s.v_piece, padded=True)
         return k if x is k else few_live(x, {**p.sizes, **k.sizes})
 
     return p.map_kernels(lambda k: split(k) if k.grid == "chunks" else k) if s.v_piece else p
 
 
-def in_pieces(p: Program, k: Kernel, dim: str = "K", columns: int = 0) -> Kernel:
+def in_pieces(p: Program, k: Kernel, dim: str = "K", columns: int = 0, padded: bool = False) -> Kernel:
     """The kernel, which has no loop, in pieces of so many columns of `dim`, by default COLUMNS. `k` itself if it has no more
-    columns, if its grid cuts the dim, or if it has ops that are not sums over pieces."""
+    columns, if its grid cuts the dim, or if it has ops that are not sums over pieces. padded: whether tiles may have padding
+    along the dim. Pieces of it are as wide as others."""
     size, columns = p.sizes[dim], columns or COLUMNS
-    if size <= columns or size % columns or k.blocked_dim == dim or not all(splits(p, k, o, dim) for o in k.ops):
+    moves = ("load", "store") if padded else ()
+    if size <= columns or size % columns or k.blocked_dim == dim or not all(splits(p, k, o, dim, moves) for o in k.ops):
         return k
     return _Columns(p, dim, [(first, columns) for first in range(0, size, columns)]).kernel(k)
 
 
-def splits(p: Program, k: Kernel, o: Op, dim: str, padded: bool = False) -> bool:
-    """Whether `o` has the same meaning on pieces of `dim`, or sums over them. padded: whether loads may fill padding of it."""
+def splits(p: Program, k: Kernel, o: Op, dim: str, padded: tuple[str, ...] = ()) -> bool:
+    """Whether `o` has the same meaning on pieces of `dim`, or sums over them. padded: which of loads and stores may move tiles
+    with padding along it."""
     types = types_of(k.body)
     if o.kind in ("load", "store"):
         t = p.tensor(o.attr("tensor"))
         return dim not in t.dims or (t.dims[-1] == dim and t.dims.count(dim) == 1 and not o.attr("transposed")
-                                     and (not p.padded(t)[-1] or (padded and o.kind == "load")) and not o.args[1:])
+                                     and (not p.padded(t)[-1] or o.kind in padded) and not o.args[1:])
     dims = [types[a].dims for a in o.args]
     if not any(dim in d for d in (*dims, o.type.dims if o.type else ())):
         return True

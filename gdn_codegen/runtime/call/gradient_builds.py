@@ -14,8 +14,9 @@ from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
 from ...ir.differentiate import derivative, solutions
 from ...ir.page import Algorithm
+from ...passes.cut.roles import roles
 from ...schedule import Schedule, named, varied
-from ...schedule.schedule import BEFORE_BACK
+from ...schedule.schedule import BEFORE_BACK, PREPARED
 from ...targets import find as find_target
 from ...targets import names
 from ..admit import Refused, admit
@@ -73,9 +74,12 @@ OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
 ONE_WALK = "fused_gradient"
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
+#: Its kernels with a walk that leaves those solutions to the last kernel on which no state depends. A solution that sums over V
+#: keeps a walk from having blocks of V.
+LATE_SUMS = (*PREPARED[:2], ("@state", "@state_solution"), PREPARED[-1])
 #: The same for K and V above 128: walks for blocks of V, and kernels over chunks that have some columns of a state at a time.
-BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page"}), (("prepared", {"v_block": n}),))
-                  for n in (64, 32, 16))
+BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page", **kernels}), (("prepared", {"v_block": n}),))
+                  for kernels in ({}, {"kernels": LATE_SUMS}) for n in (64, 32, 16))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
@@ -137,8 +141,10 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     channels = by_channel(page)  # some channels forget slowly, and warm-ups that are as long as a sequence gain nothing
     may_split = in_parts and bool(page.forgets)
     in_parts = may_split and not channels
-    plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())
-             if (in_parts or "partition" not in x.gradient[1]) and x.solved in solved]
+    of = roles(find(beside(b.algorithm, "gradient")).trace())
+    without = [LATE_SUMS] if of["solution"] == of["state_solution"] else []  # the same kernels again
+    plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ()) if x.solved in solved
+             and (in_parts or "partition" not in x.gradient[1]) and x.gradient[1].get("kernels") not in without]
     pairs = [(chunk, x) for chunk in CHUNKS if chunk <= most for x in plans if chunk <= x.most]
     for chunk, plan in sorted(pairs, key=lambda x: (channels and x[1].gradient[0] != BY_CHANNELS, -x[0],
                                                     not decays and x[1].gradient[0] == ONE_WALK)):
