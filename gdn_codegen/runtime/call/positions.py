@@ -61,9 +61,9 @@ def check(about: Inputs, t: Tensors, x: Request) -> None:
     if x.checkpoint_chunks:
         _fail("checkpoint_chunks", f"{x.checkpoint_chunks} with checkpoint_positions", "one of them")
     pool, count = pool_of(t, x), sequences(about, t)
-    if pool.ndim != 4:
-        _fail("checkpoint_states", f"shape {tuple(pool.shape)}", "[slots, HV, K, V], or [slots, HV, V, K] with "
-              "state_v_first=True")
+    tile = about.head_dims[::-1] if x.state_v_first else about.head_dims
+    if pool is t.intermediate_states_buffer and pool.shape[1:] != (about.heads[1], *tile):
+        _fail("checkpoint_states", f"shape {tuple(pool.shape)}", f"[slots, {about.heads[1]}, {tile[0]}, {tile[1]}]")
     for name, y in zip(NAMES, given, strict=True):
         if y is not None and (y.ndim != 2 or y.shape != positions.shape or len(y) != count):
             _fail(name, f"shape {tuple(y.shape)}", f"[N, P] with N = {count}, that of state_indices, and one P")
@@ -173,9 +173,8 @@ class Pieces:
         (count, each), pieces, device = positions.shape, positions.numel(), positions.device
         rows, long = about.rows
         last = positions.long() - 1  # the last token before the position
-        there = (slots | last | _tokens_left(about, t, positions)) >= 0
-        if t.state_indices is not None:
-            there &= t.state_indices[:, None] >= 0
+        signs = slots | last | _tokens_left(about, t, positions)
+        there = (signs if t.state_indices is None else signs | t.state_indices[:, None]) >= 0
         inside = last % chunk
         before = last // chunk * there  # chunks before the one in which the position lies
         stored, taken, at = _by_chunk(about, chunk, before, _filled(_numbers, 0, pieces, 1, torch.int32, device))
