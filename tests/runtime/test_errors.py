@@ -41,6 +41,7 @@ def dual(v, **others):
         chunk_gated_delta_rule(v=torch.autograd.forward_ad.make_dual(v, v), **others)
 
 
+F8 = torch.float8_e4m3fn
 STATE, STATES = zeros(1, HV, K, V), zeros(3, HV, K, V)
 OVER, BIG = half(1, T + 1, HV, V), zeros(1, HV, K, V)
 INSIDE = BIG.view(torch.float16).view(-1)[V:][:T * HV * V].view(1, T, HV, V)
@@ -172,6 +173,11 @@ TRIALS = {
     ("batch_invariant", "not a bool"): dict(batch_invariant=1),
     ("schedule", "parts, in a batch invariant call"): dict(batch_invariant=True, schedule=varied("walk", partition="decay")),
     ("state_dtype", "16 bits, in a batch invariant call"): dict(batch_invariant=True, state_dtype=torch.float16),
+    ("state_dtype", "float8, in a batch invariant call"): dict(batch_invariant=True, state_dtype=F8),
+    ("state_dtype", "float8 beside a tensor that requires grad"): dict(g=zeros(1, T, HV, requires_grad=True), state_dtype=F8),
+    ("checkpoint_positions", "beside states in float8"): dict(AT, initial_state=zeros(6, HV, K, V).to(F8)),
+    ("state_indices", "slots of tokens, beside states in float8"): dict(STEP, state_indices=SLOTS,
+                                                                       initial_state=zeros(8, HV, K, V).to(F8)),
     ("allow_neg_eigval", "without a sigmoid"): dict(allow_neg_eigval=True),
     ("ssm_state_indices", "beside state_indices"): dict(POOL, ssm_state_indices=cu(0, 1), state_indices=cu(0, 1)),
     ("inplace_update", "contradicts inplace_final_state"): dict(initial_state=STATE, inplace_update=True,

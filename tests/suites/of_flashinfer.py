@@ -19,7 +19,6 @@ DIFFERENT = {
     r"requires_output_state_pool": "the words of an error of its own: a pool is written in place, unless said otherwise",
     r"zero_length_sequence_state_untouched": "a sequence without tokens has its initial state for its final one here; there the "
                                              "buffer keeps what it had",
-    r"test_prefill_kernel_state_dtype.*state_dtype[23]-": "states of float8",
     r"preserves_inner_strides": "slots of a pool may lie apart, each is dense",
     r"test_output_state_indices": "a final state goes back to the slot that it came from; other slots are refused by name",
     r"mtp_fp32_state_pool\[\d+-\d+-True": "a final state goes back to the slot that it came from; others are refused by name",

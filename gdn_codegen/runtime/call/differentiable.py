@@ -14,6 +14,7 @@ from .by_token import ARGUMENTS
 from .gradient_builds import check_target
 from .normalise import SAVED, settled
 from .request import DEFAULT_CHUNK, Request
+from .stored_states import check_undifferentiated
 
 #: Tensors of a call that nobody differentiates by, or through.
 _LENT = ("out", "final_state", "state_indices", *ARGUMENTS, "checkpoint_positions", "checkpoint_slots")
@@ -51,4 +52,7 @@ def differentiable(t: Tensors, x: Request, save: str, called: Mapping[str, str] 
 def asked_of(t: Tensors, x: Options, decode: bool) -> Request:
     """`settled` for Gated DeltaNet's ops, with what a call that is differentiated needs."""
     asked = settled(t, x, decode)
-    return differentiable(t, asked, x.save) if differentiates(t[:RAW_INPUTS + 1]) else asked
+    if not differentiates(t[:RAW_INPUTS + 1]):
+        return asked
+    check_undifferentiated(t, x)
+    return differentiable(t, asked, x.save)

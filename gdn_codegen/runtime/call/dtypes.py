@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .arguments import Options, Tensors
+from .stored_states import stores, with_stored
 
 
 def _states(t: Tensors, x: Options) -> torch.dtype | None:
@@ -20,8 +21,8 @@ def _states(t: Tensors, x: Options) -> torch.dtype | None:
 
 
 def adapts(t: Tensors, x: Options) -> bool:
-    """True if a call has to be made in other dtypes: q or k in float32 with v in 16 bits, or states of two dtypes."""
-    return t.q.dtype != t.v.dtype or t.k.dtype != t.v.dtype or _states(t, x) is not None
+    """True if a call has to be made in other dtypes: q or k in float32 with v in 16 bits, states of two dtypes or in float8."""
+    return t.q.dtype != t.v.dtype or t.k.dtype != t.v.dtype or stores(t, x) or _states(t, x) is not None
 
 
 def adapted(t: Tensors, x: Options, call: Callable[[Tensors, Options], tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -32,6 +33,8 @@ def adapted(t: Tensors, x: Options, call: Callable[[Tensors, Options], tuple[Any
 def with_states(t: Tensors, x: Options, call: Callable[[Tensors, Options], tuple[Any, ...]]) -> tuple[Any, ...]:
     """What a call gives, by way of `call` with states that kernels take. States of two dtypes pass through float32, so that
     each is rounded once."""
+    if stores(t, x):
+        return with_stored(t, x, lambda t, x: with_states(t, x, call))
     dtype, final = _states(t, x), t.final_state
     if dtype is None:
         return call(t, x)

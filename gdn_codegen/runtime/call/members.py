@@ -34,6 +34,7 @@ from .normalise import check_chunks, check_plain, is_step, reads, request_of, sh
 from .positions import check
 from .request import DECODE_CHUNK, DTYPES, SAVING, Inputs, Request, call_for
 from .run import run
+from .stored_states import check_undifferentiated
 
 #: How options are where a call does not say otherwise.
 OPEN = Options(False, False, False, None, "log", "given", False, False, None, None, "auto", None)
@@ -218,6 +219,7 @@ def _asked(algorithm: str, inputs: dict[str, Any], t: Tensors, x: Options, forms
     """The Request of a call, also where it is differentiated."""
     asked = replace(request_of(t, x, step), algorithm=algorithm, forms=forms)
     if differentiates((*inputs.values(), t.A_log, t.dt_bias, t.initial_state)):
+        check_undifferentiated(t, x)
         return differentiable(t, asked, x.save, called)
     return asked
 

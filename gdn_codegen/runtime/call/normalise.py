@@ -22,6 +22,7 @@ from ..build import CHUNKS, LAYOUTS
 from .arguments import BUFFER, FLAGS, IN_KERNELS, INPUTS, INTEGERS, Options, Tensors, name_of
 from .by_token import words
 from .request import DECODE_CHUNK, DTYPES, SAVING, Request
+from .stored_states import STORED
 
 #: The words for forms of g and beta, with the contract's names of them. The first word is for what the page reads.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
@@ -89,6 +90,13 @@ def _kernels_dtype(name: str, dtype: Any) -> str:
     if dtype not in DTYPES:
         _fail(name, dtype, ", ".join(map(str, _ANY_FLOAT)))
     return DTYPES[dtype]
+
+
+def _states_dtype(name: str, dtype: Any) -> str:
+    """The name of the dtype in which kernels have a call's states: float32 for those that are stored in float8."""
+    if dtype not in DTYPES and dtype not in STORED:
+        _fail(name, dtype, ", ".join(map(str, (*_ANY_FLOAT, *STORED))))
+    return DTYPES.get(dtype, "float32")
 
 
 def _check_dtypes(t: Tensors) -> None:
@@ -206,6 +214,8 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
     there is none."""
     if wish is not None:
         _check_flag("inplace_final_state", wish)
+    if initial is not None:
+        _states_dtype("initial_state", initial)
     in_place = wish if wish is not None else final is not None if same else indices and final is None
     if indices and initial is None:
         _fail("state_indices", "indices without initial_state", "initial_state as well, because the indices are its slots")
@@ -216,11 +226,11 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
     if same and not in_place and final is not None:
         _fail("final_state", "the buffer of initial_state", "a buffer of its own, or inplace_final_state=True")
     dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
-    wanted = "float32" if dtype is None else _kernels_dtype("state_dtype", dtype)
+    wanted = "float32" if dtype is None else _states_dtype("state_dtype", dtype)
     held = initial if in_place or indices else final
     if held is None:
         return in_place, wanted
-    found = _kernels_dtype("initial_state" if in_place or indices else "final_state", held)
+    found = _states_dtype("final_state", held)
     if indices and final not in (None, held):
         _fail("final_state", final, f"{held}, that of the pool")
     if dtype is not None and dtype != held:
