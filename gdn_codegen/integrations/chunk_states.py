@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime.call.request import DTYPES
+
 CHUNK = 64
 
 
@@ -20,8 +22,10 @@ def chunk_states(v: Tensor, K: int, initial_state: Tensor | None, state_indices:
     which an op of ours stores the others. It is called next, as it may overwrite initial_state.
 
     v: [B, T, HV, V], with sequences as in cu_seqlens or one for each batch row. initial_state, state_indices: as our ops have
-    them. dtype: of the op's states, that of initial_state where there is one.
+    them. dtype: of the op's final states. ValueError for one that kernels have not.
     """
+    if dtype not in DTYPES:
+        raise ValueError(f"initial_state: got {dtype}; accepted: {', '.join(map(str, DTYPES))}, of which h can be")
     (rows, tokens, heads, V), device = v.shape, v.device
     ends = torch.arange(0, rows * tokens + 1, max(tokens, 1), device=device) if cu_seqlens is None else cu_seqlens
     chunks = (ends.diff() + CHUNK - 1) // CHUNK

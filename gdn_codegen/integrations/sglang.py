@@ -1,6 +1,6 @@
 """SGLang: the layers of Gated DeltaNet and of Kimi Delta Attention.
 
-Its `load_plugins` calls `register` in each of its processes, by the entry point `sglang.srt.plugins`. GDN_CODEGEN_SGLANG=0 and
+Its `load_plugins` calls `register` in each of its processes, by the entry point sglang.srt.plugins. GDN_CODEGEN_SGLANG=0 and
 SGLANG_PLUGINS turn it off. In a process of one's own, without entry points:
 
     from gdn_codegen.integrations import sglang; sglang.enable()

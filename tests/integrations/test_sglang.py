@@ -12,6 +12,7 @@ from stub_of_sglang import FILES
 from gdn_codegen import integrations
 
 H, HV, K, V = 1, 2, 32, 48
+LONG = partial(pytest.param, marks=pytest.mark.long)
 
 
 @pytest.fixture
@@ -132,6 +133,7 @@ def test_gdn_prefill_with_tracked_states_and_decoding_in_a_padded_batch(sglang):
     assert integrations.report() == "\n".join(served)
 
 
+@pytest.mark.slow
 def test_states_before_chunks_are_left_out_where_nothing_is_tracked(sglang):
     sglang.plug_in.enable()
     x = Problem([70, 3], [4, 0])
@@ -148,34 +150,32 @@ def test_states_before_chunks_are_left_out_where_nothing_is_tracked(sglang):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels", [False, True])
-def test_draft_tokens_in_a_tree_and_in_a_chain(channels, sglang):
+@pytest.mark.parametrize("channels, tree", [(False, True), (True, False), LONG(False, False), LONG(True, True)])
+def test_draft_tokens_in_a_tree_or_a_chain(channels, tree, sglang):
     """As in a CUDA graph for more requests: rows of indices are more than the batch, and the buffer is wider than the drafts."""
     sglang.plug_in.enable()
     parents = torch.tensor([[-1, 0, 0, 1], [0, 0, 1, 2], [0, 0, 0, 0]])
-    for tree in (True, False):
-        x = Problem([4, 4, 4], [4, 0, -1], channels, -5.0 if channels else None)
-        x.meta.mamba_cache_indices = torch.tensor([4, 0, -1, -1, -1], dtype=torch.int32)
-        x.meta.retrieve_parent_token = parents if tree else None
-        buffer, rows = torch.full((6, 5, HV, V, K), float("nan")), torch.tensor([2, 5, 0, 1, 3, 4], dtype=torch.int32)
-        backend = sglang.gdn_backend.GDNAttnBackend(x.meta)
-        if channels:
-            backend.kernel = sglang.kda_triton.TritonKDAKernel()
-            x.layer.A_log = x.layer.A_log.view(1, 1, HV, 1)
-            verify = backend.kernel.target_verify
-            backend.kernel = SimpleNamespace(target_verify=partial(verify, lower_bound=-5.0, cache_ring=False))
-        o = backend.forward_verify(x.layer, x.pool, x.rows, x.a, x.b, buffer, rows, 4)
-        x.layer.A_log = x.layer.A_log.flatten()
-        assert torch.equal(x.pool, x.S)
-        for n in range(2):
-            above = [-1, *parents[n, 1:].tolist()] if tree else range(-1, 3)
-            want, states = x.walk(n, list(zip(range(4), above, strict=True)))
-            assert rms_error(o[0, 4 * n:4 * n + 4], want) < 1e-2 and rms_error(buffer[rows[n], :4], torch.stack(states)) < 1e-2
-        assert buffer[[1, 3, 4]].isnan().all() and buffer[:, 4].isnan().all()
+    x = Problem([4, 4, 4], [4, 0, -1], channels, -5.0 if channels else None)
+    x.meta.mamba_cache_indices = torch.tensor([4, 0, -1, -1, -1], dtype=torch.int32)
+    x.meta.retrieve_parent_token = parents if tree else None
+    buffer, rows = torch.full((6, 5, HV, V, K), float("nan")), torch.tensor([2, 5, 0, 1, 3, 4], dtype=torch.int32)
+    backend = sglang.gdn_backend.GDNAttnBackend(x.meta)
+    if channels:
+        x.layer.A_log = x.layer.A_log.view(1, 1, HV, 1)
+        verify = sglang.kda_triton.TritonKDAKernel().target_verify
+        backend.kernel = SimpleNamespace(target_verify=partial(verify, lower_bound=-5.0, cache_ring=False))
+    o = backend.forward_verify(x.layer, x.pool, x.rows, x.a, x.b, buffer, rows, 4)
+    x.layer.A_log = x.layer.A_log.flatten()
+    assert torch.equal(x.pool, x.S)
+    for n in range(2):
+        above = [-1, *parents[n, 1:].tolist()] if tree else range(-1, 3)
+        want, states = x.walk(n, list(zip(range(4), above, strict=True)))
+        assert rms_error(o[0, 4 * n:4 * n + 4], want) < 1e-2 and rms_error(buffer[rows[n], :4], torch.stack(states)) < 1e-2
+    assert buffer[[1, 3, 4]].isnan().all() and buffer[:, 4].isnan().all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lower_bound", [None, -5.0])
+@pytest.mark.parametrize("lower_bound", [LONG(None), -5.0])
 def test_kda_prefill_and_decoding(lower_bound, sglang):
     sglang.plug_in.enable()
     x = Problem(LENGTHS, SLOTS, True, lower_bound)
@@ -209,10 +209,13 @@ def test_what_is_left_to_sglang(sglang):
     with pytest.raises(AssertionError, match="packed_decode of TritonGDNKernel was called"):
         backend.forward_decode(x.layer, x.pool, x.rows, x.a, x.b)
     with pytest.raises(AssertionError, match="decode of TritonGDNKernel was called"):
-        backend.forward_decode(x.layer, x.pool.to(torch.float8_e4m3fn), x.rows, x.a, x.b, packed=False)
+        backend.forward_decode(x.layer, x.pool.double(), x.rows, x.a, x.b, packed=False)
+    x.meta.has_mamba_track_mask = True
+    with pytest.raises(AssertionError, match="extend of TritonGDNKernel was called"):
+        backend.forward_extend(x.layer, x.pool.to(torch.float8_e4m3fn), x.rows, x.a, x.b)
     said = integrations.report()
     assert "packed_decode: left to the host (replayssm_d: got Tensor" in said
-    assert "(initial_state: got torch.float8_e4m3fn" in said
+    assert "(initial_state: got torch.float64" in said and "(initial_state: got torch.float8_e4m3fn" in said
 
 
 def test_where_nothing_is_replaced(sglang, monkeypatch):
