@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         recurrent_gated_delta_rule,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 #: The ops of each module.
 _OPS = {"ops": ("chunk_gated_delta_rule", "chunk_gated_delta_rule_npu", "fused_recurrent_gated_delta_rule",
                 "recurrent_gated_delta_rule"),

@@ -100,7 +100,7 @@ def falling_back(host: str, function: str, ours: Callable[..., Any], theirs: Cal
     host, function: names for `record`. An error of another kind than REFUSALS is raised. The result has the name and the
     docstring of `theirs`.
     """
-    @wraps(theirs)
+    @wraps(theirs, updated=())  # theirs may have marks of torch.compiler.disable, by which torch would call theirs
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             results = ours(*args, **kwargs)

@@ -45,8 +45,7 @@ class Splits:
 
     def of_channels(self, shape_class: tuple[int, ...]) -> bool:
         """Whether calls of a shape class are split where the page has a gate for each channel."""
-        _, walks, tokens = shape_class
-        return self.channels is not None and walks <= self.channels[0] and tokens >= self.channels[1]
+        return self.channels is not None and shape_class[1] <= self.channels[0] and shape_class[2] >= self.channels[1]
 
 
 @dataclass(frozen=True)

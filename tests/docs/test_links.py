@@ -49,6 +49,8 @@ def defined(body):
             yield s.name
         elif isinstance(s, ast.ImportFrom | ast.Import):
             yield from (a.asname or a.name for a in s.names)
+        elif isinstance(s, ast.If):  # what is imported late, TYPE_CHECKING says
+            yield from defined(s.body)
         for n in ast.walk(s) if not isinstance(s, ast.ClassDef) else ():
             if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "self":
                 yield n.attr

@@ -19,8 +19,8 @@ FOLDER = Path(__file__).parents[2] / "examples"
 NEEDS = {"qwen3_next": ("transformers", "5.23"), "kimi_linear": ("transformers", "5.23"), "mamba2": ("transformers", "5.23"),
          "rwkv7": ("fla.models.rwkv7", None)}
 CALLS, WITH_STATE = 12, 3  # three layers; a prompt at once, in two parts, and for generation
-#: By default Qwen3-Next runs on all targets and each other model on one. tests/family has their ops on all targets.
-OFTEN = (("kimi_linear", "pto"), ("mamba2", "tilelang"), ("rwkv7", "tilelang"))
+#: What runs by default. tests/family has the models' ops on all targets, and tests/integrations Qwen3-Next on TileLang.
+OFTEN = (("qwen3_next", "triton"), ("qwen3_next", "pto"), ("kimi_linear", "pto"), ("mamba2", "tilelang"), ("rwkv7", "tilelang"))
 STEPS = 3 * 15  # generated tokens after the first, a layer each
 
 
@@ -53,7 +53,7 @@ def case(request, comparison):
 
 
 @pytest.mark.parametrize(("case", "target"), [
-    pytest.param(model, t, marks=() if model == "qwen3_next" or (model, t) in OFTEN else pytest.mark.long)
+    pytest.param(model, t, marks=() if (model, t) in OFTEN else pytest.mark.long)
     for model in NEEDS for t in OWN if runs(t, "cpu")], indirect=["case"])
 def test_logits_and_tokens_agree(case, target):
     ops = case.comparison.generated(case.example, target)

@@ -4,7 +4,7 @@ A call compares what the op gives with the member's token recurrence in float64.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import lru_cache
 from unittest import mock
@@ -266,31 +266,37 @@ def _waits(*a, **named):
     raise AssertionError("a value was read")
 
 
-@feature("capture by a CUDA graph: no call reads a value on the device")
-def captured(page, target):
-    """The first round of calls builds, the second settles again, and the third is known."""
+def rounds_of_capture() -> Iterator[int]:
+    """Three rounds for calls as in the capture of a graph, with kernels that do nothing. The first round builds, the second
+    settles again, and in the third calls are known. From the second on, reading a value of a tensor raises."""
     waits = dict.fromkeys(("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__index__", "__float__"), _waits)
     with ExitStack() as patched:
         for module in (normalise, members, known_members, at_positions, launch, mamba):
             for name, other in (("reads", lambda *a: False), ("module", _stubbed), ("admit", lambda *a: None)):
                 if hasattr(module, name):
                     patched.enter_context(mock.patch.object(module, name, other))
-        few = Problem(page, target, (1, 1), few=True)
-        p = Problem(page, target)
-        slots = p.integers([3, 0])
-        at = dict(checkpoint_positions=p.integers([[5], [4]]), checkpoint_slots=p.integers([[1], [-1]]))
         for n in range(3):
             if n < 2:
                 launch.forget()
                 known_members.forget()
             if n == 1:
                 patched.enter_context(mock.patch.multiple(torch.Tensor, **waits))
-            p.call(initial_state=p.pool([3, 0]), state_indices=slots, out=torch.empty(1, *p.v.shape, dtype=p.v.dtype))
-            p.call(initial_state=p.pool([3, 0]), state_indices=slots, **at)
-            p.call(initial_state=p.pool([3, 0]), state_indices=slots, checkpoint_states=p.pool([3, 0]), **at)
-            few.call(rows=True, initial_state=few.pool([3, 0]), state_indices=slots)
+            yield n
     launch.forget()
     known_members.forget()
+
+
+@feature("capture by a CUDA graph: no call reads a value on the device")
+def captured(page, target):
+    few = Problem(page, target, (1, 1), few=True)
+    p = Problem(page, target)
+    slots = p.integers([3, 0])
+    at = dict(checkpoint_positions=p.integers([[5], [4]]), checkpoint_slots=p.integers([[1], [-1]]))
+    for _ in rounds_of_capture():
+        p.call(initial_state=p.pool([3, 0]), state_indices=slots, out=torch.empty(1, *p.v.shape, dtype=p.v.dtype))
+        p.call(initial_state=p.pool([3, 0]), state_indices=slots, **at)
+        p.call(initial_state=p.pool([3, 0]), state_indices=slots, checkpoint_states=p.pool([3, 0]), **at)
+        few.call(rows=True, initial_state=few.pool([3, 0]), state_indices=slots)
 
 
 class Seen(TorchDispatchMode):

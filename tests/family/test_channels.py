@@ -78,7 +78,7 @@ def test_the_self_check_draws_gates(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("partition", [None, "decay"])
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n == "gated_delta_rule_2" else []) for n in OPS])
 def test_walks_that_serve_gates_of_channels_on_hopper(name, partition):
     """Kernels that load middle rows; one for each product of pairs of tokens where these are several."""
     chunk, fields = BY_CHANNEL

@@ -79,8 +79,10 @@ def test_sizes_that_one_kernel_does_not_take(dims: tuple[int, int], states: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla", "kimi_delta_attention"])
-@pytest.mark.parametrize("target", ["triton", "tilelang"])
+@pytest.mark.parametrize("target, page", [
+    ("triton", "gated_delta_rule"), ("triton", "simple_gla"), ("tilelang", "kimi_delta_attention"),
+    *(pytest.param(*x, marks=pytest.mark.long) for x in (("triton", "kimi_delta_attention"), ("tilelang", "gated_delta_rule"),
+                                                         ("tilelang", "simple_gla")))])
 def test_the_widest_state_has_a_gradient_on_a_gpu(target: str, page: str) -> None:
     """Kernels over chunks hold a quarter of the columns of the states at a time, so that they fit."""
     b = asked_of(Build(target, algorithm=page, dtype="bfloat16", head_dim_k=256, head_dim_v=256), True)
@@ -214,7 +216,9 @@ def test_builds_of_triton_on_a_gpu(page: str, schedule: str, chunk: int) -> None
     assert (x.gradient.plan.name, x.gradient.chunk, x.states.chunk) == (schedule, chunk, chunk)
 
 
-@pytest.mark.parametrize("target, arch", [("tilelang", "sm_90a"), ("tilelang", ""), ("triton", "")])
+@pytest.mark.slow
+@pytest.mark.parametrize("target, arch", [("tilelang", "sm_90a"), pytest.param("tilelang", "", marks=pytest.mark.long),
+                                          pytest.param("triton", "", marks=pytest.mark.long)])
 def test_walks_come_in_parts(target: str, arch: str) -> None:
     """Where the page bounds what tokens forget, by a number. Not where the bits of a sequence may depend on
     that sequence alone."""

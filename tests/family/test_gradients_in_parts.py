@@ -84,8 +84,10 @@ class Given:
         return i, max(gradients.relative(gradients.of_input(n, got, want), want) for n, want in self.want.items())
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in ("gated_delta_rule", "gla") else pytest.mark.slow)
-                                  for n in names()])
+@pytest.mark.parametrize("name", [
+    pytest.param(n, marks=[] if n in ("gated_delta_rule", "gla") else
+                 [pytest.mark.slow, *[pytest.mark.long] * (n in ("gated_delta_product", "gated_delta_rule_2"))])
+    for n in names()])
 def test_parts_of_a_walk_back_give_its_gradients(name: str) -> None:
     """From summaries to rounding, with warm-ups to the bound on what they leave out. One kernel, and three."""
     given = Given(name)

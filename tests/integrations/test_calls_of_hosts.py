@@ -78,3 +78,9 @@ def test_reasons_are_bounded():
         integrations.record("a host", "op", f"T: got {n}")
     lines = integrations.report().splitlines()
     assert len(lines) <= 65 and lines[-1] == f"a host: op: left to the host (other reasons): {200 - 64}"
+
+
+def test_marks_of_the_host_s_function_do_not_lead_torch_to_it():
+    """torch.compiler.disable leaves the function that it wraps in an attribute, and calls that where it comes again."""
+    op = integrations.falling_back("a host", "op", lambda x: "ours", torch.compiler.disable(lambda x: "theirs"))
+    assert torch.compiler.disable(op)(1) == op(1) == "ours"

@@ -31,7 +31,7 @@ def full(tmp_path, monkeypatch):
     cache.write(module.with_suffix(".verdicts") / "0123456789abcdef.json", "{}")
     launcher = cache.folder() / "native_launcher" / "native_launcher_0123456789abcdef.so"
     cache.made(launcher, lambda to: to.write_bytes(b"so"))
-    cache.write(cache.folder() / "choices" / "triton" / "h_gdn_codegen-0.1.0.json", "{}")
+    cache.write(cache.folder() / "choices" / "triton" / "h_gdn_codegen-0.2.0.json", "{}")
     cache.write(launcher.with_name(cache.WRITING + "half"), "half")  # a killed process's
     for folder, path in (("A" * 52, module), ("B" * 52, tmp_path / "another" / "modules" / "triton" / "x.py")):
         kernel = tmp_path / "of_triton" / folder

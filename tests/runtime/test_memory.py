@@ -1,7 +1,7 @@
 """Which tensors share memory, beside a list of all their addresses."""
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gdn_codegen.runtime.build import Build
@@ -35,21 +35,21 @@ def views(sizes=(1, 2, 3, 5), gaps=(0, 1, 2, 7)):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(views(), views())
 def test_nothing_is_said_to_be_shared_that_is_not(x, y):
     assert not shared(x, y) or set(addresses(x)) & set(addresses(y))
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(views(), st.integers(0, 60), st.integers(1, 60))
 def test_what_shares_with_a_dense_tensor_is_seen(x, start, size):
     y = MEMORY[start:start + size]
     assert shared(x, y) == shared(y, x) == bool(set(addresses(x)) & set(addresses(y)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(views(), st.integers(0, 60))
 def test_what_shares_with_a_view_of_the_same_strides_is_seen(x, start):
     y = MEMORY.as_strided(x.shape, x.stride(), start)

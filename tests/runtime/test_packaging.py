@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import gdn_codegen
+
 ROOT = Path(__file__).parents[2]
+#: Hosts that pip installs, and that have a plug-in.
+HOSTS = {"fla", "transformers", "vllm", "sglang", "megatron", "torchtitan"}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,16 @@ def test_the_core_needs_torch_and_jinja2_alone(wheel):
     meta = next(n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA"))
     requires = [x for x in zipfile.ZipFile(wheel).read(meta).decode().splitlines() if x.startswith("Requires-Dist")]
     assert sorted(x.split()[1].split(">")[0] for x in requires if "extra ==" not in x) == ["jinja2", "torch"]
+
+
+def test_each_host_has_an_extra_and_the_version_is_one(wheel):
+    archive = zipfile.ZipFile(wheel)
+    meta = archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
+    extras = set(re.findall(r"^Provides-Extra: (.+)$", meta, re.M))
+    plug_ins = {p.stem for p in (ROOT / "gdn_codegen" / "integrations").iterdir()}
+    assert extras - {"triton", "tilelang", "bench", "examples", "test"} == HOSTS and HOSTS <= plug_ins
+    assert f"\nVersion: {gdn_codegen.__version__}\n" in meta
+    assert f"## {gdn_codegen.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_description_has_no_relative_link(wheel):

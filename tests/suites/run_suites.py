@@ -17,8 +17,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
-NAMES = ("fla", "flashqla", "flashinfer", "aiter")
-VARIABLES = {"fla": "SUITE_FLA", "flashqla": "SUITE_FLASHQLA", "flashinfer": "SUITE_FLASHINFER", "aiter": "SUITE_AITER"}
+NAMES = ("fla", "fla_plugin", "flashqla", "flashinfer", "aiter")
+VARIABLES = {"fla": "SUITE_FLA", "fla_plugin": "SUITE_FLA_PLUGIN",
+             "flashqla": "SUITE_FLASHQLA", "flashinfer": "SUITE_FLASHINFER", "aiter": "SUITE_AITER"}
 
 
 def checkout(name: str) -> Path | None:

@@ -33,7 +33,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CPU_WORK = int(os.environ.get("SUITE_CPU_WORK", "1200"))
 #: Results that are gradients, as tests name them.
 GRADIENT = re.compile(r"\s*(d[qkvgb]|dh0|dA\w*|d?bias|ddt\w*|db\w*|dbeta)\b")
-ADAPTERS = {"fla": "of_fla", "flashqla": "of_flashqla", "flashinfer": "of_flashinfer", "aiter": "of_aiter"}
+ADAPTERS = {"fla": "of_fla", "fla_plugin": "of_fla_plugin",
+            "flashqla": "of_flashqla", "flashinfer": "of_flashinfer", "aiter": "of_aiter"}
 
 
 def adapter(name: str) -> Any:

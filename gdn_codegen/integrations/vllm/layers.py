@@ -1,0 +1,131 @@
+"""Qwen's GDN layer in vLLM. It was read at 00545a8a, vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py.
+
+The method `_forward_core(self, mixed_qkv, b, a, core_attn_out)` of `QwenGatedDeltaNetAttention` is the convolution and the
+recurrence of a layer, on the tensors of `GDNAttentionMetadata` (vllm/v1/attention/backends/gdn_attn.py). For a prompt vLLM splits
+and normalises the result of the convolution and computes gates (`fused_post_conv_prep`), gathers states, runs
+`ChunkGatedDeltaRule`, and scatters states. Here our op does all of that: it reads q, k and v as slices of the convolution's
+result, raw gates and the pool of states, and writes o to core_attn_out. Batches without prompts and those with draft tokens go
+through vLLM's method, and its ops (sites.py).
+
+New sequences start from zeros: their slots are zeroed first. For the other sequences of the batch the null block is zeroed
+instead, so that no length depends on values. vLLM's own prefill writes to that block, too, and nobody reads it.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ..calls import falling_back
+from . import say
+from .sites import chunk_gated_delta_rule, served, slots_of, v_first
+
+#: What vLLM's method names. One that names anything else may do more than was read, and is left as it is.
+KNOWN = frozenset("""
+    A_log GDNAttentionMetadata _forward_core_decode_non_spec _warmup_prefill_kernels activation attn_metadata bias cat
+    causal_conv1d_fn causal_conv1d_update chunk_gated_delta_rule chunk_indices chunk_offsets conv1d device dict dt_bias dtype
+    empty enable_packed_recurrent_decode fused_post_conv_prep fused_sigmoid_gating_delta_rule_update get_forward_context
+    has_initial_state head_k_dim head_v_dim index_copy_ index_select is_conv_state_dim_first isinstance kv_cache
+    non_spec_query_start_loc non_spec_state_indices_tensor non_spec_token_indx num_accepted_tokens num_actual_tokens
+    num_decode_tokens num_decodes num_k_heads num_prefills num_spec_decodes prefill_has_initial_state prefill_query_start_loc
+    prefill_state_indices prefix rearrange_mixed_qkv shape size spec_query_start_loc spec_sequence_masks
+    spec_state_indices_tensor spec_token_indx squeeze to torch tp_size transpose unsqueeze view weight AssertionError
+    """.split())
+#: Methods of vLLM's op for prompts that call kernels of others; forward_native calls an op of sites.py.
+METHODS = "forward_cuda", "forward_cutedsl"
+
+
+def replace(module: ModuleType) -> None:
+    """Replace what a module with Qwen's layer defines."""
+    op = getattr(module, "ChunkGatedDeltaRule", None)
+    for name in METHODS:
+        theirs = vars(op).get(name) if op is not None else None
+        made = None if theirs is None else served(chunk_gated_delta_rule, theirs)
+        if made is not None:
+            setattr(op, name, made)
+    layer = getattr(module, "QwenGatedDeltaNetAttention", None)
+    theirs = getattr(layer, "_forward_core", None)
+    if layer is None or theirs is None:
+        say(f"{module.__name__} has no layer whose prefill could be replaced as a whole")
+    elif not getattr(theirs, "by_gdn_codegen", False):
+        unknown = sorted({*theirs.__code__.co_names} - KNOWN)
+        if unknown or theirs.__code__.co_varnames[1:theirs.__code__.co_argcount] != ("mixed_qkv", "b", "a", "core_attn_out"):
+            say(f"{module.__name__}: the layer's prefill is not replaced as a whole, its op is (unknown: {', '.join(unknown)})")
+        else:
+            layer._forward_core = core(vars(module), theirs)
+
+
+def core(host: dict[str, Any], theirs: Callable[..., None]) -> Callable[..., None]:
+    """The layer's method. host: the names of its module."""
+    recurrence = falling_back("vllm", "prefill", _prefill, lambda *args: _their_prefill(host, *args))
+
+    def _forward_core(self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
+        """The convolution and the recurrence of a batch's tokens [tokens, ...], into core_attn_out [tokens, HV, V]."""
+        of_layers = host["get_forward_context"]().attn_metadata
+        about = of_layers[self.prefix] if isinstance(of_layers, dict) else None
+        if about is None or about.num_prefills == 0 or about.spec_sequence_masks is not None:
+            return theirs(self, mixed_qkv=mixed_qkv, b=b, a=a, core_attn_out=core_attn_out)
+        tokens, decoded = about.num_actual_tokens, about.num_decode_tokens if about.num_decodes > 0 else 0
+        rows = _convolved(host, self, mixed_qkv[:tokens], about)
+        if decoded:
+            q, k, v = _slices(self, rows[:decoded])
+            o, _ = host["fused_sigmoid_gating_delta_rule_update"](
+                A_log=self.A_log, a=a[:decoded], b=b[:decoded], dt_bias=self.dt_bias, q=q, k=k, v=v,
+                initial_state=self.kv_cache[1], inplace_final_state=True,
+                cu_seqlens=about.non_spec_query_start_loc[:about.num_decodes + 1],
+                ssm_state_indices=about.non_spec_state_indices_tensor, use_qk_l2norm_in_kernel=True)
+            core_attn_out[:decoded] = o[0]
+        recurrence(self, about, rows[decoded:], a[decoded:tokens], b[decoded:tokens], core_attn_out[decoded:tokens])
+
+    _forward_core.by_gdn_codegen = True  # type: ignore[attr-defined]
+    return _forward_core
+
+
+def _convolved(host: dict[str, Any], layer: Any, rows: Tensor, about: Any) -> Tensor:
+    """vLLM's convolution of a batch with prompts: packed rows [tokens, 2 H K + HV V]."""
+    states, weight = layer.kv_cache[0], layer.conv1d.weight
+    out: Tensor = host["causal_conv1d_fn"](
+        rows.transpose(0, 1), weight.view(weight.size(0), weight.size(2)), layer.conv1d.bias, activation=layer.activation,
+        conv_states=states if host["is_conv_state_dim_first"]() else states.transpose(-1, -2),
+        has_initial_state=about.has_initial_state, cache_indices=about.non_spec_state_indices_tensor,
+        query_start_loc=about.non_spec_query_start_loc, metadata=about)
+    return out.transpose(0, 1)
+
+
+def _slices(layer: Any, rows: Tensor) -> list[Tensor]:
+    """q, k and v [1, tokens, heads, K or V] of packed rows, in place."""
+    width, K, V = layer.key_dim // layer.tp_size, layer.head_k_dim, layer.head_v_dim
+    parts = rows[:, :width], rows[:, width:2 * width], rows[:, 2 * width:]
+    return [x.view(len(x), x.shape[1] // n, n)[None] for x, n in zip(parts, (K, K, V), strict=True)]
+
+
+def _prefill(layer: Any, about: Any, rows: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """The recurrence of prompts, from the convolution's rows and raw gates, with states in their slots."""
+    pool, (q, k, v) = layer.kv_cache[1], _slices(layer, rows)
+    new = torch.where(about.prefill_has_initial_state, 0, about.prefill_state_indices).clamp_(min=0)
+    state_v_first = v_first()
+    pool.index_fill_(0, new.long(), 0)
+    ops.chunk_gated_delta_rule(
+        q, k, v, a[None], b[None], initial_state=pool, use_qk_l2norm_in_kernel=True, cu_seqlens=about.prefill_query_start_loc,
+        out=out[None], gate="raw", A_log=layer.A_log, dt_bias=layer.dt_bias, beta_form="sigmoid", state_v_first=state_v_first,
+        state_indices=slots_of(about.prefill_state_indices), inplace_final_state=True)
+
+
+def _their_prefill(host: dict[str, Any], layer: Any, about: Any, rows: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """The same by vLLM's functions."""
+    pool, slots = layer.kv_cache[1], about.prefill_state_indices
+    inputs = host["fused_post_conv_prep"](
+        conv_output=rows, a=a, b=b, A_log=layer.A_log, dt_bias=layer.dt_bias, num_k_heads=layer.num_k_heads // layer.tp_size,
+        head_k_dim=layer.head_k_dim, head_v_dim=layer.head_v_dim, apply_l2norm=True, output_g_exp=False)
+    states = pool[slots]
+    states[~about.prefill_has_initial_state] = 0
+    o, states = layer.chunk_gated_delta_rule(
+        **dict(zip(("q", "k", "v", "g", "beta"), (x[None] for x in inputs), strict=True)), initial_state=states,
+        output_final_state=True, cu_seqlens=about.prefill_query_start_loc, chunk_indices=about.chunk_indices,
+        chunk_offsets=about.chunk_offsets, use_qk_l2norm_in_kernel=False)
+    pool[slots] = states.to(pool.dtype)
+    out[:] = o[0]
