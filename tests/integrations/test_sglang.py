@@ -2,6 +2,7 @@
 import importlib
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,9 @@ from reference import recurrence, rms_error
 from stub_of_sglang import FILES
 
 from gdn_codegen import integrations
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
+import features
 
 H, HV, K, V = 1, 2, 32, 48
 LONG = partial(pytest.param, marks=pytest.mark.long)
@@ -199,6 +203,30 @@ def test_kda_prefill_and_decoding(lower_bound, sglang):
     q, k, v = y.parts()
     y.check(kernel.decode(q, k, v, y.a.view(1, 4, HV, K), y.b[None], query_start_loc=y.ends, **same))
     assert "left to the host" not in integrations.report()
+
+
+@pytest.mark.slow
+def test_no_value_is_read(sglang):
+    """So that a CUDA graph can capture every call."""
+    sglang.plug_in.enable()
+    x, y, z = Problem(LENGTHS, SLOTS), Problem([4, 4], [4, 0]), Problem([70, 3], [4, 0], True)
+    vars(x.meta).update(has_mamba_track_mask=True, track_ssm_h_src=torch.tensor([1]), track_ssm_h_dst=torch.tensor([1]),
+                        track_ssm_final_src=torch.tensor([0]), track_ssm_final_dst=torch.tensor([5]))
+    y.meta.retrieve_parent_token = torch.tensor([[-1, 0, 0, 1], [0, 0, 1, 2]])
+    buffer, rows = torch.zeros(3, 5, HV, V, K), torch.tensor([2, 0, 1])
+    prompts, drafts = map(sglang.gdn_backend.GDNAttnBackend, (x.meta, y.meta))
+    steps, (q, k, v) = sglang.gdn_backend.GDNAttnBackend(Problem([1, 1], [4, -1]).meta), z.parts()
+    gates = dict(A_log=z.layer.A_log, dt_bias=z.layer.dt_bias, beta_is_raw=True, lower_bound=-5.0)
+    for _ in features.rounds_of_capture():
+        prompts.forward_extend(x.layer, x.pool, x.rows, x.a, x.b)
+        drafts.forward_verify(y.layer, y.pool, y.rows, y.a, y.b, buffer, rows, 4)
+        for packed in (True, False):
+            steps.forward_decode(y.layer, y.pool, y.rows[:2], y.a[:2], y.b[:2], packed)
+        sglang.kda_triton.TritonKDAKernel().extend(
+            q, k, v, z.a.view(1, -1, HV, K), z.b[None], ssm_states=z.pool, cache_indices=z.meta.mamba_cache_indices,
+            query_start_loc=z.ends, return_intermediate_states=True, track_state=torch.zeros(2, HV, V, K),
+            track_chunk_idx=torch.tensor([1, -1]), **gates)
+    assert "left to the host" not in integrations.report() and integrations.report().count(": served: ") == 5
 
 
 def test_what_is_left_to_sglang(sglang):
