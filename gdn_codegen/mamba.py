@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softplus
 
 from .host.arguments import _check_flag, _check_integers
 from .host.tensors import _fail
@@ -36,14 +36,15 @@ def mamba_chunk_scan_combined(
 
     x, z: [B, T, HV, P]; dt: [B, T, HV]; A: [HV]; B, C: [B, T, G, N], where HV is a multiple of the groups G; D, dt_bias: [HV].
     chunk_size: tokens of a chunk, where kernels have such chunks (16, 32, 64, 128). Only rounding depends on it.
-    dt_softplus: softplus(dt + dt_bias) is taken, else max(dt + dt_bias, 0).
+    dt_softplus: softplus(dt + dt_bias) is taken, else max(dt + dt_bias, 0). dt_limit: its least and most value. Other limits than
+    (0, inf) are applied in torch, before the kernel.
     initial_states: [B, HV, P, N]. return_final_states: return the states after the rows, float32.
     seq_idx: [1, T], the number of each token's sequence: packs S sequences into B = 1. cu_seqlens: [S + 1], where they end.
     Without it the call reads seq_idx, and waits for its device; beside it the values of seq_idx are compared with it for CPU
     tensors, or with GDN_CODEGEN_CHECK=1. Then initial_states are [S, HV, P, N], return_final_states returns the state after the
     last sequence, and with cu_seqlens return_varlen_states those after all.
 
-    Raises ValueError that names the bad argument. D [HV, P] and other limits of dt are refused.
+    Raises ValueError that names the bad argument. D [HV, P] and limits of dt below 0 are refused.
     """
     _check_mamba(x, D, seq_idx, cu_seqlens, chunk_size, dt_limit, return_final_states, return_varlen_states, token_axis(kwargs))
     _check_gate(z, kwargs.get("out"))
@@ -51,8 +52,10 @@ def mamba_chunk_scan_combined(
         _fail(name, "a value", _NOT_HERE[name])
     wanted = _check_flag("return_final_states", return_final_states) or return_varlen_states
     if seq_idx is not None and cu_seqlens is None:
-        cu_seqlens = _ends(seq_idx)
+        cu_seqlens = ends_of(seq_idx)
     form = "softplus" if _check_flag("dt_softplus", dt_softplus) else "rectified"
+    if tuple(dt_limit) != (0.0, inf):
+        dt, dt_bias, form = _limited(dt, dt_bias, dt_softplus, dt_limit, token_axis(kwargs)), None, "rectified"
     o, final, *marks = call(
         "mamba2", {"q": C, "k": B, "v": x, "dt": dt, "A": A, "D": D, "dt_bias": dt_bias}, {},
         dict(initial_state=initial_states, output_final_state=wanted, cu_seqlens=cu_seqlens, state_v_first=True,
@@ -139,8 +142,9 @@ def _check_mamba(x: Tensor, D: Any, seq_idx: Any, cu_seqlens: Any, chunk_size: A
     _check_flag("return_varlen_states", varlen)
     if isinstance(D, Tensor) and D.ndim == 2:
         _fail("D", f"shape {tuple(D.shape)}", "shape [HV], one number for each head")
-    if not isinstance(dt_limit, (tuple, list)) or tuple(dt_limit) != (0.0, inf):
-        _fail("dt_limit", dt_limit, "(0.0, inf)")
+    numbers = isinstance(dt_limit, (tuple, list)) and all(isinstance(y, (int, float)) for y in dt_limit)
+    if not numbers or len(dt_limit) != 2 or not 0 <= dt_limit[0] <= dt_limit[1]:
+        _fail("dt_limit", dt_limit, "two numbers, of which the first is 0 or more and the second no less")
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
         _fail("chunk_size", repr(chunk_size), "a number of tokens, at least 1")
     if cu_seqlens is None and varlen:
@@ -163,7 +167,22 @@ def _check_mamba(x: Tensor, D: Any, seq_idx: Any, cu_seqlens: Any, chunk_size: A
             _fail("seq_idx", seq_idx[0].tolist()[:8], f"the sequences of cu_seqlens: {want.tolist()[:8]}...")
 
 
-def _ends(seq_idx: Tensor) -> Tensor:
-    """cu_seqlens: a sequence ends where the number changes."""
+def _limited(dt: Tensor, dt_bias: Tensor | None, softly: bool, limit: tuple[float, float], tokens: int) -> Tensor:
+    """dt after its bias, the softplus if there is one, and the limits, in float32. tokens: their axis."""
+    check_plain("dt", dt)
+    if dt.ndim != 3:
+        _fail("dt", f"rank {dt.ndim}", "rank 3")
+    dt = dt.float()
+    if dt_bias is not None:
+        check_plain("dt_bias", dt_bias)
+        heads = dt.shape[-tokens]
+        if tuple(dt_bias.shape) != (heads,):
+            _fail("dt_bias", f"shape {tuple(dt_bias.shape)}", f"shape ({heads},)")
+        dt = dt + (dt_bias.float() if tokens == 1 else dt_bias.float()[:, None])
+    return (softplus(dt) if softly else dt).clamp(*limit)
+
+
+def ends_of(seq_idx: Tensor) -> Tensor:
+    """cu_seqlens of the numbers of tokens' sequences, [1, T]: a sequence ends where the number changes. Waits for the device."""
     starts = seq_idx[0].diff().nonzero().flatten() + 1
     return torch.cat([starts.new_zeros(1), starts, starts.new_full((1,), seq_idx.shape[1])])

@@ -95,6 +95,22 @@ def test_what_mamba_may_leave_out():
     near([got], want(a, [33], form=lambda dt: dt.clamp(min=0))[:1])
 
 
+@pytest.mark.parametrize("layout", ["bthd", "bhtd"])
+@pytest.mark.parametrize("softly", [True, False])
+def test_limits_of_dt(softly, layout):
+    """Gradients, too: none reaches a dt that a limit replaces."""
+    a = dict(given(33, dtype=torch.float32), dt_limit=(0.5, 1.0))
+    form = lambda dt: (softplus(dt) if softly else dt).clamp(0.5, 1.0)
+    expected, dt = want({n: y for n, y in a.items() if n != "dt_limit"}, [33], form=form), a["dt"].requires_grad_()
+    given_as = {n: y.transpose(1, 2) if n in ("x", "dt", "B", "C") and layout == "bhtd" else y for n, y in a.items()}
+    out, final = mamba_chunk_scan_combined(**given_as, dt_softplus=softly, return_final_states=True, layout=layout)
+    near((out.transpose(1, 2) if layout == "bhtd" else out, final), expected)
+    out.sum().backward()
+    x = dt.detach() + a["dt_bias"]
+    inside = (form(x) > 0.5) & (form(x) < 1.0)
+    assert 0 < inside.sum() < inside.numel() and torch.equal(dt.grad != 0, inside)
+
+
 def test_a_gate_multiplies_the_result():
     a = given(20)
     a["z"] = a["x"].flip(1)
@@ -117,7 +133,10 @@ ENDS = {"cu_seqlens": torch.tensor([0, 4, 9]), "seq_idx": torch.tensor([[0] * 4 
     (dict(initial_state=torch.zeros(1)), "initial_state: got a value; accepted: initial_states"),
     (dict(D=torch.zeros(HV, P)), r"D: got shape \(4, 64\); accepted: shape \[HV\]"),
     (dict(D=torch.zeros(3)), r"D: got shape \(3,\); accepted: shape \(4,\)"),
-    (dict(dt_limit=(0.001, inf)), r"dt_limit: got \(0.001, inf\); accepted: \(0.0, inf\)"),
+    (dict(dt_limit=(-1.0, inf)), r"dt_limit: got \(-1.0, inf\); accepted: two numbers"),
+    (dict(dt_limit=(0.1, 0.01)), "dt_limit: got"), (dict(dt_limit=0.1), "dt_limit: got 0.1"),
+    (dict(dt_limit=(0.1, inf), dt_bias=torch.zeros(3)), r"dt_bias: got shape \(3,\); accepted: shape \(4,\)"),
+    (dict(dt_limit=(0.1, inf), dt=torch.zeros(9, HV)), "dt: got rank 2"),
     (dict(chunk_size=0), "chunk_size: got 0; accepted: a number of tokens"),
     (dict(seq_idx=ENDS["seq_idx"][0]), r"seq_idx: got shape \(9,\); accepted: shape \(1, 9\)"),
     (dict(seq_idx=ENDS["seq_idx"] / 1), "seq_idx: got torch.float32; accepted"),

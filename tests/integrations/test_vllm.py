@@ -17,6 +17,7 @@ from reference import rms_error
 from gdn_codegen import channels, integrations, ops
 from gdn_codegen.integrations import vllm as plugin
 from gdn_codegen.integrations.vllm import layers, sites
+from gdn_codegen.runtime.call import launch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
 import features
@@ -347,6 +348,22 @@ def test_no_value_is_read(vllm):
     assert all(map(served, ("prefill", "fused_recurrent_kda", "fused_recurrent_gated_delta_rule_packed_decode")))
 
 
+def test_the_profile_run_builds_what_prompts_take(vllm, monkeypatch):
+    batch, built = Batch(vllm(), [70]), []
+    batch.layer.kv_cache, caches = None, batch.layer.kv_cache
+    monkeypatch.setattr(batch.layer, "get_state_dtype", lambda: (torch.bfloat16, torch.float32))
+    own = launch.module
+    monkeypatch.setattr(launch, "module", lambda b: built.append(b) or own(b))
+    launch.forget()
+    stub.CONTEXT.attn_metadata = None
+    for _ in range(2):
+        batch.layer._forward_core(batch.x, batch.b, batch.a, batch.out)
+    assert batch.layer.warmed_up and batch.out.isnan().all() and len(built) == 2, "a short prompt, and one of 70 tokens"
+    batch.layer.kv_cache, before = caches, set(built)
+    batch.run(**of_prompts([70], column(3), [True]))
+    assert served("prefill") and set(built) == before
+
+
 def test_what_our_op_refuses_is_left_to_the_host(vllm, monkeypatch):
     module = vllm()
 
@@ -407,6 +424,23 @@ def test_three_results_where_vllm_has_three_and_other_arguments(vllm):
     assert "left to the host (return_intermediate_states: got True; accepted: False)" in integrations.report()
     assert sites.served(sites.chunk_gated_delta_rule, lambda q, k, v: None) is None, "no gates"
     assert sites.served(sites.chunk_gated_delta_rule, op) is op, "once"
+
+
+def test_core_attn_out_gets_o(vllm):
+    """In v's shape as in newer layers, or with more rows as before; what comes after o stays."""
+    op = vllm().fla_chunk_gated_delta_rule
+    q, k, v = (torch.randn(1, 5, HV, 32).bfloat16() for _ in range(3))
+    g, beta, S = -torch.rand(1, 5, HV), torch.rand(1, 5, HV), torch.randn(1, HV, V, K)
+    want = [row for row, _ in stub.walk(q[0], k[0], v[0], g[0], beta[0], K ** -0.5, S[0], True)]
+    for rows, at in (8, 2), (9, 0):
+        held = torch.full((rows, HV, V), 7.0, dtype=v.dtype)
+        buffer = held[at:at + 5][None] if at else held
+        o, _ = op(q=q, k=k, v=v, g=g, beta=beta, initial_state=S, output_final_state=True, cu_seqlens=ints(0, 5),
+                  use_qk_l2norm_in_kernel=True, core_attn_out=buffer)
+        assert o.data_ptr() == buffer.data_ptr()
+        near(held[at:at + 5], want)
+        assert (held[:at] == 7).all() and (held[at + 5:] == 7).all()
+    assert served("chunk_gated_delta_rule")
 
 
 def test_modules_that_were_imported_before(vllm):

@@ -54,8 +54,10 @@ MEMBERS = dict([
         k=half(1, T, H, K)), chunk_offsets__tables_of_chunks=dict(chunk_offsets=PACK), out__shape=dict(out=half(1, 2 * T, HV, V)),
          out__memory_of_an_input=dict(out=PRODUCT["v"][:, :T])),
     *_of("mamba_chunk_scan_combined", MAMBA, D__a_number_for_each_channel=dict(D=zeros(HV, V)), dt_limit__limits=dict(
-        dt_limit=(0.0, 1.0)), chunk_size__none=dict(chunk_size=0), return_varlen_states__one_sequence=dict(
-            return_varlen_states=True), cu_seqlens__without_numbers_of_sequences=dict(cu_seqlens=PACK),
+        dt_limit=(-1.0, 1.0)), dt__rank_beside_limits=dict(dt=zeros(T, HV), dt_limit=(0.1, 1.0)),
+         dt_bias__shape_beside_limits=dict(dt_bias=zeros(3), dt_limit=(0.1, 1.0)), chunk_size__none=dict(chunk_size=0),
+         return_varlen_states__one_sequence=dict(return_varlen_states=True),
+         cu_seqlens__without_numbers_of_sequences=dict(cu_seqlens=PACK),
          return_final_states__two_kinds_of_states=dict(
              cu_seqlens=PACK, seq_idx=NUMBERS, return_final_states=True, return_varlen_states=True),
          seq_idx__shape=dict(seq_idx=NUMBERS[0]), scale__a_factor_of_C=dict(scale=0.5), z__shape=dict(z=half(1, T, H, V)),

@@ -13,14 +13,14 @@ instead, so that no length depends on values. vLLM's own prefill writes to that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import ops
-from ..calls import falling_back
+from ..calls import REFUSALS, falling_back
 from . import say
 from .sites import chunk_gated_delta_rule, served, slots_of, v_first
 
@@ -62,10 +62,14 @@ def replace(module: ModuleType) -> None:
 def core(host: dict[str, Any], theirs: Callable[..., None]) -> Callable[..., None]:
     """The layer's method. host: the names of its module."""
     recurrence = falling_back("vllm", "prefill", _prefill, lambda *args: _their_prefill(host, *args))
+    warm = set()
 
     def _forward_core(self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
         """The convolution and the recurrence of a batch's tokens [tokens, ...], into core_attn_out [tokens, HV, V]."""
         of_layers = host["get_forward_context"]().attn_metadata
+        if of_layers is None and (kind := (mixed_qkv.device, mixed_qkv.dtype, mixed_qkv.shape[1])) not in warm:
+            warm.add(kind)
+            _warm_up(self, mixed_qkv)
         about = of_layers[self.prefix] if isinstance(of_layers, dict) else None
         if about is None or about.num_prefills == 0 or about.spec_sequence_masks is not None:
             return theirs(self, mixed_qkv=mixed_qkv, b=b, a=a, core_attn_out=core_attn_out)
@@ -103,9 +107,10 @@ def _slices(layer: Any, rows: Tensor) -> list[Tensor]:
     return [x.view(len(x), x.shape[1] // n, n)[None] for x, n in zip(parts, (K, K, V), strict=True)]
 
 
-def _prefill(layer: Any, about: Any, rows: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
-    """The recurrence of prompts, from the convolution's rows and raw gates, with states in their slots."""
-    pool, (q, k, v) = layer.kv_cache[1], _slices(layer, rows)
+def _prefill(layer: Any, about: Any, rows: Tensor, a: Tensor, b: Tensor, out: Tensor, pool: Tensor | None = None) -> None:
+    """The recurrence of prompts, from the convolution's rows and raw gates, with states in their slots. pool: None for the
+    layer's."""
+    pool, (q, k, v) = layer.kv_cache[1] if pool is None else pool, _slices(layer, rows)
     new = torch.where(about.prefill_has_initial_state, 0, about.prefill_state_indices).clamp_(min=0)
     state_v_first = v_first()
     pool.index_fill_(0, new.long(), 0)
@@ -113,6 +118,22 @@ def _prefill(layer: Any, about: Any, rows: Tensor, a: Tensor, b: Tensor, out: Te
         q, k, v, a[None], b[None], initial_state=pool, use_qk_l2norm_in_kernel=True, cu_seqlens=about.prefill_query_start_loc,
         out=out[None], gate="raw", A_log=layer.A_log, dt_bias=layer.dt_bias, beta_form="sigmoid", state_v_first=state_v_first,
         state_indices=slots_of(about.prefill_state_indices), inplace_final_state=True)
+
+
+def _warm_up(layer: Any, rows: Tensor) -> None:
+    """Build kernels in vLLM's profile run, which has no metadata, and after which the cache takes the memory: those of a short
+    prompt and of one with all rows. What our op refuses is left to the first prompt, which says so."""
+    heads, K, V = layer.num_v_heads // layer.tp_size, layer.head_k_dim, layer.head_v_dim
+    for tokens in sorted({min(64, len(rows)), len(rows)} - {0}):
+        ends = torch.tensor([0, tokens], dtype=torch.int32, device=rows.device)
+        about = SimpleNamespace(prefill_state_indices=ends[1:] // tokens, prefill_has_initial_state=ends[1:] > 0,
+                                prefill_query_start_loc=ends)
+        gates, out = rows.new_zeros(tokens, heads), rows.new_empty(tokens, heads, V)
+        try:
+            pool = rows.new_zeros(2, heads, *((V, K) if v_first() else (K, V)), dtype=layer.get_state_dtype()[1])
+            _prefill(layer, about, rows[:tokens].contiguous(), gates, gates, out, pool)
+        except REFUSALS:
+            return
 
 
 def _their_prefill(host: dict[str, Any], layer: Any, about: Any, rows: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
