@@ -4,6 +4,7 @@
     python examples/qwen3_next.py --target all
 
 The model is small and its weights are random; layers, cache and generation are those of transformers, untouched.
+In a program of your own one line does it: gdn_codegen.integrations.transformers.enable(model) (docs/integrations.md).
 Prints one line a target; exits with 1 where one disagrees or was never called.
 """
 from __future__ import annotations

@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "k_piece": (0, 16, 32, 64), "piece_warps": (0, 1, 2, 4, 8),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True),
-    "narrow_workspaces": (False, True), "by_length": (False, True)}
+    "narrow_workspaces": (False, True), "by_length": (False, True), "padded_pieces": (False, True)}
 
 
 class ScheduleError(ValueError):
@@ -59,6 +59,7 @@ class Schedule:
     k_block: columns of K per instance, for kernels over chunks whose results all have K and that sum nothing over K. 0 is K.
     k_piece: columns of K that kernels over chunks with products over K take at a time, in a loop (Triton). 0 is K.
     v_piece: columns of V that kernels over chunks with sums over V take at a time, one piece after another (PTO). 0 is V.
+    padded_pieces: kernels over chunks take pieces of columns also where tiles have padding.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
     partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
       summaries; "decay" uses a warm-up, and summaries where the state decays slowly; None does not split.
@@ -109,6 +110,7 @@ class Schedule:
     k_block: int = 0
     k_piece: int = 0
     v_piece: int = 0
+    padded_pieces: bool = False
     launch: str = "kernels"
     partition: str | None = None
     part_chunks: int = 0

@@ -130,7 +130,8 @@ TARGET = register(Target(
     "tilelang",
     Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents", "persistent", "by_length")),
     tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
-    facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=(*OF_OTHERS, "token_groups"), schedule="walk", columns=64)},
+    facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=(*OF_OTHERS, "token_groups", "padded_pieces"), schedule="walk",
+                                        columns=64)},
     preference=0, model=_model, sized_for=(ARCH,), spaces=SPACES, splits=SPLITS, stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,

@@ -52,7 +52,14 @@ def test_pieces_of_v_change_a_gradient():
     assert statements(b) != statements(replace(b, schedule="prepared"))
 
 
+def test_pieces_may_have_padding():
+    """tests/family/test_gradients.py compares results with a reference."""
+    b = Build("pto", 16, algorithm="gated_delta_rule.gradient", schedule=varied("prepared", v_piece=32), head_dim_k=16,
+              head_dim_v=56)
+    assert statements(b) != statements(replace(b, schedule=replace(b.plan, padded_pieces=True)))
+
+
 def test_no_field_is_left_out():
     """tests/runtime/test_unused_fields.py has those that PTO's passes do not read. Other tests have launch, kernels and names."""
-    here = {*SWITCHED, "inverse", "partition", "part_chunks", "k_block", "v_piece"}
+    here = {*SWITCHED, "inverse", "partition", "part_chunks", "k_block", "v_piece", "padded_pieces"}
     assert {*here, *find("pto").lowering.unused, "name", "kernels", "launch"} == {f.name for f in fields(Schedule)}

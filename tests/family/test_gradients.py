@@ -15,7 +15,7 @@ from gdn_codegen.ir.differentiate import chunk_states
 from gdn_codegen.passes.loops import column_pieces, register_room
 from gdn_codegen.passes.storage import place
 from gdn_codegen.runtime.build import Build, lowered
-from gdn_codegen.runtime.call.gradient_builds import FIVE, LATE_SUMS
+from gdn_codegen.runtime.call.gradient_builds import FIVE, late_sums
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
@@ -83,28 +83,34 @@ def test_gradients_by_three_kernels(name: str) -> None:
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in OFTEN[:2] else [pytest.mark.long]) for n in names()])
-def test_gradients_by_five_kernels_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums in a kernel before what they are for, and values along K in two pieces, as where registers have no room for tiles."""
+@pytest.mark.parametrize("name, K", [
+    pytest.param(n, K, marks=[] if (n, K) in zip(OFTEN, (36, 32), strict=False) else pytest.mark.long)
+    for n in names() for K in (32, 36)])
+def test_gradients_by_five_kernels_in_pieces(name: str, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums in a kernel before what they are for, and values along K in pieces, as where registers have no room for tiles. Tiles
+    of K = 36 have 64 columns: a piece with some padding, and one that is padding."""
     monkeypatch.setattr(register_room, "OF_A_WARP", 1)
     monkeypatch.setattr(column_pieces, "COLUMNS", 16)
-    plans = {"states": "fused_walk", "gradient": replace(varied("gradient", kernels=FIVE), name="pieces")}
-    found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), plans, chunk=16, head_dim_k=32, head_dim_v=16,
-                   dtype="float32")
+    back = replace(varied("gradient", padded_pieces=True, **late_sums(FIVE)), name="pieces")
+    p = lowered(Build("triton", 16, algorithm=f"{name}.gradient", schedule=back, dtype="float32", head_dim_k=K, head_dim_v=16))
+    assert any(o.attr("piece") and p.padded(p.tensor(o.attr("tensor")))[-1] == (K == 36) for k in p.kernels for o in k.ops)
+    found = errors("triton", name, Case((13, 0, 37, 1), 1, 2, repeat=True), {"states": "fused_walk", "gradient": back}, chunk=16,
+                   head_dim_k=K, head_dim_v=16, dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 
 
-@pytest.mark.parametrize("name", [pytest.param("gated_delta_rule", marks=pytest.mark.slow),
-                                  pytest.param("simple_gla", marks=pytest.mark.long)])
-def test_gradients_in_pieces_on_tilelang(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name, K", [
+    pytest.param("gated_delta_rule", 36, marks=pytest.mark.slow),
+    *(pytest.param(*x, marks=pytest.mark.long) for x in (("gated_delta_rule", 32), ("simple_gla", 32), ("simple_gla", 36)))])
+def test_gradients_in_pieces_on_tilelang(name: str, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where two whole tiles of states have no room in shared memory."""
     tried = place._attempt
     whole = ScheduleError("too large")
     monkeypatch.setattr(place, "_attempt", lambda p, k, *more, **said: whole if k.grid == "chunks" and k.name.startswith("d_q")
                         and not any(o.attr("piece") for o in k.ops) else tried(p, k, *more, **said))
     monkeypatch.setattr(column_pieces, "COLUMNS", 16)
-    plans = {"states": "fused_walk", "gradient": replace(varied("gradient"), name="pieces")}
-    found = errors("tilelang", name, Case((13, 0, 37, 1), 1, 2, repeat=True), plans, chunk=16, head_dim_k=32, head_dim_v=16,
+    plans = {"states": "fused_walk", "gradient": replace(varied("gradient", padded_pieces=True), name="pieces")}
+    found = errors("tilelang", name, Case((13, 0, 37, 1), 1, 2, repeat=True), plans, chunk=16, head_dim_k=K, head_dim_v=16,
                    dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 
@@ -155,7 +161,8 @@ def test_states_in_pieces_on_pto(name: str, dtype: str, sizes: tuple[int, ...], 
     monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
     C, K, V, n = sizes
     before = varied("prepared", v_block=n)
-    plans = {"states": before, "gradient": replace(before, v_piece=n, order="page", kernels=LATE_SUMS)}
+    back = replace(before, v_piece=n, order="page", padded_pieces=True, **late_sums(before.kernels))
+    plans = {"states": before, "gradient": back}
     b = Build("pto", C, algorithm=f"{name}.gradient", schedule=plans["gradient"], dtype=dtype, head_dim_k=K, head_dim_v=V)
     assert {k.blocked_dim for k in lowered(b).kernels if any(o.attr("piece") for o in k.ops)} == {""}
     found = errors("pto", name, Case((2 * C + 6, 0, C + 1), 1, 2, repeat=True), plans, chunk=C, head_dim_k=K, head_dim_v=V,

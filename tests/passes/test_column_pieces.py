@@ -45,7 +45,7 @@ def test_each_pass_keeps_the_meaning(V):
     p, problem, seen = differentiate(two_memories.trace()), Problem(LENGTHS, 2, 2), {}
     pipelines.observers.append(see := lambda name, before, after, c: seen.update({name: after}) if before != after else None)
     try:
-        lower(p, "pto", varied("prepared", v_piece=32), sizes, "float32")
+        lower(p, "pto", varied("prepared", v_piece=32, padded_pieces=True), sizes, "float32")
     finally:
         pipelines.observers.remove(see)
     moved = {o.attr("tensor") for o in seen["column_pieces"].kernels[-1].ops if o.attr("piece")}

@@ -138,7 +138,7 @@ def test_a_pass_that_comes_too_late_says_what_ended_its_stage(recorded):
     _, _, placed, context = next(step for step in recorded[3] if step[0] == "place")
     with pytest.raises(StageError, match=r"pass place: got every_op, a program of stage 'placed'; accepted: 'assigned'\. It "
                                          r"comes too late: place or transfer has ended that stage\."):
-        place(placed, context.device)
+        place(placed, context.schedule, context.device)
 
 
 def test_a_pass_of_a_stage_that_is_none_is_a_defect():

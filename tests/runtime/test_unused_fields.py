@@ -20,10 +20,11 @@ PLANS = {("triton", ""): varied("walk", partition="decay", descriptors=False), (
          ("tilelang", "sm_90a"): varied("walk", "sm_90a", partition="decay")}
 
 
-def module(target, arch, schedule, chunk=64, state="", algorithm="gated_delta_rule"):
+def module(target, arch, schedule, chunk=64, state="", algorithm="gated_delta_rule", dims=(128, 64)):
     """The module's lines but those that name its schedule, and the length of its check; None if the schedule is refused."""
     try:
-        b = Build(target, chunk, algorithm=algorithm, schedule=schedule, arch=arch, head_dim_v=64, contract=Contract.parse(state))
+        b = Build(target, chunk, algorithm=algorithm, schedule=schedule, arch=arch, head_dim_k=dims[0], head_dim_v=dims[1],
+                  contract=Contract.parse(state))
         return [x for x in render(b).splitlines() if not any(y in x for y in ("Made by:", b.name, "check_chunks="))]
     except ValueError:
         return None
@@ -50,6 +51,10 @@ def test_what_is_unused_changes_nothing_and_all_else_does(target, arch):
         plans = (varied("gradient", arch, narrow_workspaces=x, stages=1) for x in (False, True))
         wide, narrow = (module(target, arch, plan, algorithm="simple_gla.gradient") for plan in plans)
         read |= {"narrow_workspaces"} if wide != narrow and narrow else set()
+    name, fields = ("prepared", {"v_piece": 16}) if target == "pto" else ("gradient", {"stages": 1, "v_block": 64})
+    whole, pieces = (module(target, arch, varied(name, arch, padded_pieces=x, **fields), algorithm="simple_gla.gradient",
+                            dims=(36, 56) if target == "pto" else (248, 128)) for x in (False, True))
+    read |= {"padded_pieces"} if pieces and whole != pieces else set()
     assert set(VALUES) - read == set(find(target).lowered_for(arch).unused)
 
 

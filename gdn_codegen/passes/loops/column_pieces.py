@@ -30,18 +30,18 @@ def column_pieces(p: Program, s: Schedule) -> Program:
     """`p` with kernels over chunks in pieces of the columns of V, in the order with the fewest bytes of tiles at once. `p` itself
     if the schedule has no `v_piece`."""
     def split(k: Kernel) -> Kernel:
-        x = in_pieces(p, k, "V", s.v_piece, padded=True)
+        x = in_pieces(p, k, s, "V", s.v_piece)
         return k if x is k else few_live(x, {**p.sizes, **k.sizes})
 
     return p.map_kernels(lambda k: split(k) if k.grid == "chunks" else k) if s.v_piece else p
 
 
-def in_pieces(p: Program, k: Kernel, dim: str = "K", columns: int = 0, padded: bool = False) -> Kernel:
+def in_pieces(p: Program, k: Kernel, s: Schedule, dim: str = "K", columns: int = 0) -> Kernel:
     """The kernel, which has no loop, in pieces of so many columns of `dim`, by default COLUMNS. `k` itself if it has no more
-    columns, if its grid cuts the dim, or if it has ops that are not sums over pieces. padded: whether tiles may have padding
-    along the dim. Pieces of it are as wide as others."""
+    columns, if its grid cuts the dim, or if it has ops that are not sums over pieces. If s.padded_pieces, tiles may have
+    padding along the dim, of which pieces are as wide as others."""
     size, columns = p.sizes[dim], columns or COLUMNS
-    moves = ("load", "store") if padded else ()
+    moves = ("load", "store") if s.padded_pieces else ()
     if size <= columns or size % columns or k.blocked_dim == dim or not all(splits(p, k, o, dim, moves) for o in k.ops):
         return k
     return _Columns(p, dim, [(first, columns) for first in range(0, size, columns)]).kernel(k)

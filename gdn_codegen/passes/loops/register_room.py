@@ -33,7 +33,7 @@ def register_room(p: Program, s: Schedule) -> Program:
             return k
         sizes, tried = {**p.sizes, **k.sizes}, list[tuple[int, Kernel]]()
         forms: tuple[Callable[[], Kernel], ...] = (
-            lambda: k, lambda: few_live(k, sizes), lambda: few_live(in_pieces(p, k), sizes))
+            lambda: k, lambda: few_live(k, sizes), lambda: few_live(in_pieces(p, k, s), sizes))
         for form in forms:
             tried.append((most_live(x := form(), sizes), x))
             if tried[-1][0] <= room:

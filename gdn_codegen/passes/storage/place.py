@@ -24,7 +24,7 @@ from math import prod
 from ...devices import Device
 from ...ir.core import NO_LINE, Buffer, Kernel, Line, Op, Program, Stmt, map_ops, walk
 from ...ir.types import BYTES
-from ...schedule.schedule import ScheduleError
+from ...schedule.schedule import Schedule, ScheduleError
 from ..loops.column_pieces import in_pieces
 from ..loops.early_loads import early_loads
 from ..loops.few_live import few_live, late
@@ -43,12 +43,12 @@ FRAGMENTS_OF_TWO = 96 * 256 * BYTES["float32"]
 
 
 @takes("assigned", gives="placed")
-def place(p: Program, device: Device) -> Program:
+def place(p: Program, s: Schedule, device: Device) -> Program:
     """`p` with buffers on its kernels and on the ops that fill them. Raises ScheduleError if a space is too small."""
-    return p.map_kernels(lambda k: k if k.agents else _with_room(p, k, device))
+    return p.map_kernels(lambda k: k if k.agents else _with_room(p, s, k, device))
 
 
-def _with_room(p: Program, k: Kernel, device: Device) -> Kernel:
+def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
     """The kernel with buffers, in an order for which shared memory has room, for two blocks if possible."""
     limit = device.spaces.get("shared", 0)
     if not limit or k.grid != "chunks" or not any(o.kind == "matmul" for o in k.ops):
@@ -56,7 +56,7 @@ def _with_room(p: Program, k: Kernel, device: Device) -> Kernel:
     sizes = {**p.sizes, **k.sizes}
     first, calm = _attempt(p, k, device), _attempt(p, late(k, sizes), device, merged=True)
     if isinstance(first, ScheduleError):
-        return _crowded(p, k, device, first)
+        return _crowded(p, s, k, device, first)
     calmer = calm if isinstance(calm, Kernel) and _fragments(calm) < _fragments(first) else None
     if two_fit(first, device):
         return early_loads(calmer, most_of_two(device)) if calmer and two_fit(calmer, device) else first
@@ -66,11 +66,11 @@ def _with_room(p: Program, k: Kernel, device: Device) -> Kernel:
     return early_loads(calmer, limit) if calmer else first
 
 
-def _crowded(p: Program, k: Kernel, device: Device, why: ScheduleError) -> Kernel:
+def _crowded(p: Program, s: Schedule, k: Kernel, device: Device, why: ScheduleError) -> Kernel:
     """The kernel with buffers, in the order of few live tiles, with operands computed again or in pieces of K if need be. Raises
     `why` if its tiles do not fit then."""
     sizes = {**p.sizes, **k.sizes}
-    forms: tuple[Callable[[], Kernel], ...] = (lambda: k, lambda: recompute(k), lambda: in_pieces(p, k))
+    forms: tuple[Callable[[], Kernel], ...] = (lambda: k, lambda: recompute(k), lambda: in_pieces(p, k, s))
     tried = (_attempt(p, few_live(form(), sizes), device, merged=True) for form in forms)
     x = next((x for x in tried if isinstance(x, Kernel)), None)
     if x is None:

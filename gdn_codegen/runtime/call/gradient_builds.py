@@ -14,6 +14,7 @@ from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
 from ...ir.differentiate import derivative, solutions
 from ...ir.page import Algorithm
+from ...passes.abi.memory import tile_extent
 from ...passes.cut.roles import roles
 from ...schedule import Schedule, named, varied
 from ...schedule.schedule import BEFORE_BACK, PREPARED
@@ -34,7 +35,8 @@ from .request import DEFAULT_CHUNK, DTYPES, Call
 class Plan:
     """Schedules with changed fields: that of a gradient, and those of the states before chunks, of which the first that fits is
     taken. narrow: states before chunks have the dtype of q between the two. arch: of builds for one architecture. most: tokens
-    of the largest chunk. solved: the states' module also gives what solves the system of each chunk, which the gradient reads."""
+    of the largest chunk. solved: the states' module also gives what solves the system of each chunk, which the gradient reads.
+    rank: plans for the few sizes that no plan of a lower one fits have a higher one."""
 
     gradient: tuple[str, dict[str, Any]]
     states: tuple[tuple[str, dict[str, Any]], ...]
@@ -42,6 +44,18 @@ class Plan:
     arch: str = ""
     most: int = 128
     solved: bool = False
+    rank: int = 0
+
+    @property
+    def late(self) -> bool:
+        """Whether the walk back leaves sums to the last kernel (`late_sums`)."""
+        return any("@state_solution" in g for g in self.gradient[1].get("kernels", ()))
+
+
+def late_sums(kernels: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
+    """The field of groups with a walk that leaves those solutions to the last kernel on which no state depends. A solution that
+    sums over V keeps a walk from having blocks of V."""
+    return {"kernels": tuple(tuple("@state_solution" if n == "@solution" else n for n in g) for g in kernels)}
 
 
 #: One kernel, and states in float32. For devices on which launches cost little, and pages that fit no other plan.
@@ -74,21 +88,21 @@ OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
 ONE_WALK = "fused_gradient"
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
-#: Its kernels with a walk that leaves those solutions to the last kernel on which no state depends. A solution that sums over V
-#: keeps a walk from having blocks of V.
-LATE_SUMS = (*PREPARED[:2], ("@state", "@state_solution"), PREPARED[-1])
 #: The same for K and V above 128: walks for blocks of V, and kernels over chunks that have some columns of a state at a time.
-BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page", **kernels}), (("prepared", {"v_block": n}),))
-                  for kernels in ({}, {"kernels": LATE_SUMS}) for n in (64, 32, 16))
+BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page", **x}), (("prepared", {"v_block": n}),),
+                       rank=bool(x)) for x in ({}, late_sums(PREPARED)) for n in (64, 32, 16))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
 #: gradients.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE, THREE),
     ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})),
                          replace(THREE, gradient=("gradient", {"v_block": 64})),
-                         Plan((BY_CHANNELS, {"v_block": 64}), WALKS, True, most=32), ONE),
+                         Plan((BY_CHANNELS, {"v_block": 64}), WALKS, True, most=32), ONE,
+         replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(FIVE)}), rank=1)),
     ("tilelang", "cpu"): (ONE, THREE),
-    ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE),
+    ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE,
+                           replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(named("gradient").kernels)}), rank=1),
+                           Plan((BY_CHANNELS, {"v_block": 64}), WALKS, True, most=32, rank=1)),
     ("tilelang", "sm_90a"): (
         *(Plan((ONE_WALK, IN_PARTS), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a", solved=x) for x in (True, False)),
         *(Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
@@ -142,11 +156,14 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     may_split = in_parts and bool(page.forgets)
     in_parts = may_split and not channels
     of = roles(find(beside(b.algorithm, "gradient")).trace())
-    without = [LATE_SUMS] if of["solution"] == of["state_solution"] else []  # the same kernels again
-    plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ()) if x.solved in solved
-             and (in_parts or "partition" not in x.gradient[1]) and x.gradient[1].get("kernels") not in without]
+    late = of["solution"] != of["state_solution"]  # otherwise kernels with late sums are the same again
+    plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())
+             if (in_parts or "partition" not in x.gradient[1]) and x.solved in solved and late >= x.late]
+    if any(tile_extent(n, find_target(b.target).lowering.device) != n for n in (b.head_dim_k, b.head_dim_v)):
+        plans += [replace(x, gradient=(x.gradient[0], {**x.gradient[1], "padded_pieces": True}), rank=x.rank + 2)
+                  for x in plans if "v_block" in x.gradient[1] and not x.arch and "partition" not in x.gradient[1]]
     pairs = [(chunk, x) for chunk in CHUNKS if chunk <= most for x in plans if chunk <= x.most]
-    for chunk, plan in sorted(pairs, key=lambda x: (channels and x[1].gradient[0] != BY_CHANNELS, -x[0],
+    for chunk, plan in sorted(pairs, key=lambda x: (x[1].rank, channels and x[1].gradient[0] != BY_CHANNELS, -x[0],
                                                     not decays and x[1].gradient[0] == ONE_WALK)):
         x = undecided(replace(b, chunk=chunk, arch=plan.arch), plan.narrow, plan.solved)
         back = replace(x.gradient, schedule=_varied(plan.gradient, plan.arch))
