@@ -108,8 +108,8 @@ def chunk_gated_delta_rule(
       tensor.
       checkpoint_chunks: n > 0 adds a third result, the states every n chunks.
       checkpoint_positions, checkpoint_slots: int32 or int64 [N, P]. The state of sequence n after the first
-      checkpoint_positions[n, i] tokens of this call is also written to slot checkpoint_slots[n, i] of the pool to which final
-      states go. Slot -1 writes nothing. No slot occurs twice, and none is among state_indices.
+      checkpoint_positions[n, i] tokens of this call is also written to slot checkpoint_slots[n, i] of the pool of final states,
+      or of the keyword checkpoint_states. Slot -1 writes nothing. No slot occurs twice, and none is among state_indices.
       aligned_positions: a promise that these are multiples of the chunk (64, or chunk_size), each once. That takes less time.
     Output and choice of the kernel.
       out: a buffer for o, with v's shape and dtype.

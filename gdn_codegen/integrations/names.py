@@ -13,31 +13,48 @@ from .calls import falling_back
 class Names:
     """The names that a plug-in replaces. host: its name for `report`.
 
-    A module that imported a function by name has its own name for it, so each such module is listed. What was bound before, as an
-    attribute of a layer, stays what it was: plug-ins are enabled before models are built.
+    A module that imported a function by name has its own name for it, so each such module is listed, or its package is one of
+    `importers`. What was bound before, as an attribute of a layer, stays what it was: plug-ins are enabled before models are
+    built.
     """
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self._theirs: dict[tuple[ModuleType, str], Any] = {}
+        self._theirs: dict[tuple[Any, str], Any] = {}
 
-    def replace(self, functions: Mapping[str, Mapping[str, Callable[..., Any]]]) -> list[str]:
+    def replace(self, functions: Mapping[str, Mapping[str, Callable[..., Any]]], importers: tuple[str, ...] = ()) -> list[str]:
         """Replace functions: of a module's name, of a function's name, ours. Each falls back to the host's. Returns the names
-        that were replaced by now: modules that do not exist, and names that the host has not or that are None, are left out."""
+        that were replaced by now: modules that do not exist, and names that the host has not or that are None, are left out.
+
+        importers: packages whose loaded modules get ours as well, where they have imported one of these functions.
+        """
         # all are imported before a name is replaced, which another module of the host may import
         modules = {module: ours for at, ours in functions.items() if (module := _found(at)) is not None}
         for module, ours in modules.items():
             for name, op in ours.items():
-                theirs = getattr(module, name, None)
-                if theirs is not None and (module, name) not in self._theirs:
-                    self._theirs[module, name] = theirs
-                    setattr(module, name, falling_back(self.host, name, op, theirs))
+                theirs, made = getattr(module, name, None), self.put(module, name, op)
+                for holder in (m for n, m in [*sys.modules.items()] if made is not None and n.split(".")[0] in importers):
+                    for other in [n for n, x in vars(holder).items() if x is theirs]:
+                        self._theirs[holder, other] = theirs
+                        setattr(holder, other, made)
         return [f"{m.__name__}.{name}" for m, name in self._theirs]
+
+    def put(self, holder: Any, name: str, ours: Callable[..., Any]) -> Any:
+        """Replace one name of a module, a class (a static method) or a namespace of torch's ops. Returns what it is now; None if
+        it was replaced before, is absent or is None."""
+        theirs = getattr(holder, name, None)
+        if theirs is None or (holder, name) in self._theirs:
+            return None
+        static = isinstance(vars(holder).get(name), staticmethod)
+        self._theirs[holder, name] = vars(holder)[name] if static else theirs
+        made = falling_back(self.host, name, ours, theirs)
+        setattr(holder, name, staticmethod(made) if static else made)
+        return made
 
     def restore(self) -> None:
         """Give all names back."""
-        for (module, name), theirs in self._theirs.items():
-            setattr(module, name, theirs)
+        for (holder, name), theirs in self._theirs.items():
+            setattr(holder, name, theirs)
         self._theirs.clear()
 
 

@@ -54,7 +54,7 @@ def gated_delta_rule_into(*given: Any) -> Tensor:
     """The same, written to buffers. With in_place final_state holds the initial states, too. Gives the final state where it is
     wanted and has no buffer, else nothing."""
     t, scale, x, (final_state, out, checkpoints, *at) = _unpacked(given)  # checkpoints: also the buffer for states by token
-    rows = checkpoints if "rows" in x.by_token.split("/") else None
+    rows = checkpoints if "rows" in x.by_token.split("/") or any(y is not None for y in at) else None
     written = {"initial_state" if x.in_place else "final_state": final_state}
     t = t._replace(out=out, intermediate_states_buffer=rows, **written, **dict(zip(POSITIONS, at, strict=False)))
     _, final, _ = run_checked(t, x, scale, checkpoints)

@@ -187,6 +187,12 @@ def positions(page, target):
     for tokens, slot in ((5, 1), (18, 2)):
         assert rms_error(mine[slot][None], p.first(tokens).want()[1]) < 5e-3
     assert rms_error(mine[4], p.want()[1][1]) < 5e-3 and (mine[[5, 6, 7]] == 7).all()
+    mine, other = p.pool([3, 0]), torch.full_like(mine, 7.0)  # to memory of its own
+    p.call(initial_state=mine, state_indices=p.integers([3, 0]), checkpoint_positions=p.integers([[5, 18], [9, 1]]),
+           checkpoint_slots=p.integers([[1, 3], [0, -1]]), checkpoint_states=other)
+    assert max(rms_error(other[slot][None], p.first(n).want()[1]) for n, slot in ((5, 1), (18, 3))) < 5e-3
+    assert rms_error(torch.stack([mine[3], mine[0], other[0]]), p.want()[1][[0, 1, 1]]) < 5e-3
+    assert (mine[[1, 2, 4, 5, 6, 7]] == 7).all() and (other[[2, 4, 5, 6, 7]] == 7).all()
 
 
 @feature("`batch_invariant`")
@@ -289,6 +295,7 @@ def captured(page, target):
     for _ in rounds_of_capture():
         p.call(initial_state=p.pool([3, 0]), state_indices=slots, out=torch.empty(1, *p.v.shape, dtype=p.v.dtype))
         p.call(initial_state=p.pool([3, 0]), state_indices=slots, **at)
+        p.call(initial_state=p.pool([3, 0]), state_indices=slots, checkpoint_states=p.pool([3, 0]), **at)
         few.call(rows=True, initial_state=few.pool([3, 0]), state_indices=slots)
 
 

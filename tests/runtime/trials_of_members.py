@@ -34,7 +34,9 @@ MEMBERS = dict([
          A_log__missing_for_raw_gates=dict(use_gate_in_kernel=True), dt_bias__as_many_numbers_as_g_has_channels=dict(
              use_gate_in_kernel=True, A_log=zeros(HV), dt_bias=zeros(K)),
          g__a_factor_below_0=dict(g=zeros(1, T, HV, K) - 0.5, gate="linear"),
-         v__dtype=dict(v=zeros(1, T, HV, V, dtype=torch.int8)),
+         v__dtype=dict(v=zeros(1, T, HV, V, dtype=torch.int8)), checkpoint_states__beside_a_buffer_for_states_by_token=dict(
+             checkpoint_positions=zeros(1, 1).int(), checkpoint_slots=zeros(1, 1).int(), checkpoint_states=zeros(1, HV, K, V),
+             intermediate_states_buffer=zeros(1, 1, HV, K, V)),
          k__dtype_unlike_that_of_v=dict(k=half(1, T, H, K).bfloat16()), out__memory_of_an_input=dict(out=KDA["v"])),
     *_of("chunk_gla", CHANNELS, beta__an_input_of_another_member=dict(beta=zeros(1, T, HV)),
          beta_form__no_such_input=dict(beta_form="sigmoid")),

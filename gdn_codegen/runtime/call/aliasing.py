@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ...host.tensors import _fail
-from .arguments import BUFFER, FINAL, IN_KERNELS, INITIAL, OUT, Tensors
+from .arguments import BUFFER, FINAL, IN_KERNELS, INITIAL, OUT, Tensors, name_of
 
 #: Steps of one tensor that are looked at one by one within the reach of another.
 FEW = 8
@@ -92,5 +92,4 @@ def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) 
                 continue
             at = y.data_ptr()
             if at < last and first < at + reaches[m] and shared(x, y):
-                name, other = Tensors._fields[n], Tensors._fields[m]
-                _fail(name, f"memory of {other}", f"memory of its own{_APART[name]}")
+                _fail(name_of(n, t), f"memory of {name_of(m, t)}", f"memory of its own{_APART[Tensors._fields[n]]}")

@@ -43,6 +43,11 @@ INPUTS, RAW_INPUTS, IN_KERNELS = map(Tensors._fields.index, ("A_log", "initial_s
 POSITIONS = Tensors._fields.index("checkpoint_positions")
 
 
+def name_of(n: int, t: tuple[Any, ...]) -> str:
+    """What callers call a tensor of a call. The buffer for states by token is `checkpoint_states` beside positions."""
+    return "checkpoint_states" if n == BUFFER and t[POSITIONS] is not None else Tensors._fields[n]
+
+
 class Options(NamedTuple):
     """The options of a call: all arguments other than tensors and the scale. longest: as in Request."""
 

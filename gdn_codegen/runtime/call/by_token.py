@@ -28,6 +28,8 @@ def words(t: Tensors, in_place: bool, wanted: bool, decode: bool) -> str:
 
     in_place: whether the call writes states to the pool. wanted: whether it gives a final state. decode: whether it is a step.
     """
+    if t.checkpoint_positions is not None:
+        t = t._replace(intermediate_states_buffer=None)  # it is checkpoint_states
     given = [n for n in ARGUMENTS if getattr(t, n) is not None]
     by_token = t.state_indices is not None and t.state_indices.ndim == 2
     if not given and not by_token:

@@ -172,12 +172,23 @@ def _ends(own: dict[str, Any], x: Any, _: int) -> None:
         own["longest"] = longest_of(x)
 
 
+def _pool_of_checkpoints(own: dict[str, Any], x: Any, _: int) -> None:
+    """Our own keyword: memory for states at positions. Within a call it has the place of the buffer for states by token."""
+    if x is None:
+        return
+    if own["checkpoint_positions"] is None:
+        _fail("checkpoint_states", _said(x), "None without checkpoint_positions and checkpoint_slots")
+    if own["intermediate_states_buffer"] is not None:
+        _fail("checkpoint_states", "both checkpoint_states and intermediate_states_buffer", "one of them")
+    own["intermediate_states_buffer"] = x
+
+
 #: Keywords whose translation needs a function: it changes the op's own arguments.
 MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
     "use_gate_in_kernel": _gate, "use_beta_sigmoid_in_kernel": _beta, "state": _state, "disable_state_update": _no_update,
     "cache_steps": _steps, "core_attn_out": _first_rows, "output_state_indices": _same_slots,
     "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
-    "cu_seqlens_cpu": _ends}
+    "cu_seqlens_cpu": _ends, "checkpoint_states": _pool_of_checkpoints}
 
 
 def _unknown(name: str, own: dict[str, Any]) -> None:

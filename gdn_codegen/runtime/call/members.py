@@ -25,7 +25,7 @@ from ...ir.page import Algorithm
 from ...schedule.contract import Contract
 from . import known_members
 from .aliasing import shared
-from .arguments import INPUTS, Options, Tensors
+from .arguments import BUFFER, INPUTS, Options, Tensors, name_of
 from .differentiable import differentiable, differentiates
 from .dtypes import with_states
 from .known_keywords import spelled
@@ -121,8 +121,8 @@ def _about(page: Algorithm, inputs: dict[str, Any], x: Request) -> Inputs:
 def _check_written(inputs: dict[str, Tensor | None], t: Tensors, x: Request) -> None:
     """ValueError where a tensor that the call writes shares memory with another that it reads or writes."""
     state = "initial_state" if x.in_place else "final_state"
-    others = {n: y for n, y in (*inputs.items(), *t._asdict().items()) if y is not None}
-    for name in ("out", state, "intermediate_states_buffer"):
+    others = {n: y for n, y in (*inputs.items(), *((name_of(n, t), y) for n, y in enumerate(t))) if y is not None}
+    for name in ("out", state, name_of(BUFFER, t)):
         for other, y in others.items():
             same = {name, other} == {"initial_state", "final_state"} and y is others.get(name)
             if name in others and other != name and not same and shared(others[name], y):

@@ -19,7 +19,7 @@ from ...host.arguments import _ANY_FLOAT, _check_chunks, _check_flag, _check_int
 from ...host.tensors import _fail
 from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
-from .arguments import BUFFER, FLAGS, IN_KERNELS, INPUTS, INTEGERS, Options, Tensors
+from .arguments import BUFFER, FLAGS, IN_KERNELS, INPUTS, INTEGERS, Options, Tensors, name_of
 from .by_token import words
 from .request import DECODE_CHUNK, DTYPES, SAVING, Request
 from .stored_states import STORED
@@ -238,11 +238,13 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
     return in_place, found
 
 
-def _dtype_of_rows(dtype: Any, held: str) -> str:
-    """The dtype of a buffer for states by token, which all states of the call have. held: that of the others, "" for none."""
-    found = _kernels_dtype(Tensors._fields[BUFFER], dtype)
+def _dtype_of_rows(t: Tensors, held: str) -> str:
+    """The dtype of a buffer for states by token or at positions, which all states of the call have. held: that of the others, ""
+    for none."""
+    rows: Any = t[BUFFER]
+    found = _kernels_dtype(name_of(BUFFER, t), rows.dtype)
     if held not in ("", found):
-        _fail(Tensors._fields[BUFFER], dtype, f"torch.{held}, that of the other states")
+        _fail(name_of(BUFFER, t), rows.dtype, f"torch.{held}, that of the other states")
     return found
 
 
@@ -263,8 +265,8 @@ def request_of(t: Tensors, x: Options, decode: bool = False) -> Request:
     pool = t.state_indices is not None
     in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, t.initial_state is t.final_state, pool)
     if t.intermediate_states_buffer is not None:
-        held = in_place or pool or final is not None or x.state_dtype is not None
-        state_dtype = _dtype_of_rows(t.intermediate_states_buffer.dtype, state_dtype if held else "")
+        held = in_place or pool or final is not None or x.state_dtype is not None or t.checkpoint_positions is not None
+        state_dtype = _dtype_of_rows(t, state_dtype if held else "")
     by_token = words(t, in_place, x.output_final_state or t.final_state is not None, decode)
     if x.checkpoint_chunks and by_token:
         _fail("checkpoint_chunks", x.checkpoint_chunks, "0 beside states by token")

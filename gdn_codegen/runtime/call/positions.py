@@ -1,8 +1,10 @@
-"""Calls that store states at token positions, to slots of a pool: `checkpoint_positions` and `checkpoint_slots`.
+"""Calls that store states at token positions, to slots of a pool: `checkpoint_positions` and `checkpoint_slots`. The pool is that
+of final states, or memory of its own, `checkpoint_states`.
 
 The walk of the call stores states after chunks. A table gives a row of a buffer for each sequence and chunk.
 
-With `aligned_positions` each position is the end of a chunk. On a GPU the buffer is the pool, and the rows are the slots.
+With `aligned_positions` each position is the end of a chunk. On a GPU, and with memory of its own, the buffer is the pool, and
+the rows are the slots.
 
 Else the walk stores the state before the chunk in which a position lies, to a buffer. Then one more call computes the state at
 each position. It has a sequence for each position, from the chunk's first token to the position, which starts from that row. It
@@ -33,11 +35,14 @@ NAMES = "checkpoint_positions", "checkpoint_slots"
 
 # --- arguments -------------------------------------------------------------------------------------------------------
 def pool_of(t: Tensors, x: Request) -> Tensor:
-    """The pool to which the call writes final states. ValueError if there is none."""
+    """The pool to which the call writes states at positions: `checkpoint_states`, or that of final states. ValueError if there is
+    none."""
+    if t.intermediate_states_buffer is not None:
+        return t.intermediate_states_buffer
     pool = t.initial_state if x.in_place else t.final_state
     if t.state_indices is None or pool is None:
         _fail("checkpoint_slots", "slots without a pool that the call writes", "state_indices as well, and a pool that is "
-              "overwritten in place or final_state")
+              "overwritten in place or final_state; or checkpoint_states")
     return pool
 
 
@@ -55,19 +60,28 @@ def check(about: Inputs, t: Tensors, x: Request) -> None:
     assert positions is not None and slots is not None
     if x.checkpoint_chunks:
         _fail("checkpoint_chunks", f"{x.checkpoint_chunks} with checkpoint_positions", "one of them")
-    pool = pool_of(t, x)
-    assert t.state_indices is not None
+    pool, count = pool_of(t, x), sequences(about, t)
+    tile = about.head_dims[::-1] if x.state_v_first else about.head_dims
+    if pool is t.intermediate_states_buffer and pool.shape[1:] != (about.heads[1], *tile):
+        _fail("checkpoint_states", f"shape {tuple(pool.shape)}", f"[slots, {about.heads[1]}, {tile[0]}, {tile[1]}]")
     for name, y in zip(NAMES, given, strict=True):
-        if y is not None and (y.ndim != 2 or y.shape != positions.shape or len(y) != len(t.state_indices)):
-            _fail(name, f"shape {tuple(y.shape)}", f"[N, P] with N = {len(t.state_indices)}, that of state_indices, and one P")
+        if y is not None and (y.ndim != 2 or y.shape != positions.shape or len(y) != count):
+            _fail(name, f"shape {tuple(y.shape)}", f"[N, P] with N = {count}, that of state_indices, and one P")
     if reads(positions, slots, t.state_indices, t.cu_seqlens):
         _check_values(about, t, x, positions, slots, len(pool))
 
 
+def sequences(about: Inputs, t: Tensors) -> int:
+    """How many sequences a call has."""
+    if t.state_indices is not None:
+        return len(t.state_indices)
+    return about.rows[0] if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 0)
+
+
 def _check_values(about: Inputs, t: Tensors, x: Request, positions: Tensor, slots: Tensor, count: int) -> None:
     """Check that positions are inside of their sequences, and that each slot is written once and belongs to no sequence."""
-    assert t.state_indices is not None
-    used = {slot: "state_indices" for slot in t.state_indices.tolist() if slot >= 0}
+    shared = t.state_indices is not None and t.intermediate_states_buffer is None
+    used = {slot: "state_indices" for slot in t.state_indices.tolist() if slot >= 0} if shared else {}  # type: ignore[union-attr]
     lengths = [about.rows[1]] * len(slots) if t.cu_seqlens is None else t.cu_seqlens.diff().tolist()
     if x.aligned_positions:
         _check_aligned(positions, slots, x.chunk_size or DEFAULT_CHUNK)
@@ -121,8 +135,8 @@ def _by_chunk(about: Inputs, chunk: int, before: Tensor, rows: Tensor) -> tuple[
 
 
 def writes_slots(about: Inputs, x: Request) -> bool:
-    """Whether the kernels of the call write the states to the slots themselves. On a CPU they may be given copies, one of the
-    pool as initial states and one as memory for these, and both would be copied back."""
+    """Whether the kernels of the call write the states to slots of the pool of final states themselves. On a CPU they may be
+    given copies, one of the pool as initial states and one as memory for these, and both would be copied back."""
     return x.aligned_positions and about.inputs[0].is_cuda
 
 
@@ -154,12 +168,13 @@ class Pieces:
     def of(cls, about: Inputs, t: Tensors, chunk: int) -> Pieces:
         """The pieces of a call with so many tokens in a chunk. Piece i has row i, and sequence n the row N P + n for its initial
         state."""
-        positions, slots, state = t.checkpoint_positions, t.checkpoint_slots, t.state_indices
-        assert positions is not None and slots is not None and state is not None
+        positions, slots = t.checkpoint_positions, t.checkpoint_slots
+        assert positions is not None and slots is not None
         (count, each), pieces, device = positions.shape, positions.numel(), positions.device
         rows, long = about.rows
         last = positions.long() - 1  # the last token before the position
-        there = (slots | last | _tokens_left(about, t, positions) | state[:, None]) >= 0
+        signs = slots | last | _tokens_left(about, t, positions)
+        there = (signs if t.state_indices is None else signs | t.state_indices[:, None]) >= 0
         inside = last % chunk
         before = last // chunk * there  # chunks before the one in which the position lies
         stored, taken, at = _by_chunk(about, chunk, before, _filled(_numbers, 0, pieces, 1, torch.int32, device))
@@ -178,10 +193,14 @@ class Pieces:
 
 def buffer(t: Tensors, pool: Tensor) -> Tensor:
     """A row for each piece, and after these the initial state of each sequence, which the call may overwrite."""
-    assert t.checkpoint_positions is not None and t.state_indices is not None and t.initial_state is not None
+    assert t.checkpoint_positions is not None
     count = t.checkpoint_positions.numel()
-    states = pool.new_empty((count + len(t.state_indices), *pool.shape[1:]))
-    if len(t.initial_state):
+    states = pool.new_empty((count + len(t.checkpoint_positions), *pool.shape[1:]))
+    if t.initial_state is None:
+        states[count:] = 0
+    elif t.state_indices is None:
+        states[count:] = t.initial_state
+    elif len(t.initial_state):
         torch.index_select(t.initial_state, 0, t.state_indices.clamp_min(0), out=states[count:])
     return states
 
