@@ -4,6 +4,7 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
+import packages
 import pytest
 import torch
 from reference import expected, problem, rms_error
@@ -82,10 +83,7 @@ def ascend(tmp_path, monkeypatch):
             del sys.modules[n]
 
     def make(files, target, *modules):
-        for path, text in files.items():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(text)
-        monkeypatch.syspath_prepend(tmp_path)
+        packages.put(files, tmp_path, monkeypatch)
         found = [importlib.import_module(m) for m in modules]
         sys.modules.pop("gdn_codegen.integrations.ascend", None)
         plug_in = importlib.import_module("gdn_codegen.integrations.ascend")

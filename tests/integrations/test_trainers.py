@@ -2,6 +2,7 @@
 import importlib
 import sys
 
+import packages
 import pytest
 import torch
 from reference import expected, problem, recurrence, rms_error
@@ -33,10 +34,7 @@ def host(tmp_path, monkeypatch):
             del sys.modules[name]
 
     def make(files, plug_in):
-        for path, text in files.items():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(text)
-        monkeypatch.syspath_prepend(tmp_path)
+        packages.put(files, tmp_path, monkeypatch)
         name = f"gdn_codegen.integrations.{plug_in}"
         sys.modules.pop(name, None)
         plugged.append(importlib.import_module(name))
