@@ -14,8 +14,6 @@ from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
 from ...ir.differentiate import derivative, solutions
 from ...ir.page import Algorithm
-from ...passes.abi.memory import tile_extent
-from ...passes.cut.roles import roles
 from ...schedule import Schedule, named, varied
 from ...schedule.schedule import BEFORE_BACK, PREPARED
 from ...targets import find as find_target
@@ -91,15 +89,15 @@ BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 #: The same for K and V above 128: walks for blocks of V, and kernels over chunks that have some columns of a state at a time.
 BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page", **x}), (("prepared", {"v_block": n}),),
                        rank=bool(x)) for x in ({}, late_sums(PREPARED)) for n in (64, 32, 16))
-#: The last plan of TileLang: with chunks of 32 and K = V = 256 a kernel of RWKV-7 needs 232960 bytes, 512 more than an H100 has.
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
-#: gradients.
+#: gradients. The last one of TileLang has chunks of 16: with 32 and K = V = 256 a kernel of RWKV-7 needs 232960 bytes, 512 more
+#: than an H100 has.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE, THREE),
     ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})),
                          replace(THREE, gradient=("gradient", {"v_block": 64})),
                          Plan((BY_CHANNELS, {"v_block": 64}), WALKS, True, most=32), ONE,
-         replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(FIVE)}), rank=1)),
+                         replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(FIVE)}), rank=1)),
     ("tilelang", "cpu"): (ONE, THREE),
     ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE,
                            replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(named("gradient").kernels)}), rank=1),
@@ -150,6 +148,8 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch.
     saved: whether the call has the states before chunks. few: whether walks are so few and long that those for the states of
     pages with a gate for each channel are split, too."""
+    from ...passes.abi.memory import tile_extent  # all passes: a third of a second that a mere import of the ops does not take
+    from ...passes.cut.roles import roles
     page = algorithms.find(b.algorithm).trace()
     solved = (bool(solutions(page)) and not saved, False)
     decays = bool(log_decays(page))
