@@ -47,7 +47,7 @@ def mamba_chunk_scan_combined(
     Raises ValueError that names the bad argument. D [HV, P] and limits of dt below 0 are refused.
     """
     _check_mamba(x, D, seq_idx, cu_seqlens, chunk_size, dt_limit, return_final_states, return_varlen_states, token_axis(kwargs))
-    _check_gate(z, kwargs.get("out"))
+    _check_gate(z, x, kwargs.get("out"))
     for name in _NOT_HERE.keys() & kwargs.keys():
         _fail(name, "a value", _NOT_HERE[name])
     wanted = _check_flag("return_final_states", return_final_states) or return_varlen_states
@@ -82,7 +82,7 @@ def selective_state_update(
 
     Raises ValueError that names the bad argument. States of dims without heads, and numbers for each channel, are refused.
     """
-    _check_gate(z, out)
+    _check_gate(z, x, out)
     if pad_slot_id != -1:
         _fail("pad_slot_id", repr(pad_slot_id), "-1")
     check_plain("state", state)
@@ -120,20 +120,19 @@ def _of_heads(name: str, x: Any, rank: int) -> Tensor:
     return x  # type: ignore[no-any-return]
 
 
-def _check_gate(z: Any, out: Any) -> None:
+def _check_gate(z: Any, x: Any, out: Any) -> None:
     """ValueError for a gate beside a buffer for o, whose rows of no sequence have to stay as they are."""
     if z is not None and out is not None:
         _fail("z", "a value beside out", "one of them: multiply out by silu(z)")
+    if z is not None:  # before a state is updated
+        check_plain("z", z)
+        if z.shape != shape_of("x", x):
+            _fail("z", f"shape {tuple(z.shape)}", f"shape {tuple(x.shape)}, that of x")
 
 
 def _gated(o: Tensor, z: Tensor | None) -> Tensor:
     """o silu(z)."""
-    if z is None:
-        return o
-    check_plain("z", z)
-    if z.shape != o.shape:
-        _fail("z", f"shape {tuple(z.shape)}", f"shape {tuple(o.shape)}, that of x")
-    return (o * silu(z.float())).to(o.dtype)
+    return o if z is None else (o * silu(z.float())).to(o.dtype)
 
 
 def _check_mamba(x: Tensor, D: Any, seq_idx: Any, cu_seqlens: Any, chunk_size: Any, dt_limit: Any, final: bool, varlen: bool,

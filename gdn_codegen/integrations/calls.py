@@ -21,6 +21,8 @@ REFUSALS = (ValueError, Refused)
 MOST = 64
 #: Of a host's function (host, name), how many calls were served (reason "") or fell back, by the reason.
 _calls: dict[tuple[str, str], Counter[str]] = {}
+#: Types of the arguments of calls whose refusals are kept. A key must not keep other objects alive.
+KEPT = (Tensor, type(None), bool, int, float, str, torch.dtype)
 #: Of a kind of calls, why our op refuses it.
 _refusals: dict[Any, str] = {}
 
@@ -63,11 +65,11 @@ def refusal(op: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     neither chooses a build nor reads values of tensors. So a call with K or V that no build has, or with a bad cu_seqlens, is
     refused only when it is made (`falling_back`).
     """
-    about: Any = (op, tuple(map(_kind, args)), tuple((n, _kind(x)) for n, x in kwargs.items()), torch.is_grad_enabled())
-    try:
-        found = _refusals.get(about)
-    except TypeError:  # an argument without a hash
-        about, found = None, None
+    about: Any = (op, tuple(map(_kind, args)), tuple((n, _kind(x)) for n, x in kwargs.items()), torch.is_grad_enabled(),
+                  os.environ.get("GDN_CODEGEN_BATCH_INVARIANT"))
+    if not all(isinstance(x, KEPT) for x in (*args, *kwargs.values())):
+        about = None
+    found = _refusals.get(about)
     if found is not None:
         return found
     found = ""

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from inspect import Parameter, signature
 from types import FunctionType, ModuleType
 from typing import Any
@@ -218,6 +219,14 @@ def _after(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _while_on(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours`, and `theirs` after `disable`, for holders that no module's variable is, as other plug-ins."""
+    @wraps(ours, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (ours if _on else theirs)(*args, **kwargs)
+    return call
+
+
 def _set_up() -> None:
     """Make ours for all ENTRIES: those that this FLA dispatches are registered, the others wait for `enable`."""
     found = _found()
@@ -227,7 +236,7 @@ def _set_up() -> None:
         _register({n: falling_back("fla", n, taken(n, f), _after(f)) for n, f in dispatched.items()}, dispatched)
     for n, theirs in found.items():
         if n not in dispatched:
-            call = falling_back("fla", n, taken(n, theirs), theirs)
+            call = _while_on(falling_back("fla", n, taken(n, theirs), theirs), theirs)
             # FLA keeps some of its functions out of graphs of torch.compile
             _replaced[n] = _disabled(call) if getattr(theirs, "_torchdynamo_disable", False) else call, theirs
 

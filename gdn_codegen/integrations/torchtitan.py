@@ -21,7 +21,7 @@ def _recurrent(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """FLA's function. In torchtitan's batch-invariant mode a trainer's pack and a generator's steps have to give the same bits:
     then ours is asked for that, and walks token by token in both."""
     from torchtitan.distributed.utils import is_in_batch_invariant_mode
-    return fused_recurrent_gated_delta_rule(*args, **kwargs, batch_invariant=is_in_batch_invariant_mode())
+    return fused_recurrent_gated_delta_rule(*args, **kwargs, batch_invariant=is_in_batch_invariant_mode() or None)
 
 
 _OPS = {"_fla_chunk_gated_delta_rule": chunk_gated_delta_rule, "_fla_fused_recurrent_gated_delta_rule": _recurrent}
@@ -34,8 +34,11 @@ def enable() -> list[str]:
     if not (names := _NAMES.replace(FUNCTIONS)):
         raise ImportError(f"torchtitan: got a version without {', '.join(FUNCTIONS)}; accepted: one with some of these modules, "
                           "as commit b5bcd76c of pytorch/torchtitan")
-    # local values alone pass through this function of autograd; torchtitan says so of FLA's
-    importlib.import_module("spmd_types").register_local_autograd_function(Differentiated)
+    try:  # local values alone pass through this function of autograd; torchtitan says so of FLA's
+        importlib.import_module("spmd_types").register_local_autograd_function(Differentiated)
+    except BaseException:
+        disable()
+        raise
     return names
 
 

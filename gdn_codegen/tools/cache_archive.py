@@ -6,6 +6,7 @@ own cache, and are exported from there: those of modules in ours.
 """
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -14,6 +15,7 @@ import platform
 import re
 import sys
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
@@ -107,7 +109,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         wanted: dict[str, list[str]] = manifest["files"]
         if manifest["format"] != FORMAT:
             raise _broken(path, f"an archive of format {manifest['format']}")
-    except (tarfile.TarError, EOFError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as e:
+    except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError, KeyError, TypeError, json.JSONDecodeError,
+            UnicodeDecodeError) as e:
         raise _broken(path, "which is no such archive, or a part of one") from e
     if wanted.keys() != data.keys() or any(hashlib.sha256(data[n]).hexdigest() != x for n, (_, x) in wanted.items()):
         raise _broken(path, "which is damaged")

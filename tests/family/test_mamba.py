@@ -226,6 +226,14 @@ def test_one_token(expanded):
         assert (pool[[1, 2, 5]] == 7).all() and (len(here) == 3 or (torch.equal(pool[0], states[1]) and (o[1] == 0).all()))
 
 
+def test_a_call_that_is_refused_for_z_leaves_the_states():
+    a, states = step(1)
+    was = states.clone()
+    with pytest.raises(ValueError, match="z: got shape"):
+        selective_state_update(states, **a | {"z": a["x"][:, 0]})
+    assert torch.equal(states, was)
+
+
 @pytest.mark.slow
 def test_several_tokens_in_place_and_packed():
     a, states = step(4)

@@ -1,4 +1,6 @@
 """What plug-ins share: refusals, the fall-back, and the record of calls."""
+import weakref
+
 import pytest
 import torch
 
@@ -43,6 +45,23 @@ def test_a_refusal_tells_kinds_apart():
     assert integrations.refusal(chunk_gated_delta_rule, q, k, v, g, beta, out=out).startswith("out: got")
     with torch.no_grad():
         assert integrations.refusal(chunk_gated_delta_rule, q, k, v, g, beta, out=out) == ""
+
+
+def test_a_refusal_keeps_no_object_alive():
+    class Context:
+        pass
+    context = Context()
+    gone = weakref.ref(context)
+    assert integrations.refusal(chunk_gated_delta_rule, *inputs(), cp_context=context).startswith("cp_context: got")
+    del context
+    assert gone() is None
+
+
+def test_a_refusal_follows_the_environment(monkeypatch):
+    said = dict(state_dtype=torch.float16, output_final_state=True)
+    assert integrations.refusal(chunk_gated_delta_rule, *inputs(), **said) == ""
+    monkeypatch.setenv("GDN_CODEGEN_BATCH_INVARIANT", "1")
+    assert integrations.refusal(chunk_gated_delta_rule, *inputs(), **said).startswith("state_dtype: got torch.float16 with batch")
 
 
 def test_calls_that_ours_refuses_go_to_the_host(monkeypatch, capfd):

@@ -227,6 +227,18 @@ def test_names_of_loaded_modules_are_replaced_and_given_back():
         del sys.modules["mine_of_fla"]
 
 
+def test_what_another_plug_in_keeps_calls_fla_once_this_one_is_off():
+    ours = op("chunk_gla")  # Names of another plug-in keep it as the host's function
+    with pytest.raises(Exception, match=r"arguments: got|chunk_gla\(\) got"):
+        ours(1, 2, 3, no_such_word=4)
+    assert "chunk_gla: left to the host" in integrations.report()
+    integrations.reset()
+    plug.disable()
+    with pytest.raises(TypeError):
+        ours(1, 2, 3, no_such_word=4)
+    assert integrations.report() == ""
+
+
 @pytest.mark.skipif(not REGISTERED, reason="FLA has another registry")
 def test_what_fla_dispatches_is_registered_and_not_replaced():
     from fla.backends import _function_registries, _operation_registries

@@ -156,6 +156,11 @@ def test_versions_without_the_names_are_refused(host):
         host({"megatron/core/ssm/other.py": ""}, "megatron")
     with pytest.raises(ImportError, match="torchtitan: got a version without"):
         host({"torchtitan/models/other.py": ""}, "torchtitan")
+    without = {n: x for n, x in TORCHTITAN.items() if n != "spmd_types.py"}
+    with pytest.raises(ModuleNotFoundError, match="spmd_types"):
+        host(without, "torchtitan")
+    theirs = importlib.import_module("torchtitan.models.qwen3_5.gdn")._fla_chunk_gated_delta_rule
+    assert not hasattr(theirs, "__wrapped__"), "given back"
     with pytest.raises(ModuleNotFoundError, match="nothing_here"):  # an error of the host's own import is not hidden
         host({**MEGATRON, "megatron/core/ssm/gated_delta_product.py": "import nothing_here"}, "megatron")
 

@@ -136,6 +136,15 @@ def test_a_part_of_an_archive_is_refused(size, elsewhere, tmp_path, capsys):
     assert not (tmp_path / "there").exists()
 
 
+def test_a_changed_byte_is_seen(elsewhere, tmp_path, capsys):
+    whole = elsewhere.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 97)):
+        elsewhere.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1:])
+        status = main(["cache", "import", str(elsewhere), "--device", "NVIDIA H200"])
+        assert status == 2 and "file: got" in capsys.readouterr().err or files(tmp_path / "there") == {
+            n: x for n, x in files(tmp_path / "cache").items() if not n.startswith("choices/") and cache.WRITING not in n}
+
+
 @pytest.mark.slow
 def test_triton_finds_imported_kernels(tmp_path, monkeypatch):
     triton = pytest.importorskip("triton")

@@ -175,6 +175,10 @@ TRIALS = {
     ("state_dtype", "16 bits, in a batch invariant call"): dict(batch_invariant=True, state_dtype=torch.float16),
     ("state_dtype", "float8, in a batch invariant call"): dict(batch_invariant=True, state_dtype=F8),
     ("state_dtype", "float8 beside a tensor that requires grad"): dict(g=zeros(1, T, HV, requires_grad=True), state_dtype=F8),
+    ("final_state", "in float8, fewer slots than the pool"): dict(
+        POOL, initial_state=zeros(6, HV, K, V).to(F8), final_state=zeros(5, HV, K, V).to(F8), state_indices=cu(0, 1)),
+    ("initial_state", "in float8 and in place, elements in two places"): dict(
+        initial_state=zeros(1, 1, K, V).to(F8).expand(1, HV, K, V), inplace_final_state=True),
     ("checkpoint_positions", "beside states in float8"): dict(AT, initial_state=zeros(6, HV, K, V).to(F8)),
     ("state_indices", "slots of tokens, beside states in float8"): dict(STEP, state_indices=SLOTS,
                                                                        initial_state=zeros(8, HV, K, V).to(F8)),

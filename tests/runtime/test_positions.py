@@ -5,6 +5,7 @@ from reference import expected, passed, rms_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from gdn_codegen.runtime.admit import Refused
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import positions, run
 from gdn_codegen.runtime.call.arguments import Tensors
@@ -108,6 +109,19 @@ def test_states_at_positions_are_those_of_the_recurrence(target, v_first, state_
     before = pool.clone()
     o, _ = call(x, pool, v_first=v_first, target=target, **RAW_SAID)
     check(page, pool, before, o, 5e-3 if state_dtype == torch.float32 else 1.5e-2, v_first)
+
+
+@pytest.mark.slow
+def test_a_refusal_comes_before_anything_is_written(monkeypatch):
+    """Of the second call's build, too: a plug-in then calls the host's function with the pool as it was."""
+    def refuse(*args):
+        raise Refused("wrong")
+    x, _, pool = problem()
+    before = pool.clone()
+    monkeypatch.setattr(positions, "admit", refuse)
+    with pytest.raises(Refused):
+        call(x, pool, target="triton", **RAW_SAID)
+    assert torch.equal(pool.nan_to_num(7), before.nan_to_num(7))
 
 
 #: Ends of chunks of 16, in any order; a position that the sequence does not have, beside the same one without a slot; none.

@@ -129,6 +129,9 @@ def test_nothing_waits_for_the_device():
 @pytest.mark.parametrize("change, said", [
     (dict(state_dtype=torch.float8_e4m3fnuz), "state_dtype: got torch.float8_e4m3fnuz; accepted: torch.float16, "),
     (dict(initial_state=states(torch.float8_e5m2, 2)), "initial_state: got"),
+    (dict(initial_state=POOL, state_indices=torch.tensor([0, 4, 1]), final_state=POOL[:3].clone()),
+     "final_state: got 3 slots; accepted: at least 5"),
+    (dict(initial_state=POOL[:1].expand(3, H, K, V), inplace_final_state=True), "initial_state: got strides (0, "),
     (dict(initial_state=POOL, state_indices=torch.tensor([0, 0, 1])), "state_indices: got slot 0 for"),
     (dict(initial_state=POOL, state_indices=torch.tensor([0, 5, 1])), "state_indices: got [0, 5, 1]"),
     (dict(initial_state=POOL, state_indices=torch.tensor([0.0, 1, 2])), "state_indices: got torch.float32"),
@@ -145,7 +148,33 @@ def test_what_is_refused(change, said, x):
     assert str(error.value).startswith(said)
 
 
-@pytest.mark.parametrize("change", [dict(initial_state=states(torch.float8_e5m2)), dict(state_dtype=torch.float8_e5m2)])
+@pytest.mark.parametrize("op", [chunk_gated_delta_rule, chunk_kda])
+@pytest.mark.parametrize("change", [
+    lambda S: dict(initial_state=S[:3], inplace_final_state=True,
+                   out=S.view(torch.float32).flatten()[:40 * H * V].view(1, 40, H, V)),
+    lambda S: dict(initial_state=S[:3], final_state=S[:3].view(torch.uint8).view(S.dtype)),
+    lambda S: dict(initial_state=S[:5], final_state=S[1:6], state_indices=torch.tensor([0, 1, 2]))])
+def test_memory_that_a_call_writes_is_its_own(op, change, x):
+    g = x["g"] if op is chunk_gated_delta_rule else x["g"][..., None].expand(1, 40, H, K).contiguous()
+    with pytest.raises(ValueError, match=r"^(out|initial_state|final_state): got memory of"):
+        op(**{**x, "g": g}, **change(torch.zeros(20, H, K, V, dtype=torch.float8_e5m2)))
+
+
+def test_states_that_are_read_may_share_memory(x):
+    one = states(torch.float8_e5m2, 1)
+    o, final = chunk_gated_delta_rule(**x, initial_state=one.expand(3, H, K, V), output_final_state=True)
+    want, state = chunk_gated_delta_rule(**x, initial_state=one.repeat(3, 1, 1, 1), output_final_state=True)
+    assert torch.equal(o, want) and torch.equal(final, state)
+
+
+def test_a_pool_without_slots(x):
+    pool, none = torch.zeros(0, H, K, V, dtype=torch.float8_e5m2), torch.full((3,), -1)
+    o, final = chunk_gated_delta_rule(**x, initial_state=pool, state_indices=none)
+    assert bool((o == 0).all()) and final is pool
+
+
+@pytest.mark.parametrize("change", [dict(initial_state=states(torch.float8_e5m2)), dict(state_dtype=torch.float8_e5m2),
+                                    dict(final_state=states(torch.float8_e5m2))])
 def test_nothing_is_differentiated_through_them(change, x):
     x["v"].requires_grad_()
     for op, g in ((chunk_gated_delta_rule, x["g"]), (chunk_kda, x["g"][..., None].expand(1, 40, H, K))):

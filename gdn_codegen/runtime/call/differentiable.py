@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...host.tensors import _fail
-from .arguments import RAW_INPUTS, Options, Tensors
+from .arguments import RAW_INPUTS, Options, Tensors, name_of
 from .by_token import ARGUMENTS
 from .gradient_builds import check_target
 from .normalise import SAVED, settled
@@ -37,7 +37,7 @@ def differentiable(t: Tensors, x: Request, save: str, called: Mapping[str, str] 
     check_target(x.target)
     for name in _LENT:
         if getattr(t, name) is not None:
-            refuse(name, "a tensor", NONE)
+            refuse(name_of(Tensors._fields.index(name), t), "a tensor", NONE)
     if x.in_place:
         refuse("initial_state", "a tensor that the call overwrites", "inplace_final_state=False beside a tensor that requires "
                "grad, or a call under torch.no_grad()")

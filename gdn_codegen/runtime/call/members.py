@@ -34,7 +34,7 @@ from .normalise import check_chunks, check_plain, is_step, reads, request_of, sh
 from .positions import check
 from .request import DECODE_CHUNK, DTYPES, SAVING, Inputs, Request, call_for
 from .run import run
-from .stored_states import check_undifferentiated
+from .stored_states import check_undifferentiated, stores
 
 #: How options are where a call does not say otherwise.
 OPEN = Options(False, False, False, None, "log", "given", False, False, None, None, "auto", None)
@@ -190,6 +190,9 @@ def call(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
     with by_names(called):
         page, step = algorithms.find(algorithm), _is_step(inputs, named, others, recurrent)
         given = _options(algorithm, inputs, named, others, step)
+
+        if stores(*given):  # what kernels are given is other memory than the caller's
+            _check_written(inputs, given[0], request_of(*given, step))
 
         def run(t: Tensors, x: Options) -> tuple[Any, ...]:
             check_forms(page, x.gate, x.beta_form, x.use_qk_l2norm_in_kernel, x.unit_keys)

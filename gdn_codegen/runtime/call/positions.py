@@ -14,6 +14,7 @@ All of this is computed on the device, so nothing waits for it. Tensors that dep
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -211,9 +212,10 @@ def _copied(y: Tensor, tokens: Tensor, layout: str) -> Tensor:
     return y[0][tokens][None] if len(y) == 1 else y[tokens // y.shape[1], tokens % y.shape[1]][None]
 
 
-def store(about: Inputs, t: Tensors, x: Request, numbers: tuple[float, ...], b: Build, pieces: Pieces, states: Tensor) -> None:
-    """Compute the states at the positions, and store them to their slots. b: the build of the call, whose schedule without parts
-    computes them."""
+def storing(about: Inputs, t: Tensors, x: Request, numbers: tuple[float, ...], b: Build, pieces: Pieces, states: Tensor
+            ) -> Callable[[], object]:
+    """A function that computes the states at the positions, and stores them to their slots. All that may refuse them is asked
+    before, and nothing is written. b: the build of the call, whose schedule without parts computes them."""
     inputs = tuple(_copied(y, pieces.tokens, x.layout) for y in about.inputs)
     about = replace(about, inputs=inputs, rows=(1, len(pieces.tokens)))
     asked = replace(x, layout="bthd", in_place=False, output_final_state=False)
@@ -226,4 +228,8 @@ def store(about: Inputs, t: Tensors, x: Request, numbers: tuple[float, ...], b: 
     all_of_it: Any = (given, (states,), (None,), pieces.ends, (None, pool), False, (pieces.starts, pieces.slots))
     with compiling(m, call.device.type):
         admit(b, m, call, lambda: m.HOST.prepare(*all_of_it))
-        m.HOST.run(given, numbers, *all_of_it[1:])
+
+    def run() -> None:
+        with compiling(m, call.device.type):
+            m.HOST.run(given, numbers, *all_of_it[1:])
+    return run

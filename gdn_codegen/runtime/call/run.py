@@ -9,7 +9,7 @@ from .aliasing import check_written, reach
 from .arguments import IN_KERNELS, Tensors
 from .given import given_to, in_page_order, integers_of, kept_in_order
 from .launch import Numbers, chosen, numbers_for, serves
-from .positions import Pieces, buffer, pool_of, slots_by_chunk, store, writes_slots
+from .positions import Pieces, buffer, pool_of, slots_by_chunk, storing, writes_slots
 from .request import Inputs, Request, call_for, inputs_of
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
@@ -58,7 +58,8 @@ def _run_with_pieces(about: Inputs, t: Tensors, x: Request, numbers: Numbers) ->
     host = serves(about, t, call, rows, lambda chunk: (pieces(chunk).rows,)).HOST
     those, values = pieces(host.tables.chunk), numbers(host)
     given, *others = given_to(about, t, x, rows)
+    store = storing(about, t, x, values, chosen(call), those, states)
     memory = host.run(given, values, *others, call.wanted, (*integers_of(t, x), those.rows), longest=x.longest)
-    store(about, t, x, values, chosen(call), those, states)
+    store()
     o, final = host.results(memory, call.wanted)
     return o, final, None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...host.arguments import _check_device, _check_integers, _check_slots
-from ...host.tensors import _fail
+from ...host.tensors import _fail, _is_apart
 from .arguments import Options, Tensors
 
 #: The dtypes of states that are stored alone.
@@ -34,10 +34,10 @@ def stores(t: Tensors, x: Options) -> bool:
 
 def check_undifferentiated(t: Tensors, x: Options) -> None:
     """ValueError for states in float8 beside a tensor that requires grad: nothing differentiates through such rounding."""
-    if stores(t, x):
-        name = "state_dtype" if _wish(x) in STORED else "initial_state"
-        _fail(name, _wish(x) if name == "state_dtype" else getattr(t.initial_state, "dtype", None),
-              "torch.float32, torch.bfloat16 or torch.float16 beside a tensor that requires grad")
+    states = {n: getattr(t, n) for n in ("initial_state", "final_state")}
+    for name, dtype in {"state_dtype": _wish(x), **{n: y.dtype for n, y in states.items() if y is not None}}.items():
+        if dtype in STORED:
+            _fail(name, dtype, "torch.float32, torch.bfloat16 or torch.float16 beside a tensor that requires grad")
 
 
 def with_stored(t: Tensors, x: Options, call: Callable[[Tensors, Options], tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -59,8 +59,12 @@ def with_stored(t: Tensors, x: Options, call: Callable[[Tensors, Options], tuple
     into = initial if asked.in_place else final
     if slots is not None and initial is not None:
         _check_device("state_indices", slots, initial.device)
+        if final is not None and len(final) < len(initial):
+            _fail("final_state", f"{len(final)} slots", f"at least {len(initial)}, as many as initial_state has")
         if reads(slots):
-            _check_slots(slots.tolist(), "state_indices", initial.shape[0], into is not None)
+            _check_slots(slots.tolist(), "state_indices", len(initial), into is not None)
+    if into is not None and not _is_apart(into):
+        _fail("initial_state" if asked.in_place else "final_state", f"strides {into.stride()}", "elements that do not overlap")
     held = initial if slots is not None else into
     rounds = held.dtype if held is not None else _wish(x)
     if asked.batch_invariant and rounds in STORED:
@@ -87,20 +91,20 @@ def _numbered(slots: Tensor | None) -> Tensor | None:
     """The slots among those of the call alone; -1 stays."""
     if slots is None:
         return None
-    return torch.where(slots < 0, -1, torch.arange(slots.shape[0], dtype=slots.dtype, device=slots.device))
+    return torch.where(slots < 0, -1, torch.arange(len(slots), dtype=slots.dtype, device=slots.device))
 
 
 def _widened(x: Tensor | None, slots: Tensor | None) -> Tensor | None:
-    """States of a buffer in float32, with its strides, or those of slots of a pool. A buffer of another dtype stays as it is."""
+    """States of a buffer in float32, or those of slots of a pool. A buffer of another dtype stays as it is."""
     if x is None or x.dtype not in STORED:
         return x
-    if slots is not None:
-        return _at(x, slots).float()
-    return torch.empty_strided(x.shape, x.stride(), dtype=torch.float32, device=x.device).copy_(x)
+    return (x if slots is None else _at(x, slots)).to(torch.float32, memory_format=torch.contiguous_format)
 
 
 def _at(pool: Tensor, slots: Tensor) -> Tensor:
     """The states in these slots; those of -1 are any."""
+    if not len(pool):
+        return pool.new_empty((len(slots), *pool.shape[1:]))
     return pool.view(torch.uint8).index_select(0, slots.clamp(min=0)).view(pool.dtype)  # torch selects no float8
 
 
@@ -111,9 +115,9 @@ def _write(into: Tensor, states: Tensor | None, slots: Tensor | None) -> None:
     new = _rounded(states, into.dtype)
     if slots is None:
         into.copy_(new)
-    elif slots.shape[0]:
+    elif len(slots) and len(into):
         kept = slots >= 0
-        which = torch.where(kept, torch.arange(slots.shape[0], device=slots.device), kept.int().argmax())
+        which = torch.where(kept, torch.arange(len(slots), device=slots.device), kept.int().argmax())
         at = slots.index_select(0, which).clamp(min=0)
         bits = torch.where(kept.any(), new.view(torch.uint8).index_select(0, which), _at(into, at).view(torch.uint8))
         into.view(torch.uint8).index_copy_(0, at.long(), bits)
