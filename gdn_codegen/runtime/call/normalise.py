@@ -21,8 +21,7 @@ from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
 from .arguments import BUFFER, FLAGS, IN_KERNELS, INPUTS, INTEGERS, Options, Tensors, name_of
 from .by_token import words
-from .request import DECODE_CHUNK, DTYPES, SAVING, Request
-from .stored_states import STORED
+from .request import DECODE_CHUNK, DTYPES, SAVING, STORED, Request
 
 #: The words for forms of g and beta, with the contract's names of them. The first word is for what the page reads.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}

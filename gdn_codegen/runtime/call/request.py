@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: The dtypes of kernels, and their names.
 DTYPES = {dtype: name for name, dtype in _FLOATS.items()}
+#: The dtypes of states that callers store and no kernel reads (stored_states.py).
+STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: Tokens of a chunk for calls that leave it open and have no row in a table.
 DEFAULT_CHUNK = 64
 #: Tokens of a chunk of a decoding step, and the most that a sequence may bring.

@@ -14,9 +14,9 @@ from torch import Tensor
 from ...host.arguments import _check_device, _check_integers, _check_slots
 from ...host.tensors import _fail, _is_apart
 from .arguments import Options, Tensors
+from .normalise import reads, request_of
+from .request import STORED
 
-#: The dtypes of states that are stored alone.
-STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: What such states are not accepted beside.
 BESIDE = ("checkpoint_positions", "checkpoint_slots", "intermediate_states_buffer", "num_accepted_tokens",
           "retrieve_parent_token")
@@ -46,7 +46,6 @@ def with_stored(t: Tensors, x: Options, call: Callable[[Tensors, Options], tuple
     Nothing waits for the device. ValueError where a state would be written inside of a sequence, and with batch_invariant=True
     where the final state is rounded.
     """
-    from .normalise import reads, request_of  # which import STORED
     for name in BESIDE:
         if getattr(t, name) is not None:
             _fail(name, "a tensor beside states in float8", "None, or states in 16 or 32 bits")
