@@ -20,7 +20,7 @@ NEEDS = {"qwen3_next": ("transformers", "5.23"), "kimi_linear": ("transformers",
          "rwkv7": ("fla.models.rwkv7", None)}
 CALLS, WITH_STATE = 12, 3  # three layers; a prompt at once, in two parts, and for generation
 #: What runs by default. tests/family has the models' ops on all targets, and tests/integrations Qwen3-Next on TileLang.
-OFTEN = (("qwen3_next", "triton"), ("qwen3_next", "pto"), ("kimi_linear", "pto"), ("mamba2", "tilelang"), ("rwkv7", "tilelang"))
+OFTEN = (("qwen3_next", "pto"), ("kimi_linear", "pto"), ("mamba2", "tilelang"), ("rwkv7", "tilelang"))
 STEPS = 3 * 15  # generated tokens after the first, a layer each
 
 
