@@ -128,15 +128,13 @@ IMPORTERS = "sglang", "sgl_kernel_npu", "vllm_ascend", "vllm"
 
 def enable() -> list[str]:
     """Replace the functions; the names that are replaced. ImportError if there is none of them."""
-    _NAMES.replace(FUNCTIONS, IMPORTERS)
-    if "vllm_ascend.ops.triton.fla.chunk" in sys.modules:
-        _NAMES.put(importlib.import_module("vllm_ascend.ops.gdn").AscendGatedDeltaNetAttention, "_chunk_gated_delta_rule_fused",
-                   _fused)
-        _NAMES.put(torch.ops._C_ascend, "npu_recurrent_gated_delta_rule", npu_recurrent_gated_delta_rule)
-    if not (names := _NAMES.replace({})):
-        raise ImportError(f"ascend: got neither of the modules {', '.join(FUNCTIONS)}; accepted: sgl-kernel-npu as commit "
-                          "f425bdf1, or vLLM-Ascend as commit 182b75ea")
-    return names
+    names = _NAMES.replace(FUNCTIONS, "sgl-kernel-npu as commit f425bdf1, or vLLM-Ascend as commit 182b75ea", IMPORTERS)
+    if "vllm_ascend.ops.triton.fla.chunk" not in sys.modules:
+        return names
+    methods = importlib.import_module("vllm_ascend.ops.gdn").AscendGatedDeltaNetAttention
+    _NAMES.put(methods, "_chunk_gated_delta_rule_fused", _fused)
+    _NAMES.put(torch.ops._C_ascend, "npu_recurrent_gated_delta_rule", npu_recurrent_gated_delta_rule)
+    return _NAMES.names()
 
 
 def disable() -> None:

@@ -3,7 +3,8 @@
     import gdn_codegen.integrations.megatron     # before the model is built
 
 Read at commit d98e8a64 of NVIDIA/Megatron-LM (2026-08-22): megatron/core/ssm/gated_delta_net/{common,gdn,gdn2}.py and
-megatron/core/ssm/gated_delta_product.py. The layers bind a function when they are built. Their keywords are FLA's.
+megatron/core/ssm/gated_delta_product.py. The layers bind a function when they are built. Their keywords are FLA's. In
+megatron-core 0.16.1 megatron/core/ssm/gated_delta_net.py looks the functions up in each call.
 """
 from __future__ import annotations
 
@@ -44,6 +45,8 @@ def _update(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, beta: Tens
 #: By module and name. The functions of torch serve `deterministic_mode`: our ops give the same bits each time, and take packed
 #: sequences, which those refuse.
 FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
+    f"{_SSM}.gated_delta_net": {"chunk_gated_delta_rule": chunk_gated_delta_rule,  # a module before it was a package
+                                "torch_chunk_gated_delta_rule": chunk_gated_delta_rule},
     f"{_SSM}.gated_delta_net.common": {"chunk_gated_delta_rule": chunk_gated_delta_rule},
     f"{_SSM}.gated_delta_net.gdn": {"chunk_gated_delta_rule": chunk_gated_delta_rule,
                                     "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
@@ -55,10 +58,7 @@ FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
 
 def enable() -> list[str]:
     """Replace the functions; the names that are replaced. ImportError if this Megatron-LM has none of them."""
-    if not (names := _NAMES.replace(FUNCTIONS)):
-        raise ImportError(f"megatron: got a version without {', '.join(FUNCTIONS)}; accepted: one with some of these modules, as "
-                          "commit d98e8a64 of NVIDIA/Megatron-LM")
-    return names
+    return _NAMES.replace(FUNCTIONS, "megatron-core 0.16.1, or commit d98e8a64 of NVIDIA/Megatron-LM")
 
 
 def disable() -> None:

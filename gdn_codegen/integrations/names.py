@@ -22,9 +22,11 @@ class Names:
         self.host = host
         self._theirs: dict[tuple[Any, str], Any] = {}
 
-    def replace(self, functions: Mapping[str, Mapping[str, Callable[..., Any]]], importers: tuple[str, ...] = ()) -> list[str]:
+    def replace(self, functions: Mapping[str, Mapping[str, Callable[..., Any]]], accepted: str,
+                importers: tuple[str, ...] = ()) -> list[str]:
         """Replace functions: of a module's name, of a function's name, ours. Each falls back to the host's. Returns the names
         that were replaced by now: modules that do not exist, and names that the host has not or that are None, are left out.
+        ImportError if there is none. accepted: for its text, which versions have some.
 
         importers: packages whose loaded modules get ours as well, where they have imported one of these functions.
         """
@@ -37,6 +39,12 @@ class Names:
                     for other in [n for n, x in vars(holder).items() if x is theirs]:
                         self._theirs[holder, other] = theirs
                         setattr(holder, other, made)
+        if not self._theirs:
+            raise ImportError(f"{self.host}: got a version without {', '.join(functions)}; accepted: {accepted}")
+        return self.names()
+
+    def names(self) -> list[str]:
+        """The names that are replaced now."""
         return [f"{m.__name__}.{name}" for m, name in self._theirs]
 
     def put(self, holder: Any, name: str, ours: Callable[..., Any]) -> Any:

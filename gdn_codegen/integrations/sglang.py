@@ -10,7 +10,8 @@ python/sglang/srt/layers/attention/linear: kernels/kernel_backend.py (03a4a692),
 (0a48af3a), class TritonGDNKernel; kernels/kda_triton.py (007d1d93), class TritonKDAKernel; gdn_backend.py (0051ebfc) and
 kda_backend.py, which call them; and the ops below python/sglang/kernels/ops/attention/fla: chunk.py (0a0df252),
 chunk_delta_h.py (02103a77), fused_recurrent.py (047d31af), fused_sigmoid_gating_recurrent.py (00e1106f), kda.py (0c829834).
-These methods also take keywords of later versions: lower_bound, beta_is_raw, track_state, track_chunk_idx.
+These methods also take keywords of later versions: lower_bound, beta_is_raw, track_state, track_chunk_idx. The files of the
+release 0.5.23 have the same classes, methods and calls.
 
     packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, num_v_heads, head_v_dim)
     decode(q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, query_start_loc)
@@ -42,9 +43,11 @@ HOST = "sglang"
 SWITCH = "GDN_CODEGEN_SGLANG"
 _LINEAR = "sglang.srt.layers.attention.linear"
 State = Tensor | None
-#: Keywords of extend that change no result: tables for other kernels, and copies of lengths on the CPU.
-_IGNORED = frozenset({"chunk_indices", "extend_seq_lens_cpu", "seq_lens_cpu", "is_spec_decode", "state_checkpoint_cu_starts",
-                      "num_state_checkpoints", "state_checkpoint_every_n_tokens"})
+#: Keywords that layers of SGLang up to 0.5.23 pass to the kernels of all backends, and that change no result of its Triton
+#: kernels: tables, copies of lengths, and what other backends need.
+_IGNORED = frozenset({"chunk_indices", "chunk_offsets", "extend_seq_lens_cpu", "seq_lens_cpu", "extend_prefix_lens", "layer_id",
+                      "is_spec_decode", "output", "stable_rows", "state_checkpoint_cu_starts", "num_state_checkpoints",
+                      "state_checkpoint_every_n_tokens", "state_checkpoint_indices", "track_ssm_h_src", "track_ssm_h_batch_src"})
 #: Whether SGLang reads the states before chunks of this call of GDNAttnBackend.forward_extend.
 _read: ContextVar[bool] = ContextVar("_read", default=True)
 

@@ -3,7 +3,8 @@
     import gdn_codegen.integrations.torchtitan
 
 Read at commit b5bcd76c of pytorch/torchtitan (2026-08-21): torchtitan/models/qwen3_5/gdn.py, class GatedDeltaKernel and the op
-torchtitan::recurrent_gdn_fwd; torchtitan/experiments/rl/models/gdn.py, class VLLMInnerGatedDeltaNet. They call FLA's functions.
+torchtitan::recurrent_gdn_fwd; torchtitan/experiments/rl/models/gdn.py, class VLLMInnerGatedDeltaNet. In torchtitan 0.3.0 class
+GatedDeltaKernel is in torchtitan/models/qwen3_5/model.py. They call FLA's functions.
 """
 from __future__ import annotations
 
@@ -26,14 +27,13 @@ def _recurrent(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
 
 _OPS = {"_fla_chunk_gated_delta_rule": chunk_gated_delta_rule, "_fla_fused_recurrent_gated_delta_rule": _recurrent}
 #: By module and name.
-FUNCTIONS = {"torchtitan.models.qwen3_5.gdn": _OPS, "torchtitan.experiments.rl.models.gdn": _OPS}
+FUNCTIONS = {"torchtitan.models.qwen3_5.gdn": _OPS, "torchtitan.models.qwen3_5.model": _OPS,
+             "torchtitan.experiments.rl.models.gdn": _OPS}
 
 
 def enable() -> list[str]:
     """Replace the functions; the names that are replaced. ImportError if this torchtitan has none of them."""
-    if not (names := _NAMES.replace(FUNCTIONS)):
-        raise ImportError(f"torchtitan: got a version without {', '.join(FUNCTIONS)}; accepted: one with some of these modules, "
-                          "as commit b5bcd76c of pytorch/torchtitan")
+    names = _NAMES.replace(FUNCTIONS, "torchtitan 0.3.0, or commit b5bcd76c of pytorch/torchtitan")
     try:  # local values alone pass through this function of autograd; torchtitan says so of FLA's
         importlib.import_module("spmd_types").register_local_autograd_function(Differentiated)
     except BaseException:

@@ -122,7 +122,7 @@ class _Walk:
             self.units.add(o.out)
         if o.kind == "load":
             t = self.tensors[o.attr("tensor")]
-            if t.index == "const" and t.fill.startswith("eye "):
+            if t.index == "const" and t.fill == "eye 1.0 0.0":
                 self.units.add(o.out)
             if t.role == "workspace":
                 lies = self.stored.get(t.name, ALL) if t.index != "const" else NONE

@@ -113,8 +113,9 @@ class GDNAttnBackend:
         g, beta = fused_gdn_gating(layer.A_log, a, b, layer.dt_bias)
         o, _, h = self.kernel.extend(
             q=q, k=k, v=v, g=g, beta=beta, ssm_states=ssm_states, cache_indices=m.mamba_cache_indices,
-            query_start_loc=m.query_start_loc, state_checkpoint_cu_starts=None, num_state_checkpoints=0,
-            state_checkpoint_every_n_tokens=0, chunk_indices=None)
+            query_start_loc=m.query_start_loc, state_checkpoint_cu_starts=m.query_start_loc, num_state_checkpoints=3,
+            state_checkpoint_every_n_tokens=64, chunk_indices=m.query_start_loc, output=torch.empty(1), layer_id=3,
+            extend_prefix_lens=m.query_start_loc, track_state=None, track_chunk_idx=None)
         if m.has_mamba_track_mask:
             ssm_states[m.track_ssm_h_dst] = h.squeeze(0)[m.track_ssm_h_src].to(ssm_states.dtype, copy=False)
             ssm_states[m.track_ssm_final_dst] = ssm_states[m.track_ssm_final_src]
@@ -126,5 +127,5 @@ class GDNAttnBackend:
         return self.kernel.target_verify(
             A_log=layer.A_log, dt_bias=layer.dt_bias, q=q, k=k, v=v, a=a, b=b, ssm_states=ssm_states,
             cache_indices=m.mamba_cache_indices, query_start_loc=m.query_start_loc, intermediate_states_buffer=buffer,
-            intermediate_state_indices=rows, cache_steps=steps, retrieve_parent_token=m.retrieve_parent_token)
+            intermediate_state_indices=rows, cache_steps=steps, retrieve_parent_token=m.retrieve_parent_token, stable_rows=True)
 '''}

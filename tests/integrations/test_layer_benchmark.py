@@ -27,8 +27,9 @@ def test_a_small_layer(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words, said", [(["another"], "HOST: got 'another'; accepted: transformers, fla"),
-                                         (["--runs", "0"], "--runs: got 0; accepted: at least 1")])
+@pytest.mark.parametrize("words, said", [
+    (["another"], "HOST: got 'another'; accepted: transformers, fla"),
+    pytest.param(["--runs", "0"], "--runs: got 0; accepted: at least 1", marks=pytest.mark.long)])
 def test_other_words_are_refused(words, said):
     done = run(*words)
     assert done.returncode == 2 and said in done.stderr

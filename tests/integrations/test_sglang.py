@@ -189,6 +189,8 @@ def test_kda_prefill_and_decoding(lower_bound, sglang):
     o, h = kernel.extend(
         q=q, k=k, v=v, g=x.a.view(1, -1, HV, K), beta=x.b[None], ssm_states=x.pool, cache_indices=x.meta.mamba_cache_indices,
         query_start_loc=x.ends, **layer, beta_is_raw=True, return_intermediate_states=True, extend_seq_lens_cpu=LENGTHS,
+        extend_prefix_lens=x.ends, layer_id=3, track_ssm_h_src=x.ends, track_ssm_h_batch_src=x.ends, num_state_checkpoints=3,
+        state_checkpoint_cu_starts=x.ends, state_checkpoint_every_n_tokens=64, state_checkpoint_indices=x.ends,
         is_spec_decode=False, track_state=tracked, track_chunk_idx=torch.tensor([1, -1, 0, 2, -1], dtype=torch.int32))
     states = x.check(o)
     for row, kept, want in ((1, 0, states[0][63]), (2, 2, x.S[0]), (4, None, states[3][63]), (5, 3, states[3][127])):
@@ -254,7 +256,7 @@ def test_where_nothing_is_replaced(sglang, monkeypatch):
     monkeypatch.setattr(sglang.utils, "is_cpu", lambda: True)
     assert sglang.plug_in.enable() == [] and not sglang.hook_registry.HookRegistry.hooks
     monkeypatch.setattr(sglang.utils, "is_npu", lambda: True)
-    with pytest.raises(ImportError, match="ascend: got neither"):  # what SGLang's classes call there is not in this package
+    with pytest.raises(ImportError, match="ascend: got a version without"):  # which is not in this package
         sglang.plug_in.enable()
     assert sglang.gdn_triton.TritonGDNKernel is theirs
     monkeypatch.delattr(sglang.kda_triton, "TritonKDAKernel")
