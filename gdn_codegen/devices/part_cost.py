@@ -11,6 +11,7 @@ def of_chunks(cost: PartCost, tokens: int) -> PartCost:
                    warm_up_chunks=round(cost.warm_up_chunks / ratio, 3),
                    longest_warm_up_chunks=round(cost.longest_warm_up_chunks / ratio, 3),
                    least_part_chunks=round(cost.least_part_chunks / ratio, 3),
+                   warm_up_limit=round(cost.warm_up_limit / ratio),
                    start_chunks=round(cost.start_chunks / ratio, 3))
 
 
@@ -30,6 +31,7 @@ class PartCost:
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
     start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
+    warm_up_limit: how many chunks more than a part has the longest warm-up may have. A longer one takes more time than summaries.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """
@@ -46,3 +48,4 @@ class PartCost:
     idle_us: float
     crowded: float
     start_chunks: float = 0.0
+    warm_up_limit: int = 50

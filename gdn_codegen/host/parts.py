@@ -59,12 +59,12 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     return _Lengths(chunks, sequences - 1, rest, chunks if chosen else possible)
 
 
-def _needs_summaries(chunks: int, span: int, most: int) -> bool:
+def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost) -> bool:
     """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
 
     span: chunks of a part. most: the longest warm-up, in parts.
     """
-    return chunks > (most + 1) * span
+    return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
 def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
@@ -101,8 +101,8 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
             warm_up = min(cost.warm_up_chunks, before)
             done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up, cost.crowded)
             us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
-            if _needs_summaries(x.possible, span, most):
-                us += summaries * (cost.launch_us if _needs_summaries(x.longest, span, most) else cost.idle_us)
+            if _needs_summaries(x.possible, span, most, cost):
+                us += summaries * cost.idle_us  # most heads need none
                 if span < cost.least_part_chunks:
                     us += 3 * span * cost.summary_us
         else:

@@ -346,7 +346,9 @@ class Interpreter:
     def warm_up_length(self, k: Kernel, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
         """The warm-up length of a part in chunks: the least number of chunks whose entries of the tensor sum to -`bound` or less.
 
-        If the sum stays above, all chunks back to the sequence's first. -1 if it is more than `most` times the chunks of a part.
+        -1 if it is more than `most` times the chunks of a part, or more than these and `limit`. If the sum stays above: all
+        chunks back to the sequence's first; but -1 if some sequence may need summaries and `most` such chunks would not reach the
+        bound.
         """
         part = at.part + attrs.get("parts_ahead", 0)
         if part == 0 or part >= self.problem.parts(at.seq, sizes["C"]):
@@ -354,14 +356,16 @@ class Interpreter:
         if "tensor" not in attrs:
             return -1
         first, total = self.own(replace(at, part=part), sizes), 0.0
+        most = min(attrs["most"] * self.problem.span, self.problem.span + attrs["limit"])
         slot = self.problem.starts[at.seq] // sizes["C"] + at.seq
         for n in range(1, first + 1):
             total += float(self.memory[attrs["tensor"]][slot + self.along(k, at, first - n), at.head])
-            if n > attrs["most"] * self.problem.span:
+            if n > most:
                 return -1
             if total <= -attrs["bound"]:
                 return n
-        return first
+        longest = -(-max(self.problem.lengths) // sizes["C"])
+        return -1 if longest - self.problem.span > most and total * most > -attrs["bound"] * first else first
 
     def headed(self, at: _At, o: Op) -> _At:
         """The position of the head that `o` belongs to. A head past the last is the last one."""

@@ -902,6 +902,7 @@ class PartCost:
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
     start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
+    warm_up_limit: how many chunks more than a part has the longest warm-up may have. A longer one takes more time than summaries.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """
@@ -918,6 +919,7 @@ class PartCost:
     idle_us: float
     crowded: float
     start_chunks: float = 0.0
+    warm_up_limit: int = 50
 
 
 @dataclass(frozen=True)
@@ -1477,12 +1479,12 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     return _Lengths(chunks, sequences - 1, rest, chunks if chosen else possible)
 
 
-def _needs_summaries(chunks: int, span: int, most: int) -> bool:
+def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost) -> bool:
     """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
 
     span: chunks of a part. most: the longest warm-up, in parts.
     """
-    return chunks > (most + 1) * span
+    return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
 def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
@@ -1519,8 +1521,8 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
             warm_up = min(cost.warm_up_chunks, before)
             done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up, cost.crowded)
             us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
-            if _needs_summaries(x.possible, span, most):
-                us += summaries * (cost.launch_us if _needs_summaries(x.longest, span, most) else cost.idle_us)
+            if _needs_summaries(x.possible, span, most, cost):
+                us += summaries * cost.idle_us  # most heads need none
                 if span < cost.least_part_chunks:
                     us += 3 * span * cost.summary_us
         else:
@@ -1708,7 +1710,7 @@ class Plan:
                                        self.longest)
             chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
             longest = self.longest if chooses and self.longest else self.tokens
-            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most))
+            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost))
             chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
             if chooses:
                 self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
@@ -2131,7 +2133,7 @@ class Host:
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
-            if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+            if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost):
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))

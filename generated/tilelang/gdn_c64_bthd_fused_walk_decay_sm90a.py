@@ -298,10 +298,10 @@ __device__ inline int find_sequence(const int* cu_seqlens, int slot, int sequenc
   }
   return n;
 }
-// The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that is more
-// than `most`. totals: of the chunk after the last one. stride: from one chunk to the next. All threads of a warp call it. They add
-// 32 totals at a time.
-__device__ inline float warm_up_length(const float* totals, int stride, int chunks, int most, float bound) {
+// The fewest of the last of `chunks` chunks whose totals sum to -bound or less; -1 if that is more than `most`. If their sum stays
+// above: all; but -1 if the call has summaries (`summed`) and `most` such chunks would not reach the bound. totals: of the chunk
+// after the last one. stride: from one chunk to the next. All threads of a warp call it. They add 32 totals at a time.
+__device__ inline float warm_up_length(const float* totals, int stride, int chunks, int most, float bound, int summed) {
   int limit = min(chunks, most), lane = threadIdx.x % 32;
   float before = 0;
   for (int done = 0; done < limit; done += 32) {
@@ -315,16 +315,16 @@ __device__ inline float warm_up_length(const float* totals, int stride, int chun
     if (enough) return done + __ffs(enough);
     before += __shfl_sync(0xffffffffu, sum, 31);
   }
-  return chunks <= most ? chunks : -1;
+  return chunks <= most && (!summed || before * most <= -bound * chunks) ? chunks : -1;
 }
 // The chunks of a part that take the least time, at least `least`: each lane tries another number of parts of the longest
 // sequence. The model is that of the host (host/parts.py), with all lengths. All threads of a warp call it. All kernels of a call
 // have to find the same number, so times are whole numbers, of 64ths of a chunk.
 // instances: of a part. units: instances that run at a time, 0 for `least`. summed: 0 if no kernel makes summaries, so that no
-// sequence may have more than 1 + most parts. warm_up, longest: of a part's warm-up, and how many more the longest one has. split:
-// what splitting costs. crowded: the factor for more parts than run at a time. summaries: what their kernels cost. start: of a walk.
+// part may begin after more than `most` parts, or more than its own chunks and `limit`. warm_up, longest: of a part's warm-up, and how many more the longest
+// one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
 __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int summed,
-                                  int most, int warm_up, int longest, int split, int crowded, int summaries, int start) {
+                                  int most, int limit, int warm_up, int longest, int split, int crowded, int start) {
   int lane = threadIdx.x % 32, walk = 0, shortest = 0x7fffffff, total = 0;
   if (units == 0) return least;
   for (int n = lane; n < sequences; n += 32) {
@@ -336,7 +336,7 @@ __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size
   walk = __reduce_max_sync(0xffffffffu, walk);
   shortest = __reduce_min_sync(0xffffffffu, shortest);
   total = __reduce_add_sync(0xffffffffu, total);
-  if (!summed) least = max(least, (walk + most) / (most + 1));
+  if (!summed) least = max(least, max((walk + most) / (most + 1), (walk - limit + 1) / 2));
   int tried = (walk + least - 1) / least;
   if (tried <= 1) return least;
   int of_walk = tried <= 32 ? min(lane + 1, tried) : 1 + lane * (tried - 1) / 31;
@@ -355,7 +355,7 @@ __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size
   unsigned work = unsigned(64 * total + splits * warm + parts * start) * instances / units;
   int time = waves == 1 ? max(last, int(work)) : max(last, int(work * (splits ? crowded : 64) / 64) + 2 * last / 5);
   time = max(time, waves * (64 * min(shortest, span) + start));
-  if (splits) time += split + min(longest, before - warm) + (of_walk > most + 1 ? summaries : 0);
+  if (splits) time += split + min(longest, before - warm);
   int best = __reduce_min_sync(0xffffffffu, time);
   // of equal times that of the longest parts; a reduction, so that the compiler knows that the result is the same in all lanes
   return __reduce_max_sync(0xffffffffu, time == best ? span : 0);
@@ -494,13 +494,14 @@ def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, summe
 
 
 @T.macro
-def warm_up_length_cuda(totals, slot, head, chunks, most, bound, step=1):
-    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
-    is more than `most`. The first is that of `slot`. step: from one to the next, -1 in a walk back."""
+def warm_up_length_cuda(totals, slot, head, chunks, most, bound, summed, step=1):
+    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; -1 if that is more than `most`. If their
+    sum stays above: all; but -1 if the call has summaries (`summed`) and `most` such chunks would not reach the bound. The
+    first is that of `slot`. step: from one to the next, -1 in a walk back."""
     T.import_source(HELPERS)
     last = T.alloc_var(T.int32, init=chunks)  # a variable, since the expression would be repeated
     return T.call_extern("float32", "warm_up_length", T.address_of(totals[slot + step * last, head]), step * totals.shape[1],
-                         last, most, bound)
+                         last, most, bound, summed)
 
 
 def bounded(x, least):
@@ -724,7 +725,7 @@ def F_chunk_kernel(t):
                     part_instances,
                     units,
                     summed,
-                    (8, 192, 160, 123, 90, 443, 77),
+                    (8, 50, 192, 160, 123, 90, 77),
                 ),
             )
             size = C * span
@@ -748,7 +749,15 @@ def F_chunk_kernel(t):
             t.wait_for_earlier_kernels()
             t.start_next_kernel()
             if first < T.max(stop, 1):
-                warm_up_least = t.warm_up_length(F_chunk_least_ws, start // C + n, hv, first, 8 * span, 11.090355)
+                warm_up_least = t.warm_up_length(
+                    F_chunk_least_ws,
+                    start // C + n,
+                    hv,
+                    first,
+                    T.min(8 * span, span + 50),
+                    11.090355,
+                    summed,
+                )
                 warm_up_with_margin = warm_up_least * 1.25
                 warm_up = warm_up_with_margin + 1.0
                 begin = first - T.max(T.cast(warm_up, T.int32), 0)
@@ -829,7 +838,7 @@ def S_offset_kernel(t):
                     part_instances,
                     units,
                     summed,
-                    (8, 192, 160, 123, 90, 443, 77),
+                    (8, 50, 192, 160, 123, 90, 77),
                 ),
             )
             size = C * span
@@ -882,13 +891,22 @@ def S_offset_kernel(t):
                     start // C + n,
                     hv,
                     T.if_then_else((first + span) * C < length, first + span, 0),
-                    8 * span,
+                    T.min(8 * span, span + 50),
                     11.090355,
+                    summed,
                 )
                 if (first + span) * C < length:
                     S_warm_up[part + 1, hv] = warm_up_next
                 if warm_up_next < 0:
-                    warm_up = t.warm_up_length(F_chunk_ws, start // C + n, hv, first, 8 * span, 11.090355)
+                    warm_up = t.warm_up_length(
+                        F_chunk_ws,
+                        start // C + n,
+                        hv,
+                        first,
+                        T.min(8 * span, span + 50),
+                        11.090355,
+                        summed,
+                    )
                     begin = first - T.max(T.cast(warm_up, T.int32), 0)
                     tx = T.get_thread_binding()
                     if tx < 256:
@@ -1038,14 +1056,14 @@ def S_offset_kernel(t):
 
 def S_factor_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
-    n_S_warm_up, n_S_factor = T.dynamic("n_S_warm_up, n_S_factor")
+    n_S_factor = T.dynamic("n_S_factor")
 
     @T.prim_func
     def S_factor_kernel(
         k_in: T.Tensor((B, L, H, K), T.float16),
         G_ws: T.Tensor((slots, HV, C), T.float32),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
-        S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
+        F_chunk_ws: T.Tensor((slots, HV), T.float32),
         S_factor: T.Tensor((n_S_factor, HV, K, K), T.float16),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
@@ -1067,7 +1085,7 @@ def S_factor_kernel(t):
                     part_instances,
                     units,
                     summed,
-                    (8, 192, 160, 123, 90, 443, 77),
+                    (8, 50, 192, 160, 123, 90, 77),
                 ),
             )
             size = C * span
@@ -1078,7 +1096,6 @@ def S_factor_kernel(t):
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             S = t.fragment((K, K), T.float32)
-            follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
             longer_warm_up = T.alloc_var(T.float32)
@@ -1109,13 +1126,29 @@ def S_factor_kernel(t):
             Tinv_below_f16_ready = T.alloc_barrier(arrive_count=[64] * 3)
             exp_G_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
             t.expect_swizzled(Tinv_below_f16)
-            t.wait_for_earlier_kernels()
+            if part + hv == 0:
+                t.wait_for_earlier_kernels()
             t.start_next_kernel()
             if first < T.max(stop, 1):
                 begin = first
-                follows = T.Select(first > 0, -1.0, 0.0)
-                warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
-                warm_up_next = T.if_then_else((first + span) * C < length, S_warm_up[part + 1, hv], 0)
+                warm_up = t.warm_up_length(
+                    F_chunk_ws,
+                    start // C + n,
+                    hv,
+                    first,
+                    T.min(8 * span, span + 50),
+                    11.090355,
+                    summed,
+                )
+                warm_up_next = t.warm_up_length(
+                    F_chunk_ws,
+                    start // C + n,
+                    hv,
+                    T.if_then_else((first + span) * C < length, first + span, 0),
+                    T.min(8 * span, span + 50),
+                    11.090355,
+                    summed,
+                )
                 longer_warm_up = T.max(warm_up, warm_up_next)
                 if longer_warm_up < 0:
                     tx = T.get_thread_binding()
@@ -1274,7 +1307,7 @@ def S_start_kernel(t):
                     part_instances,
                     units,
                     summed,
-                    (8, 192, 160, 123, 90, 443, 77),
+                    (8, 50, 192, 160, 123, 90, 77),
                 ),
             )
             size = C * span
@@ -1362,7 +1395,7 @@ def o_S_kernel(t):
                     part_instances,
                     units,
                     summed,
-                    (8, 192, 160, 123, 90, 443, 77),
+                    (8, 50, 192, 160, 123, 90, 77),
                 ),
             )
             size = C * span
@@ -1438,7 +1471,15 @@ def o_S_kernel(t):
                 if summed != 0 and first > 0:
                     warm_up = S_warm_up[part, hv]
                 else:
-                    warm_up = t.warm_up_length(F_chunk_ws, start // C + n, hv, first, 8 * span, 11.090355)
+                    warm_up = t.warm_up_length(
+                        F_chunk_ws,
+                        start // C + n,
+                        hv,
+                        first,
+                        T.min(8 * span, span + 50),
+                        11.090355,
+                        summed,
+                    )
                 begin = first - T.max(T.cast(warm_up, T.int32), 0)
                 tx = T.get_thread_binding()
                 if tx < 256:
@@ -1793,6 +1834,7 @@ class PartCost:
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
     start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
+    warm_up_limit: how many chunks more than a part has the longest warm-up may have. A longer one takes more time than summaries.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """
@@ -1809,6 +1851,7 @@ class PartCost:
     idle_us: float
     crowded: float
     start_chunks: float = 0.0
+    warm_up_limit: int = 50
 
 
 @dataclass(frozen=True)
@@ -2368,12 +2411,12 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     return _Lengths(chunks, sequences - 1, rest, chunks if chosen else possible)
 
 
-def _needs_summaries(chunks: int, span: int, most: int) -> bool:
+def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost) -> bool:
     """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
 
     span: chunks of a part. most: the longest warm-up, in parts.
     """
-    return chunks > (most + 1) * span
+    return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
 def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
@@ -2410,8 +2453,8 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
             warm_up = min(cost.warm_up_chunks, before)
             done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up, cost.crowded)
             us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
-            if _needs_summaries(x.possible, span, most):
-                us += summaries * (cost.launch_us if _needs_summaries(x.longest, span, most) else cost.idle_us)
+            if _needs_summaries(x.possible, span, most, cost):
+                us += summaries * cost.idle_us  # most heads need none
                 if span < cost.least_part_chunks:
                     us += 3 * span * cost.summary_us
         else:
@@ -2599,7 +2642,7 @@ class Plan:
                                        self.longest)
             chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
             longest = self.longest if chooses and self.longest else self.tokens
-            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most))
+            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost))
             chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
             if chooses:
                 self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
@@ -3022,7 +3065,7 @@ class Host:
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
-            if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+            if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost):
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
@@ -3693,7 +3736,7 @@ TABLES = Tables(
         ("G_beta_F_chunk_least", "chunks", 1, ("g", "beta", "G_ws", "beta_ws", "F_chunk_ws", "F_chunk_least_ws"), ()),
         ("F_chunk", "parts", 16, ("k", "g", "beta", "F_chunk_ws", "F_chunk_least_ws"), ()),
         ("S_offset", "parts", 1, ("k", "v", "initial_state", "G_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_offset"), ()),
-        ("S_factor", "parts", 1, ("k", "G_ws", "beta_ws", "S_warm_up", "S_factor"), ()),
+        ("S_factor", "parts", 1, ("k", "G_ws", "beta_ws", "F_chunk_ws", "S_factor"), ()),
         ("S_start", "parts", 4, ("S_warm_up", "S_offset", "S_factor", "S_start"), ()),
         ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_start"), ("scale",)),
     ),
@@ -3725,7 +3768,7 @@ TABLES = Tables(
         ("S_start", (128, 128), "float32"),
     ),
     cleared=True,
-    part_cost=PartCost(chunk_us=2.6, fold_us=4.0, launch_us=10.0, split_us=5.0, summary_us=10.0, warm_up_chunks=3.0, longest_warm_up_chunks=2.5, least_part_chunks=3.0, resident=1, idle_us=4.0, crowded=1.4, start_chunks=1.2),
+    part_cost=PartCost(chunk_us=2.6, fold_us=4.0, launch_us=10.0, split_us=5.0, summary_us=10.0, warm_up_chunks=3.0, longest_warm_up_chunks=2.5, least_part_chunks=3.0, resident=1, idle_us=4.0, crowded=1.4, start_chunks=1.2, warm_up_limit=50),
     most=8,
     summaries=("S_offset", "S_factor", "S_start"),
     bounds=("F_chunk",),

@@ -49,9 +49,10 @@ def find_sequence(cu_seqlens, slot, N, size):
 
 
 @triton.jit
-def warm_up_length(totals, stride, chunks, most, bound):
-    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that is
-    more than `most`. totals: of the first of them. stride: from one to the next, below 0 in a walk back."""
+def warm_up_length(totals, stride, chunks, most, bound, summed):
+    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; -1 if that is more than `most`. If their sum
+    stays above: all; but -1 if the call has summaries (`summed`) and `most` such chunks would not reach the bound. totals: of the
+    first of them. stride: from one to the next, below 0 in a walk back."""
     i = tl.arange(0, 32)  # of a warp: sums cross no other
     limit = tl.minimum(chunks, most)
     total = tl.full([], 0.0, tl.float32)
@@ -65,7 +66,8 @@ def warm_up_length(totals, stride, chunks, most, bound):
         found = tl.where(nearest <= limit, nearest, -1)
         total += tl.sum(x, axis=0)
         done += 32
-    return tl.where((found < 0) & (chunks <= most), chunks, found).to(tl.float32)
+    every = (chunks <= most) & ((summed == 0) | (total * most <= -bound * chunks))
+    return tl.where((found < 0) & every, chunks, found).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -175,7 +177,7 @@ def G_Tinv_scaled_F_chunk_kernel(
     tl.store(F_chunk_ws_ptr + (slot * HV + hv), F_chunk)
 
 
-@triton.jit(do_not_specialize=["N", "span"])
+@triton.jit(do_not_specialize=["N", "span", "summed"])
 def S_offset_kernel(
     k_ptr,
     v_ptr,
@@ -189,6 +191,7 @@ def S_offset_kernel(
     cu_seqlens,
     N,
     span,
+    summed,
     has_initial_state: tl.constexpr,
     H: tl.constexpr,
     HV: tl.constexpr,
@@ -218,14 +221,22 @@ def S_offset_kernel(
         F_chunk_ws_ptr + ((start // C + n) * HV + hv),
         HV,
         tl.where(first + size < length, (first + size) // C, 0),
-        8 * span,
+        tl.minimum(8 * span, span + 100),
         11.090355,
+        summed,
     )
     if first + size < length:
         tl.store(S_warm_up_ptr + ((part + 1) * HV + hv), warm_up_next)
     if warm_up_next >= 0:
         return
-    warm_up = warm_up_length(F_chunk_ws_ptr + ((start // C + n) * HV + hv), HV, first // C, 8 * span, 11.090355)
+    warm_up = warm_up_length(
+        F_chunk_ws_ptr + ((start // C + n) * HV + hv),
+        HV,
+        first // C,
+        tl.minimum(8 * span, span + 100),
+        11.090355,
+        summed,
+    )
     begin = first - tl.maximum(warm_up, 0).to(tl.int32) * C
     S = tl.zeros([BV, K], dtype=tl.float32)
     if has_initial_state:
@@ -465,7 +476,14 @@ def o_S_kernel(
     if (summed != 0) & (first > 0):
         warm_up = tl.load(S_warm_up_ptr + (part * HV + hv))
     else:
-        warm_up = warm_up_length(F_chunk_ws_ptr + ((start // C + n) * HV + hv), HV, first // C, 8 * span, 11.090355)
+        warm_up = warm_up_length(
+            F_chunk_ws_ptr + ((start // C + n) * HV + hv),
+            HV,
+            first // C,
+            tl.minimum(8 * span, span + 100),
+            11.090355,
+            summed,
+        )
     begin = first - tl.maximum(warm_up, 0).to(tl.int32) * C
     if (2 * warm_up > span) != (instance == 0):
         return
@@ -601,6 +619,7 @@ class PartCost:
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
     start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
+    warm_up_limit: how many chunks more than a part has the longest warm-up may have. A longer one takes more time than summaries.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """
@@ -617,6 +636,7 @@ class PartCost:
     idle_us: float
     crowded: float
     start_chunks: float = 0.0
+    warm_up_limit: int = 50
 
 
 @dataclass(frozen=True)
@@ -1176,12 +1196,12 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     return _Lengths(chunks, sequences - 1, rest, chunks if chosen else possible)
 
 
-def _needs_summaries(chunks: int, span: int, most: int) -> bool:
+def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost) -> bool:
     """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
 
     span: chunks of a part. most: the longest warm-up, in parts.
     """
-    return chunks > (most + 1) * span
+    return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
 def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
@@ -1218,8 +1238,8 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
             warm_up = min(cost.warm_up_chunks, before)
             done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up, cost.crowded)
             us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
-            if _needs_summaries(x.possible, span, most):
-                us += summaries * (cost.launch_us if _needs_summaries(x.longest, span, most) else cost.idle_us)
+            if _needs_summaries(x.possible, span, most, cost):
+                us += summaries * cost.idle_us  # most heads need none
                 if span < cost.least_part_chunks:
                     us += 3 * span * cost.summary_us
         else:
@@ -1407,7 +1427,7 @@ class Plan:
                                        self.longest)
             chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
             longest = self.longest if chooses and self.longest else self.tokens
-            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most))
+            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost))
             chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
             if chooses:
                 self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
@@ -1830,7 +1850,7 @@ class Host:
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
-            if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+            if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost):
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
@@ -2522,7 +2542,7 @@ TABLES = Tables(
     ),
     ints={
         "G_Tinv_scaled_F_chunk": (),
-        "S_offset": ("has_initial_state",),
+        "S_offset": ("has_initial_state", "summed"),
         "S_factor": (),
         "S_start": (),
         "o_S": ("has_initial_state", "has_final_state", "summed", "clear_o"),
@@ -2546,7 +2566,7 @@ TABLES = Tables(
         ("S_start", (128, 128), "float32"),
     ),
     cleared=True,
-    part_cost=PartCost(chunk_us=1.95, fold_us=10.0, launch_us=3.0, split_us=0.0, summary_us=7.5, warm_up_chunks=14.0, longest_warm_up_chunks=32.0, least_part_chunks=8.0, resident=2, idle_us=3.0, crowded=1.0, start_chunks=0.0),
+    part_cost=PartCost(chunk_us=1.95, fold_us=10.0, launch_us=3.0, split_us=0.0, summary_us=7.5, warm_up_chunks=14.0, longest_warm_up_chunks=32.0, least_part_chunks=8.0, resident=2, idle_us=3.0, crowded=1.0, start_chunks=0.0, warm_up_limit=100),
     most=8,
     summaries=("S_offset", "S_factor", "S_start"),
     warm_ups=True,

@@ -11,7 +11,7 @@ from gdn_codegen.emit.tilelang.functions import FOLDER
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 #: Costs other than the device's: of warm-ups of 3 and of 2 chunks.
-COSTS = [(8, 192, 160, 123, 90, 443, 77), (3, 128, 0, 64, 64, 64, 0)]
+COSTS = [(8, 50, 192, 160, 123, 90, 77), (3, 1000, 128, 0, 64, 64, 0)]
 PROGRAM = """
 #include "{warp}"
 #include "{by_length}"
@@ -62,12 +62,12 @@ def drawn(seed):
 
 def expected(lens, least, instances, units, summed, costs):
     """The chunks of a part, by the same model, one number of parts after another."""
-    most, warm_up, longest, split, crowded, summaries, start = costs
+    most, limit, warm_up, longest, split, crowded, start = costs
     chunks = [-(-n // 64) for n in lens]
     walk = max(chunks)
     if not units:
         return least
-    least = least if summed else max(least, -(-walk // (most + 1)))
+    least = least if summed else max(least, -(-walk // (most + 1)), (walk - limit + 1) // 2)
     tried, found = -(-walk // least), []
     for n in [*range(1, tried + 1)] if tried <= 32 else [1 + lane * (tried - 1) // 31 for lane in range(32)]:
         span = max(least, -(-walk // n))
@@ -80,7 +80,7 @@ def expected(lens, least, instances, units, summed, costs):
         time = max(last, work if waves == 1 else work * (crowded if splits else 64) // 64 + 2 * last // 5)
         time = max(time, waves * (64 * min(min(chunks), span) + start))
         if splits:
-            time += split + min(longest, before - warm) + (summaries if of_walk > most + 1 else 0)
+            time += split + min(longest, before - warm)
         found.append((time, -span))
     return -min(found)[1] if tried > 1 else least
 
@@ -93,7 +93,8 @@ def test_all_lanes_find_the_cheapest_parts(costs, tmp_path):
     assert found == [expected(*case, costs) for case in cases]
     for (lens, least, _, units, summed), span in zip(cases, found, strict=True):
         assert span >= least  # no more parts than the host has instances for
-        assert summed or not units or -(-max(lens) // 64) <= span * (costs[0] + 1)  # or a part would need a summary
+        reach = min(span * costs[0], span + costs[1])
+        assert summed or not units or -(-max(lens) // 64) <= span + reach  # or a part would need a summary
     assert len({(span > case[1], span < max(case[0]) // 64) for span, case in zip(found, cases, strict=True)}) == 4
 
 

@@ -95,7 +95,8 @@ def test_parts_of_a_walk_back_give_its_gradients(name: str) -> None:
         assert given.run(lowered(name, "exact", schedule), span)[1] < 1e-12, (schedule, span)
         if find(name).forgets:
             i, error = given.run(lowered(name, "decay", schedule), span)
-            assert error < 1e-7 and (i.memory["d_S_warm_up"] > 0).any(), (schedule, span)
+            warms_up = (i.memory["d_S_warm_up"] > 0).any()
+            assert error < 1e-7 and (warms_up or name == "delta_rule"), (schedule, span)  # that has no gates
 
 
 def test_solutions_come_from_memory() -> None:
@@ -117,8 +118,9 @@ def test_a_warm_up_looks_at_the_chunks_after_a_part() -> None:
     assert error < 1e-8
     for part in range(1, len(sums)):
         need = next((n for n in range(1, part + 1) if sums[part - n:part].sum() <= -BOUND["float32"]), part)
-        assert i.memory["d_S_warm_up"][part, 0] == (need if need <= 2 else -1), part
-    assert set(i.memory["d_S_warm_up"][1:9, 0].tolist()) == {1.0, 2.0, -1.0}
+        slow = 2 * sums[:part].sum() > -BOUND["float32"] * part  # two such chunks would not be enough
+        assert i.memory["d_S_warm_up"][part, 0] == (-1 if need > 2 or (need == part and slow) else need), part
+    assert set(i.memory["d_S_warm_up"][1:9, 0].tolist()) == {2.0, -1.0}
 
 
 def given_again(name: str, given: Given, case: Case) -> Given:

@@ -35,13 +35,16 @@ def test_what_costs_more_is_done_less():
     assert span(2048, cost=replace(COST, fold_us=1e6), warms_up=False) is None
 
 
-def test_a_warm_up_reaches_so_many_parts_back():
-    assert not _needs_summaries(72, 8, 8) and _needs_summaries(73, 8, 8)
+def test_a_warm_up_reaches_so_many_parts_or_chunks_back():
+    assert COST.warm_up_limit == 50
+    for chunks, span in ((36, 4), (178, 64)):
+        assert not _needs_summaries(chunks, span, 8, COST) and _needs_summaries(chunks + 1, span, 8, COST)
 
 
 def test_cost_in_chunks_of_other_lengths():
     half = of_chunks(COST, 32)
     assert half.chunk_us == COST.chunk_us / 2 and half.warm_up_chunks == 2 * COST.warm_up_chunks
+    assert half.warm_up_limit == 2 * COST.warm_up_limit
     assert half.launch_us == COST.launch_us and of_chunks(COST, 64) == COST
 
 

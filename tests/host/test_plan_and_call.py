@@ -139,8 +139,8 @@ def test_of_packs_kernels_choose_parts_and_get_instances_for_the_shortest(length
 def test_summaries_are_launched_where_a_sequence_may_need_them(monkeypatch):
     """The host may know that none is so long. Kernels then choose parts that need none, whatever the lengths are."""
     assert in_parts(monkeypatch, [16384] * 4, value_heads=8)[1][0] == 1
-    assert in_parts(monkeypatch, [16384] * 4, value_heads=32)[1][0] == 0
-    assert in_parts(monkeypatch, [16384] * 4, value_heads=8, longest=16384)[1][0] == 0
+    assert in_parts(monkeypatch, [4096] * 4, value_heads=16)[1][0] == 1
+    assert in_parts(monkeypatch, [4096] * 4, value_heads=16, longest=4096)[1][0] == 0
 
 
 def test_workspaces_have_a_tile_a_chunk_and_one_a_sequence():

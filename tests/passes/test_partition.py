@@ -96,14 +96,32 @@ def test_each_part_and_head_has_its_own_warm_up():
     i, got = run(lowered("decay", dtype="float16"), x, 2)
     bound = BOUND["float16"]
     assert [warm_up(i, 0, h, x) for h in range(5)] == [
-        [1, 1, 1, 1], [1, 1, 1, 1], [2, 3, 3, 3], [2, 4, -1, -1], [1, 1, 3, -1]]
+        [1, 1, 1, 1], [1, 1, 1, 1], [2, 3, 3, 3], [-1, -1, -1, -1], [1, 1, 3, -1]]
     assert 0.8 * 16 > bound > 0.3 * 32
     S = i.memory
     assert S["S_factor"][:, :3].isnan().all(), "summaries of heads that forget"
-    assert S["S_factor"][:3, 3].isnan().all() and S["S_factor"][4, 3].isnan().all() and S["S_factor"][3, 3].isfinite().all()
+    assert S["S_factor"][0, 3].isnan().all() and S["S_factor"][4, 3].isnan().all() and S["S_factor"][1:4, 3].isfinite().all()
     want = expected(x)
     assert rms_error(got["o"], want[0]) < 1e-5 and rms_error(got["final_state"], want[1]) < 1e-5
     assert rms_error(got["o"][:, 3], want[0][:, 3]) < 1e-11
+
+
+def lengths_loaded(p):
+    """How many warm-up lengths the kernel of M loads."""
+    (k,) = (k for k in p.kernels if k.name == "S_factor")
+    return sum(o.kind == "load" and o.attr("tensor") == "S_warm_up" for o in k.ops)
+
+
+def test_factors_are_computed_beside_offsets_where_kernels_start_early():
+    """Of a head that forgets slowly: neither reads what the other stores, and both leave multiprocessors idle. M finds its
+    lengths itself then. The fold waits for both: one block of M waits for N."""
+    sizes = {"C": 64, "K": 128, "V": 128}
+    for how in ("decay", "exact"):
+        p = lower(find("gated_delta_rule").trace(), "tilelang", replace(named("fused_walk", "sm_90a"), partition=how), sizes,
+                  "bfloat16", "sm_90a")
+        assert {k.name: k.start for k in p.kernels}["S_factor"] == "beside" and {k.start for k in p.kernels} == {"", "beside"}
+        assert lengths_loaded(p) == 0
+    assert lengths_loaded(lowered("decay")) == 2
 
 
 ADVERSARIAL = {

@@ -251,8 +251,8 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
     else:
         chunks = f"T.if_then_else({has_next}, first + span, 0)" if ahead else "first"
         last, back = ("", "") if w.k.step > 0 else (" + T.ceildiv(length, C) - 1", ", -1")  # of a walk back the first chunk
-        text = (f"t.warm_up_length({w.params[name]}, start // C + n{last}, hv, {chunks}, {o.attr('most')} * span, "
-                f"{o.attr('bound')}{back})")
+        text = (f"t.warm_up_length({w.params[name]}, start // C + n{last}, hv, {chunks}, "
+                f"T.min({o.attr('most')} * span, span + {o.attr('limit')}), {o.attr('bound')}, {SUMMED}{back})")
     if o.attr("kept"):
         w.line(f"if {SUMMED} != 0 and first > 0:")
         w.line(f"    {w.name(o.buffer)} = {w.address(w.p.tensor(o.attr('kept')), ())}")

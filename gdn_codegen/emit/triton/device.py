@@ -31,9 +31,10 @@ def find_sequence(cu_seqlens, slot, N, size):
 
 
 @triton.jit
-def warm_up_length(totals, stride, chunks, most, bound):
-    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that is
-    more than `most`. totals: of the first of them. stride: from one to the next, below 0 in a walk back."""
+def warm_up_length(totals, stride, chunks, most, bound, summed):
+    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; -1 if that is more than `most`. If their sum
+    stays above: all; but -1 if the call has summaries (`summed`) and `most` such chunks would not reach the bound. totals: of the
+    first of them. stride: from one to the next, below 0 in a walk back."""
     i = tl.arange(0, 32)  # of a warp: sums cross no other
     limit = tl.minimum(chunks, most)
     total = tl.full([], 0.0, tl.float32)
@@ -47,4 +48,5 @@ def warm_up_length(totals, stride, chunks, most, bound):
         found = tl.where(nearest <= limit, nearest, -1)
         total += tl.sum(x, axis=0)
         done += 32
-    return tl.where((found < 0) & (chunks <= most), chunks, found).to(tl.float32)
+    every = (chunks <= most) & ((summed == 0) | (total * most <= -bound * chunks))
+    return tl.where((found < 0) & every, chunks, found).to(tl.float32)

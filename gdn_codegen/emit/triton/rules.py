@@ -272,7 +272,8 @@ def warm_up_length(w: KernelWriter, o: Op) -> Text:
     chunks = "tl.where(first + size < length, (first + size) // C, 0)" if ahead else "first // C"
     last, stride = ("", "HV") if w.k.step > 0 else (" + tl.cdiv(length, C) - 1", "-HV")  # of a walk back the first chunk
     at = f"{name}_ptr + ((start // {w.use('C')} + n{last}) * HV + hv)"
-    found = f"warm_up_length({at}, {stride}, {chunks}, {o.attr('most')} * span, {o.attr('bound')})"
+    most = f"tl.minimum({o.attr('most')} * span, span + {o.attr('limit')})"
+    found = f"warm_up_length({at}, {stride}, {chunks}, {most}, {o.attr('bound')}, {w.use(SUMMED)})"
     if not o.attr("kept"):
         return Text(found)
     w.line(f"if ({w.use(SUMMED)} != 0) & (first > 0):")

@@ -12,7 +12,9 @@ Three kernels come before the first of them (`summaries`). All are made from its
 "exact": the walk of a part begins at its first chunk, with the state of the fold. "decay": the walk has a warm-up. It starts
 some chunks before the part, from a zero state, and stores nothing for them. The op `warm_up_length` finds how many chunks the
 gates need to forget the state before. If the warm-up would take longer than the summaries, the part starts from the fold.
-Summaries are computed only where a part needs them.
+Summaries are computed only where a part needs them. In a call without kernels for summaries each warm-up may reach back to the
+sequence's start. In a call with them a head that forgets slowly starts all its parts from the fold: N of a part near the start
+would have the warm-up too, and all later parts would wait for it.
 
 The warm-up length tells the two cases apart. It is a number of chunks, or -1 for the state of the fold. The summary N of a part
 is needed if the next part's length is -1. M is needed if the part's own length is -1 too.
@@ -25,7 +27,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...devices import Cores, Device
+from ...devices import Cores, Device, Groups
+from ...devices.part_cost import of_chunks
 from ...ir.core import Kernel, Loop, Program, loops
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
@@ -52,7 +55,8 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     states = {c.name for x in walks for c in x.carried}  # all walks start from the summaries of the first walk
     if first is None or len(states) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state; {p.name} has {len(states)}")
-    parts = Parts(p, s, first, walks[0], begins(f"{p.forgets}_ws", device, dtype) if p.forgets else {})
+    forgets = begins(f"{p.forgets}_ws", device, dtype, p.sizes["C"]) if p.forgets else {}
+    parts = Parts(p, s, first, walks[0], forgets, isinstance(device, Groups) and device.starts_early)
     longest_first = s.longest_first and device.splits_warm_up
     kernels: list[Kernel] = []
     for k in p.kernels:
@@ -62,9 +66,12 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     return replace(p, kernels=tuple(kernels), tensors=(*p.tensors, *parts.made), forgets="")
 
 
-def begins(tensor: str, device: Device, dtype: str) -> dict[str, Any]:
-    """Attributes of `warm_up_length`: the tensor that it sums, the bound to reach, and the longest warm-up in parts."""
-    return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": longest_warm_up(device)}
+def begins(tensor: str, device: Device, dtype: str, chunk: int) -> dict[str, Any]:
+    """Attributes of `warm_up_length`: the tensor that it sums, the bound to reach, and the longest warm-up: in parts, and in
+    chunks more than a part."""
+    assert device.part_cost is not None
+    return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": longest_warm_up(device),
+            "limit": of_chunks(device.part_cost, chunk).warm_up_limit}
 
 
 def longest_warm_up(device: Device) -> int:

@@ -32,14 +32,14 @@ def scales_rows(loop: Loop) -> bool:
 class Parts:
     """The walk `k` over sequences that becomes one over parts, and the workspaces of the kernels that are made from it.
 
-    forgets: attributes of the warm-up length, none without warm-ups. ScheduleError where the walk carries something else than a
-    state [K, V].
+    forgets: attributes of the warm-up length, none without warm-ups. side_by_side: whether a kernel may run beside the one before
+    it. ScheduleError where the walk carries something else than a state [K, V].
 
     warm_up: the length of each part. n, m: its summaries. scales: m is diagonal, and a vector. start: the state before it. end:
     the last state of a sequence, where that overwrites the initial one.
     """
 
-    def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, forgets: dict[str, Any]) -> None:
+    def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, forgets: dict[str, Any], side_by_side: bool) -> None:
         """Makes the workspaces of the parts, one tile for each part and value head. k: the kernel with the walk `loop`."""
         self.p, self.k, self.loop = p, k, loop
         (self.c,) = loop.carried
@@ -48,7 +48,7 @@ class Parts:
         if self.c.type.dims[1:] != ("V",) or self.rows == "V":
             raise ScheduleError(f"{self.where} needs a state [K, V], and {self.c.name} is {self.c.type}")
         name = self.c.name
-        self.forgets = forgets
+        self.forgets, self.side_by_side = forgets, side_by_side
         self.warm_up = Tensor(f"{name}_warm_up", "workspace", "part", "HV", ())
         self.n = Tensor(f"{name}_offset", "workspace", "part", "HV", self.c.type.dims)
         self.scales = scales_rows(loop)

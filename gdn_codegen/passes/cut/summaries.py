@@ -30,9 +30,15 @@ def offset(parts: Parts) -> Kernel:
 
 
 def factor(parts: Parts) -> Kernel:
-    """The kernel that computes M of each part: a matrix, or its diagonal where there is nothing else."""
+    """The kernel that computes M of each part: a matrix, or its diagonal where there is nothing else. Where kernels may run side
+    by side it reads no length that the kernel before it stores."""
     b = parts.body(parts.k)
-    b.op("return_unless_negative", parts.longer(b, parts.number(b), parts.number(b, 1)))
+    if parts.side_by_side:
+        here, following = (b.op("warm_up_length", name=b.fresh(name), parts_ahead=ahead, **parts.forgets)
+                           for name, ahead in (("warm_up", None), ("warm_up_next", 1)))
+    else:
+        here, following = parts.number(b), parts.number(b, 1)
+    b.op("return_unless_negative", parts.longer(b, here, following))
     if parts.scales:
         init = b.op("full", name=parts.c.init, dims=(parts.rows,), value=1.0)
     else:

@@ -10,9 +10,9 @@ memory that an earlier kernel of the call uses, and at its end if instances may 
 loaded while earlier kernels run. What was before the call has ended by then, as the first kernel starts after it.
 
 A walk has few blocks, which leave multiprocessors idle. A kernel over chunks after it that touches no memory of the walk runs
-beside it ("beside"). Its blocks need not wait, since all blocks of the walk have waited for earlier kernels before they let it
-start. One block waits nevertheless, so that the kernel ends after the walk: in a CUDA graph what comes next depends on this
-kernel alone. The kernel after that starts as usual, after all earlier ones ("ended").
+beside it ("beside"), and so does one over parts after a walk over parts. Its blocks need not wait, since all blocks of the walk
+have waited for earlier kernels before they let it start. One block waits nevertheless, so that the kernel ends after the walk:
+the kernel after it, or in a CUDA graph what comes next, waits for this kernel alone.
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
@@ -36,14 +36,14 @@ def overlapping(p: Program, device: Groups) -> Program:
     out = list(p.kernels[:2])
     for k in p.kernels[2:]:
         before = out[-1]
-        start = "ended" if before.start == "beside" else "beside" if _beside(p, k, before) else ""
-        out.append(replace(k, start=start))
+        out.append(replace(k, start="beside" if not before.start and _beside(p, k, before) else ""))
     return replace(p, launch="overlapping", kernels=(*out[:-1], _by_agents(p, out[-1], out[:-1])))
 
 
 def _beside(p: Program, k: Kernel, before: Kernel) -> bool:
-    """Whether `k`, over chunks, touches nothing that the walk `before` writes, and writes nothing that it reads."""
-    return k.grid == "chunks" and before.grid != "chunks" and not _shared(p, k, (before,))
+    """Whether `k`, over chunks or parts, touches nothing that `before`, a walk, writes, and writes nothing that it reads."""
+    walks = {"chunks": ("parts", "sequences"), "parts": ("parts",)}
+    return before.grid in walks.get(k.grid, ()) and not _shared(p, k, (before,))
 
 
 def _shared(p: Program, k: Kernel, others: Sequence[Kernel]) -> set[str]:

@@ -14,21 +14,18 @@ from ...devices import Groups
 from ...devices.part_cost import of_chunks
 from ...ir.core import Program
 from ..cut.partition import longest_warm_up
-from ..cut.summaries import SUMMARIES
 from ..stage import takes
 
 
 @takes("placed")
 def spans(p: Program, device: Groups) -> Program:
-    """`p` with the costs of parts in its kernels over parts that may start with a warm-up: the longest warm-up, in parts, and
-    times in 64ths of a chunk."""
+    """`p` with the costs of parts in its kernels over parts that may start with a warm-up: the longest warm-up, in parts and in
+    chunks more than a part, and times in 64ths of a chunk."""
     forward = all(k.step > 0 for k in p.kernels)
     warms_up = any(o.kind == "warm_up_length" and o.attr("tensor") for k in p.kernels for o in k.ops)
     if device.part_cost is None or not (forward and warms_up):
         return p
     c = of_chunks(device.part_cost, p.sizes["C"])
-    summaries = len(SUMMARIES) * (c.launch_us - c.idle_us)
-    costs = (c.warm_up_chunks, c.longest_warm_up_chunks, c.split_us / c.chunk_us, c.crowded, summaries / c.chunk_us,
-             c.start_chunks)
-    spans = (longest_warm_up(device), *(round(64 * x) for x in costs))
+    costs = c.warm_up_chunks, c.longest_warm_up_chunks, c.split_us / c.chunk_us, c.crowded, c.start_chunks
+    spans = (longest_warm_up(device), c.warm_up_limit, *(round(64 * x) for x in costs))
     return p.map_kernels(lambda k: replace(k, spans=spans) if k.grid == "parts" else k)

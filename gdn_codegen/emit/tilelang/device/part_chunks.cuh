@@ -2,10 +2,10 @@
 // sequence. The model is that of the host (host/parts.py), with all lengths. All threads of a warp call it. All kernels of a call
 // have to find the same number, so times are whole numbers, of 64ths of a chunk.
 // instances: of a part. units: instances that run at a time, 0 for `least`. summed: 0 if no kernel makes summaries, so that no
-// sequence may have more than 1 + most parts. warm_up, longest: of a part's warm-up, and how many more the longest one has. split:
-// what splitting costs. crowded: the factor for more parts than run at a time. summaries: what their kernels cost. start: of a walk.
+// part may begin after more than `most` parts, or more than its own chunks and `limit`. warm_up, longest: of a part's warm-up, and how many more the longest
+// one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
 __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int summed,
-                                  int most, int warm_up, int longest, int split, int crowded, int summaries, int start) {
+                                  int most, int limit, int warm_up, int longest, int split, int crowded, int start) {
   int lane = threadIdx.x % 32, walk = 0, shortest = 0x7fffffff, total = 0;
   if (units == 0) return least;
   for (int n = lane; n < sequences; n += 32) {
@@ -17,7 +17,7 @@ __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size
   walk = __reduce_max_sync(0xffffffffu, walk);
   shortest = __reduce_min_sync(0xffffffffu, shortest);
   total = __reduce_add_sync(0xffffffffu, total);
-  if (!summed) least = max(least, (walk + most) / (most + 1));
+  if (!summed) least = max(least, max((walk + most) / (most + 1), (walk - limit + 1) / 2));
   int tried = (walk + least - 1) / least;
   if (tried <= 1) return least;
   int of_walk = tried <= 32 ? min(lane + 1, tried) : 1 + lane * (tried - 1) / 31;
@@ -36,7 +36,7 @@ __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size
   unsigned work = unsigned(64 * total + splits * warm + parts * start) * instances / units;
   int time = waves == 1 ? max(last, int(work)) : max(last, int(work * (splits ? crowded : 64) / 64) + 2 * last / 5);
   time = max(time, waves * (64 * min(shortest, span) + start));
-  if (splits) time += split + min(longest, before - warm) + (of_walk > most + 1 ? summaries : 0);
+  if (splits) time += split + min(longest, before - warm);
   int best = __reduce_min_sync(0xffffffffu, time);
   // of equal times that of the longest parts; a reduction, so that the compiler knows that the result is the same in all lanes
   return __reduce_max_sync(0xffffffffu, time == best ? span : 0);

@@ -42,19 +42,21 @@ def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, summe
 
 
 @T.macro
-def warm_up_length_cuda(totals, slot, head, chunks, most, bound, step=1):
-    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
-    is more than `most`. The first is that of `slot`. step: from one to the next, -1 in a walk back."""
+def warm_up_length_cuda(totals, slot, head, chunks, most, bound, summed, step=1):
+    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; -1 if that is more than `most`. If their
+    sum stays above: all; but -1 if the call has summaries (`summed`) and `most` such chunks would not reach the bound. The
+    first is that of `slot`. step: from one to the next, -1 in a walk back."""
     T.import_source(HELPERS)
     last = T.alloc_var(T.int32, init=chunks)  # a variable, since the expression would be repeated
     return T.call_extern("float32", "warm_up_length", T.address_of(totals[slot + step * last, head]), step * totals.shape[1],
-                         last, most, bound)
+                         last, most, bound, summed)
 
 
 @T.macro
-def warm_up_length_cpu(totals, slot, head, chunks, most, bound, step=1):
-    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
-    is more than `most`. The first is that of `slot`. step: from one to the next, -1 in a walk back."""
+def warm_up_length_cpu(totals, slot, head, chunks, most, bound, summed, step=1):
+    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; -1 if that is more than `most`. If their
+    sum stays above: all; but -1 if the call has summaries (`summed`) and `most` such chunks would not reach the bound. The
+    first is that of `slot`. step: from one to the next, -1 in a walk back."""
     # variables, since expressions would be repeated, divisions and all
     every = T.alloc_var(T.int32, init=chunks)
     limit = T.alloc_var(T.int32, init=T.min(chunks, most))
@@ -67,6 +69,6 @@ def warm_up_length_cpu(totals, slot, head, chunks, most, bound, step=1):
         done = done + 1
         if total <= -bound:
             found = T.cast(done, T.float32)
-    if found < 0.0 and every <= most:
+    if found < 0.0 and every <= most and (summed == 0 or total * most <= -bound * every):
         found = T.cast(every, T.float32)
     return found

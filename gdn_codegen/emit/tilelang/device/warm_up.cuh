@@ -1,7 +1,7 @@
-// The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that is more
-// than `most`. totals: of the chunk after the last one. stride: from one chunk to the next. All threads of a warp call it. They add
-// 32 totals at a time.
-__device__ inline float warm_up_length(const float* totals, int stride, int chunks, int most, float bound) {
+// The fewest of the last of `chunks` chunks whose totals sum to -bound or less; -1 if that is more than `most`. If their sum stays
+// above: all; but -1 if the call has summaries (`summed`) and `most` such chunks would not reach the bound. totals: of the chunk
+// after the last one. stride: from one chunk to the next. All threads of a warp call it. They add 32 totals at a time.
+__device__ inline float warm_up_length(const float* totals, int stride, int chunks, int most, float bound, int summed) {
   int limit = min(chunks, most), lane = threadIdx.x % 32;
   float before = 0;
   for (int done = 0; done < limit; done += 32) {
@@ -15,5 +15,5 @@ __device__ inline float warm_up_length(const float* totals, int stride, int chun
     if (enough) return done + __ffs(enough);
     before += __shfl_sync(0xffffffffu, sum, 31);
   }
-  return chunks <= most ? chunks : -1;
+  return chunks <= most && (!summed || before * most <= -bound * chunks) ? chunks : -1;
 }
