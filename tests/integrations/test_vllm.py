@@ -1,6 +1,7 @@
 """The plug-in for vLLM, with a stub of vLLM's package (stub_of_vllm.py), beside token recurrences in float64."""
 import importlib
 import inspect
+import math
 import subprocess
 import sys
 import warnings
@@ -96,10 +97,14 @@ class Batch:
             found.append(stub.walk(q[s], k[s], v[s], g[s], self.b[s].double().sigmoid(), K ** -0.5, S, True))
         return found
 
-    def run(self, **about):
+    def run(self, older=False, **about):
+        """older: without what 0.33.0 adds to the metadata."""
         counts = dict.fromkeys(("num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens", "num_spec_decodes",
                                 "num_spec_decode_tokens"), 0)
         metadata = stub.GDNAttentionMetadata(**{**counts, "num_actual_tokens": len(self.x), **about})
+        if older:
+            new = "checkpoint", "flashinfer_checkpoint_plan", "aiter_prefill_metadata"
+            metadata = SimpleNamespace(**{n: y for n, y in vars(metadata).items() if n not in new})
         stub.CONTEXT.attn_metadata = {"layer": metadata}
         self.layer._forward_core(mixed_qkv=self.x, b=self.b, a=self.a, core_attn_out=self.out)
 
@@ -156,12 +161,12 @@ def test_prompts_new_and_in_parts(vllm, state):
     batch.run(**of_prompts([37, 0, 20, 5], column(3, 4, 5, 7), [False, True, True, False]))
     check(batch, want, [3, 4, 5, 7])
     assert served("prefill")
-    # the next part of the first prompt, from the state that its first part left
+    # the next part of the first prompt, from the state that its first part left; metadata as at 00545a8a
     rest = Batch(sys.modules[QWEN], [9])
     rest.layer.load_state_dict(batch.layer.state_dict())
     rest.pool[3] = batch.pool[3].float()
     want = rest.states([3])
-    rest.run(**of_prompts([9], column(3), [True]))
+    rest.run(older=True, **of_prompts([9], column(3), [True]))
     check(rest, want, [3])
 
 
@@ -174,6 +179,38 @@ def test_prompts_with_equal_keys_and_decodes_in_one_batch(vllm):
     batch.run(**of_prompts(lengths, column(4, 6, 1, 2), [True, True, True, False], decodes=2))
     check(batch, want, [4, 6, 1, 2])
     assert served("prefill") and served("fused_sigmoid_gating_delta_rule_update")
+
+
+def of_checkpoints(lengths, slots, old, decodes, offsets, at):
+    """`of_prompts`, and checkpoints after so many tokens of each sequence, 0 for none, to slots."""
+    about, stride = of_prompts(lengths, slots, old, decodes), math.gcd(*offsets)
+    counts = [n // stride for n in lengths[decodes:]]
+    first = [sum(counts[:n]) for n in range(len(counts) + 1)]
+    rows = [0] * decodes + [first[n] + x // stride - 1 if x else 0 for n, x in enumerate(offsets[decodes:])]
+    return dict(about, checkpoint=stub.MambaPrefillCheckpointMetadata(ints(*offsets), ints(*at)),
+                flashinfer_checkpoint_plan=stub.GDNFlashInferCheckpointPlan(
+                    stride, first[-1], torch.tensor(first), torch.tensor(rows)))
+
+
+@pytest.mark.parametrize("whose", ["ours", "the host's"])
+def test_checkpoints_of_prompts(vllm, whose, monkeypatch):
+    """States after 128 and 64 tokens, and the convolution's windows there; by vLLM's functions where our op refuses."""
+    lengths, slots, offsets, at = [1, 150, 20, 70], column(4, 3, 5, 7), [0, 128, 0, 64], [0, 9, 0, 11]
+    batch = Batch(vllm(), lengths, flashinfer=True)
+    if whose != "ours":
+        refuse = lambda *args, **kwargs: (_ for _ in ()).throw(ValueError("q: got this; accepted: that"))
+        monkeypatch.setattr(layers, "ops", SimpleNamespace(chunk_gated_delta_rule=refuse))
+    batch.pool[[9, 11]] = NAN
+    want, before = batch.states([4, None, 5, None]), batch.pool.clone()
+    batch.run(**of_checkpoints(lengths, slots, [True, False, True, False], 1, offsets, at))
+    check(batch, want, [4, 3, 5, 7])
+    ends, windows = [0, 1, 151, 171, 241], batch.layer.kv_cache[0]
+    for n, slot in ((1, 9), (3, 11)):
+        near(batch.pool[slot], want[n][offsets[n] - 1][1])
+        assert torch.equal(windows[slot], batch.x[ends[n] + offsets[n] - 3:ends[n] + offsets[n]].float())
+    others = [1, 2, 6, 8, 10]
+    assert torch.equal(batch.pool[others], before[others]) and not windows[[0, *others]].any()
+    assert served("prefill") if whose == "ours" else "prefill: left to the host (q: got this" in integrations.report("vllm")
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -348,8 +385,10 @@ def test_no_value_is_read(vllm):
     assert all(map(served, ("prefill", "fused_recurrent_kda", "fused_recurrent_gated_delta_rule_packed_decode")))
 
 
-def test_the_profile_run_builds_what_prompts_take(vllm, monkeypatch):
-    batch, built = Batch(vllm(), [70]), []
+@pytest.mark.parametrize("exports", [False, True])
+def test_the_profile_run_builds_what_prompts_take(vllm, exports, monkeypatch):
+    """exports: also with a checkpoint, where the layer has some."""
+    batch, built = Batch(vllm(), [70], flashinfer=exports), []
     batch.layer.kv_cache, caches = None, batch.layer.kv_cache
     monkeypatch.setattr(batch.layer, "get_state_dtype", lambda: (torch.bfloat16, torch.float32))
     own = launch.module
@@ -358,9 +397,11 @@ def test_the_profile_run_builds_what_prompts_take(vllm, monkeypatch):
     stub.CONTEXT.attn_metadata = None
     for _ in range(2):
         batch.layer._forward_core(batch.x, batch.b, batch.a, batch.out)
-    assert batch.layer.warmed_up and batch.out.isnan().all() and len(built) == 2, "a short prompt, and one of 70 tokens"
+    assert batch.layer.warmed_up and batch.out.isnan().all() and len(built) == (4 if exports else 2), "64 and 70 tokens"
     batch.layer.kv_cache, before = caches, set(built)
     batch.run(**of_prompts([70], column(3), [True]))
+    if exports:
+        batch.run(**of_checkpoints([70], column(3), [True], 0, [64], [5]))
     assert served("prefill") and set(built) == before
 
 
