@@ -3,8 +3,9 @@
 Hosts: transformers (Qwen3NextGatedDeltaNet) and fla (GatedDeltaNet): 2048 wide, 16 and 32 heads, K = V = 128, convolutions of 4
 tokens, bfloat16. Cases: prompts of 8192 and 32768 tokens, one step of 64 sequences from the cache, and a training step of 8192
 tokens. A time is the median of --runs calls by CUDA's events, after two that compile. "served" counts calls of our op; calls
-that fell back are listed below. --json FILE writes the rows. --small makes a small layer, to try the program on a CPU. There
-FLA's kernels do not run, which transformers calls, too: so the host's own times are missing.
+that fell back, and why a host has no time of its own, are said on stderr. --json FILE writes the rows. Each row is printed, and
+written, once it is measured. --small makes a small layer, to try the program on a CPU. There FLA's kernels do not run, which
+transformers calls, too: so the host's own times are missing, and so is fla, whose layer calls more of them than the op.
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,9 +32,10 @@ CASES = {False: {"prefill 8192": (1, 8192), "prefill 32768": (1, 32768), "decode
 
 class Host:
     """A host's layer. on, off: switch its plug-in. cache: makes an empty cache. run: (tokens, cache or None) -> the layer's
-    output."""
+    output. on_cpu: whether the layer with the plug-in runs on a CPU."""
 
     layer: nn.Module
+    on_cpu = True
 
     def on(self) -> None: ...
     def off(self) -> None: ...
@@ -70,7 +72,9 @@ class Transformers(Host):
 
 
 class Fla(Host):
-    """FLA's layer."""
+    """FLA's layer. Its convolution and norm are kernels of Triton that need a GPU; Triton's interpreter does not tune them."""
+
+    on_cpu = False
 
     def __init__(self, width: int, heads: int, value_heads: int, dim: int) -> None:
         from fla.layers import GatedDeltaNet
@@ -92,7 +96,7 @@ class Fla(Host):
         return out
 
 
-HOSTS = {"transformers": Transformers, "fla": Fla}
+HOSTS: dict[str, Any] = {"transformers": Transformers, "fla": Fla}
 
 
 def calls(host: Host, name: str, x: Tensor) -> Callable[[], object]:
@@ -128,26 +132,41 @@ def ms(call: Callable[[], object], runs: int, on_gpu: bool) -> float:
     return statistics.median(times)
 
 
-def measured(name: str, small: bool, runs: int, device: str) -> list[dict[str, Any]]:
+def own(host: Host, case: str, x: Tensor, runs: int) -> tuple[float, str]:
+    """The host's own time, and why there is none: FLA refuses to train some layers on Hopper."""
+    try:
+        return ms(calls(host, case, x), runs, True), ""
+    except Exception as e:  # whatever a host raises is a row of the table
+        return math.nan, f"{type(e).__name__}: {e}".splitlines()[0][:200]
+
+
+def measured(name: str, small: bool, runs: int, device: str) -> Iterator[dict[str, Any]]:
     """A row for each case of a host."""
     torch.manual_seed(0)
     host: Host = HOSTS[name](**SIZES[small])
     host.layer.to(device, torch.float32 if small else torch.bfloat16)
-    rows = []
     for case, (sequences, tokens) in CASES[small].items():
         x = torch.randn(sequences, tokens, SIZES[small]["width"], device=device, dtype=next(host.layer.parameters()).dtype)
         row: dict[str, Any] = {"host": name, "case": case}
         host.off()
-        row["own_ms"] = ms(calls(host, case, x), runs, True) if device == "cuda" else math.nan
+        row["own_ms"], row["own_error"] = own(host, case, x, runs) if device == "cuda" else (math.nan, "")
         host.on()
         integrations.reset()
         row["ms"] = ms(calls(host, case, x), runs, device == "cuda")
         said = integrations.report(name).splitlines()
         row |= {"served": sum(int(s.rsplit(": ", 1)[1]) for s in said if ": served: " in s),
                 "fell_back": [s for s in said if ": left to the host" in s]}
-        rows.append(row)
         host.off()
-    return rows
+        yield row
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a row, whatever comes after it."""
+    print(f"| {row['host']} | {row['case']} | {row['own_ms']:.3f} | {row['ms']:.3f} | {row['own_ms'] / row['ms']:.2f} | "
+          f"{row['served']} |", flush=True)
+    for said in (row["own_error"] and f"{row['host']}, {row['case']}: {row['own_error']}", *row["fell_back"]):
+        if said:
+            print(said, file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -166,15 +185,22 @@ def main(argv: list[str] | None = None) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not a.small:
         parser.error("no GPU that torch sees: accepted on a CPU: --small")
-    rows = [row for name in a.hosts or HOSTS for row in measured(name, a.small, a.runs, device)]
-    print("| host | case | its own, ms | with the plug-in, ms | own / ours | served |\n| --- | --- | ---: | ---: | ---: | ---: |")
-    for r in rows:
-        print(f"| {r['host']} | {r['case']} | {r['own_ms']:.3f} | {r['ms']:.3f} | {r['own_ms'] / r['ms']:.2f} | {r['served']} |")
-    print(*(line for r in rows for line in r["fell_back"]), sep="\n")
-    if a.json:
-        with open(a.json, "w") as f:
-            json.dump({"device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__,
-                       "rows": rows}, f, indent=1)
+    hosts = [n for n in a.hosts or HOSTS if device == "cuda" or HOSTS[n].on_cpu or a.hosts]
+    for name in hosts:
+        if device == "cpu" and not HOSTS[name].on_cpu:
+            parser.error(f"HOST: got {name!r} on a CPU, where its convolution and norm do not run; accepted there: "
+                         f"{', '.join(n for n in HOSTS if HOSTS[n].on_cpu)}")
+    rows: list[dict[str, Any]] = []
+    print("| host | case | its own, ms | with the plug-in, ms | own / ours | served |\n| --- | --- | ---: | ---: | ---: | ---: |",
+          flush=True)
+    for name in hosts:
+        for row in measured(name, a.small, a.runs, device):
+            show(row)
+            rows.append(row)
+            if a.json:
+                with open(a.json, "w") as f:
+                    json.dump({"device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+                               "torch": torch.__version__, "rows": rows}, f, indent=1)
     return int(any(not r["served"] for r in rows))
 
 

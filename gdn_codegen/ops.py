@@ -12,6 +12,7 @@ from .runtime.call import launch
 from .runtime.call.arguments import POSITIONS, RAW_INPUTS, Options, Tensors
 from .runtime.call.differentiable import asked_of, differentiates
 from .runtime.call.dtypes import adapted, adapts
+from .runtime.call.gradient import check_built
 from .runtime.call.known_keywords import spelled
 from .runtime.call.launch import check_values, eager
 from .runtime.call.normalise import is_step, shape_of
@@ -59,8 +60,11 @@ def _looked_up(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, deco
     tensors, options = Tensors(*t), Options(*x)
     asked = asked_of(tensors, options, decode)
     check_values(tensors, asked, few)
-    if plain and launch.are_plain(t) and differentiates(t[:RAW_INPUTS + 1]) and not asked.saves:
-        return differentiated(lambda: _call(t, x, scale, {}, decode, few), inputs_by_name(tensors, asked), tensors, asked, scale)
+    if plain and launch.are_plain(t) and differentiates(t[:RAW_INPUTS + 1]):
+        inputs = inputs_by_name(tensors, asked)
+        check_built(inputs, tensors, asked)
+        if not asked.saves:
+            return differentiated(lambda: _call(t, x, scale, {}, decode, few), inputs, tensors, asked, scale)
 
     def call(t: Tensors, x: Options) -> tuple[Any, ...]:
         here = asked if t is tensors else asked_of(t, x, decode)  # dtypes differ

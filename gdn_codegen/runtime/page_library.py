@@ -17,6 +17,7 @@ from ..ir.differentiate import TRANSPOSED
 from .build import Build
 from .call.given import in_page_order
 from .call.gradient import by_argument, walked_back
+from .call.gradient_builds import builds_for
 from .call.request import Call, Request
 from .call.tables import Extent
 from .load import cached, function, module
@@ -37,6 +38,12 @@ def key_of(b: Build) -> str:
 def tensors_of(t: Tables) -> tuple[str, ...]:
     """Names of the tensors that a call reads: inputs, initial states and ends of sequences."""
     return *(row[0] for rows in (t.inputs, t.head_inputs, t.initial) for row in rows), ENDS
+
+
+def check_built(key: str, given: dict[str, Tensor], saves: bool) -> None:
+    """ValueError where the gradient of a call has no build. given: its tensors by name. saves: whether it saves states."""
+    b = _BUILDS[key]
+    builds_for(beside(b.algorithm, ""), _call(b, module(b).HOST.tables, given), saves)
 
 
 def _about(key: str, tensors: Iterable[Tensor], names: Iterable[str], numbers: Iterable[float]

@@ -25,7 +25,7 @@ from .call.differentiable import NONE, differentiates
 from .call.gradient_builds import check_target
 from .call.normalise import SAVED, _word, check_plain
 from .load import function, module
-from .page_library import key_of, page, tensors_of
+from .page_library import check_built, key_of, page, tensors_of
 
 _FINAL = "output_final_state"
 
@@ -57,6 +57,8 @@ def op(b: Build, save: str = "nothing") -> Callable[..., Any]:
             return fn(*args, **named)  # which says what is wrong
         if differentiated:
             _check(b, t, given)
+            if not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()):
+                check_built(key, given, saving_key != key)
         elif not functional or any(n not in (*read, *t.scalars, _FINAL) for n in given):
             return _untraced(fn, *args, **named)
         final = bool(t.final) and _check_flag(_FINAL, given.get(_FINAL, False))

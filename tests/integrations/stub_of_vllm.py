@@ -1,8 +1,10 @@
 """A package `vllm` with the names and signatures that the plug-in knows, and layers that call as vLLM's do.
 
-Read at 00545a8a (layers/mamba/gdn/qwen_gdn_linear_attn.py), eda8c32a (layers/mamba/gdn/kda_linear_attn.py), 81c0d5f8, 03c20345,
-0eff6aee, 055e47c2 and 18dc5a76 (third_party/flash_linear_attention/ops). What functions compute is written here: token
-recurrences in float64, rounded to the dtypes that vLLM has. Convolutions give a copy of their input.
+Read in 0.33.0 and at 00545a8a (layers/mamba/gdn/qwen_gdn_linear_attn.py; the first adds checkpoints, with
+layers/mamba/checkpoint.py, v1/attention/backends/gdn_attn.py, v1/worker/workspace.py), at eda8c32a
+(layers/mamba/gdn/kda_linear_attn.py), and at 81c0d5f8, 03c20345, 0eff6aee, 055e47c2 and 18dc5a76
+(third_party/flash_linear_attention/ops). What functions compute is written here: token recurrences in float64, rounded to the
+dtypes that vLLM has. Convolutions give a copy of their input.
 
 `write` makes the package of the text of the functions and classes below, so that each runs among the names of its module.
 """
@@ -26,6 +28,20 @@ def get_forward_context():
 
 
 @dataclass
+class MambaPrefillCheckpointMetadata:
+    checkpoint_offsets: torch.Tensor
+    state_indices: torch.Tensor
+
+
+@dataclass
+class GDNFlashInferCheckpointPlan:
+    every_n_tokens: int
+    num_checkpoints: int
+    cu_starts: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass
 class GDNAttentionMetadata:
     num_prefills: int
     num_prefill_tokens: int
@@ -34,6 +50,8 @@ class GDNAttentionMetadata:
     num_spec_decodes: int
     num_spec_decode_tokens: int
     num_actual_tokens: int
+    checkpoint: MambaPrefillCheckpointMetadata | None = None
+    flashinfer_checkpoint_plan: GDNFlashInferCheckpointPlan | None = None
     has_initial_state: torch.Tensor | None = None
     spec_query_start_loc: torch.Tensor | None = None
     non_spec_query_start_loc: torch.Tensor | None = None
@@ -48,6 +66,7 @@ class GDNAttentionMetadata:
     prefill_query_start_loc: torch.Tensor | None = None
     prefill_state_indices: torch.Tensor | None = None
     prefill_has_initial_state: torch.Tensor | None = None
+    aiter_prefill_metadata: object | None = None
 
 
 class MambaStateShapeCalculator:
@@ -199,7 +218,39 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, conv
     return x.clone()
 
 
+# --- vllm.model_executor.layers.mamba.checkpoint, vllm.v1.worker.workspace --------------------------------------------
+class MambaPrefillCheckpointExporter:
+    def __init__(self, state_len=None):
+        self.state_len = state_len
+
+    def export(self, checkpoint, *, raw_qkv, conv_state, cu_seqlens, recurrent_checkpoint=None, recurrent_state=None,
+               recurrent_rows=None, token_indices=None):
+        """conv_state: [slots, channels, width]."""
+        for n, (offset, slot) in enumerate(zip(checkpoint.checkpoint_offsets, checkpoint.state_indices, strict=True)):
+            if offset > 0 and slot != 0:
+                end = int(cu_seqlens[n] + offset)
+                conv_state[slot, :, :self.state_len] = raw_qkv[end - self.state_len:end].T
+                if recurrent_checkpoint is not None:
+                    recurrent_state[slot] = recurrent_checkpoint[n if recurrent_rows is None else recurrent_rows[n]]
+
+
+def current_workspace_manager():
+    return SimpleNamespace(get_simultaneous=lambda *about: [torch.empty(shape, dtype=dtype) for shape, dtype in about])
+
+
 # --- vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn -------------------------------------------------------
+def fi_chunk_gated_delta_rule(q, k, v, g, beta, initial_state, output_final_state, cu_seqlens=None, use_qk_l2norm_in_kernel=True,
+                              state_checkpoints=None, checkpoint_cu_starts=None, checkpoint_every_n_tokens=0, use_cp="auto"):
+    """With states after every so many tokens of each sequence."""
+    assert not use_qk_l2norm_in_kernel
+    for n in range(len(cu_seqlens) - 1 if state_checkpoints is not None else 0):
+        s = slice(cu_seqlens[n], cu_seqlens[n + 1])
+        found = walk(q[0, s], k[0, s], v[0, s], g[0, s], beta[0, s], 1, initial_state[n], False)
+        for i in range(int(checkpoint_cu_starts[n + 1] - checkpoint_cu_starts[n])):
+            state_checkpoints[checkpoint_cu_starts[n] + i] = found[(i + 1) * checkpoint_every_n_tokens - 1][1]
+    return prefill(q, k, v, g, beta, k.shape[-1] ** -0.5, initial_state, cu_seqlens, False)
+
+
 class ChunkGatedDeltaRule(torch.nn.Module):
     """flashinfer: as on Hopper, where vLLM chooses it."""
 
@@ -211,11 +262,11 @@ class ChunkGatedDeltaRule(torch.nn.Module):
         return self._forward_method(*args, **kwargs)
 
     def forward_cuda(self, q, k, v, g, beta, initial_state, output_final_state, cu_seqlens=None, chunk_indices=None,
-                     chunk_offsets=None, use_qk_l2norm_in_kernel=True, core_attn_out=None):
+                     chunk_offsets=None, use_qk_l2norm_in_kernel=True, core_attn_out=None, aiter_prefill_metadata=None):
         return prefill(q, k, v, g, beta, k.shape[-1] ** -0.5, initial_state, cu_seqlens, use_qk_l2norm_in_kernel)
 
     def forward_native(self, q, k, v, g, beta, initial_state, output_final_state, cu_seqlens=None, chunk_indices=None,
-                       chunk_offsets=None, use_qk_l2norm_in_kernel=True, core_attn_out=None):
+                       chunk_offsets=None, use_qk_l2norm_in_kernel=True, core_attn_out=None, aiter_prefill_metadata=None):
         return fla_chunk_gated_delta_rule(  # noqa: F821
             q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
             cu_seqlens=cu_seqlens, chunk_indices=chunk_indices, chunk_offsets=chunk_offsets,
@@ -237,6 +288,8 @@ class QwenGatedDeltaNetAttention(torch.nn.Module):
         self.dt_bias = torch.nn.Parameter(torch.randn(self.num_v_heads).to(dtype))
         self.chunk_gated_delta_rule = ChunkGatedDeltaRule(flashinfer)
         self.enable_packed_recurrent_decode = True
+        self._exports_checkpoints, self._checkpoint_exporter = flashinfer, MambaPrefillCheckpointExporter(state_len=3)
+        self._checkpoint_buffer_spec = (64, self.num_v_heads, self.head_v_dim, self.head_k_dim), torch.float32
 
     def rearrange_mixed_qkv(self, mixed_qkv):
         if mixed_qkv is None:
@@ -253,9 +306,12 @@ class QwenGatedDeltaNetAttention(torch.nn.Module):
 
     def _forward_core(self, mixed_qkv, b, a, core_attn_out):
         of_layers = get_forward_context().attn_metadata
-        if of_layers is None:
+        attn_metadata = None
+        if isinstance(of_layers, dict):
+            attn_metadata = of_layers.get(self.prefix)
+        if attn_metadata is None:
             return self._warmup_prefill_kernels(mixed_qkv, 0)
-        attn_metadata = of_layers[self.prefix]
+        assert isinstance(attn_metadata, GDNAttentionMetadata)
         spec = attn_metadata.spec_sequence_masks is not None
         if self.enable_packed_recurrent_decode and not spec and attn_metadata.num_prefills == 0 and attn_metadata.num_decodes > 0:
             return self._forward_core_decode_non_spec(mixed_qkv, b, a, core_attn_out, attn_metadata)
@@ -265,6 +321,7 @@ class QwenGatedDeltaNetAttention(torch.nn.Module):
         mixed_qkv, b, a = mixed_qkv[:n], b[:n], a[:n]
         weight = self.conv1d.weight.view(self.conv1d.weight.size(0), self.conv1d.weight.size(2))
         o_spec = o_rest = rest = None
+        raw = mixed_qkv
         if spec:
             drafts = mixed_qkv
             if attn_metadata.num_prefills > 0:
@@ -290,6 +347,7 @@ class QwenGatedDeltaNetAttention(torch.nn.Module):
                 has_initial_state=attn_metadata.has_initial_state, cache_indices=slots, query_start_loc=ends,
                 metadata=attn_metadata).transpose(0, 1)
             if spec:
+                raw = raw.index_select(0, attn_metadata.non_spec_token_indx)
                 a = a.index_select(0, attn_metadata.non_spec_token_indx)
                 b = b.index_select(0, attn_metadata.non_spec_token_indx)
             d = attn_metadata.num_decode_tokens if not spec and attn_metadata.num_decodes > 0 else 0
@@ -300,10 +358,23 @@ class QwenGatedDeltaNetAttention(torch.nn.Module):
             q, k, v, g, beta = (x.unsqueeze(0) for x in prepared)
             states = ssm_state[attn_metadata.prefill_state_indices]
             states[~attn_metadata.prefill_has_initial_state, ...] = 0
-            o_rest, states = self.chunk_gated_delta_rule(
-                q=q, k=k, v=v, g=g, beta=beta, initial_state=states, output_final_state=True,
-                cu_seqlens=attn_metadata.prefill_query_start_loc, chunk_indices=attn_metadata.chunk_indices,
-                chunk_offsets=attn_metadata.chunk_offsets, use_qk_l2norm_in_kernel=False)
+            plan = attn_metadata.flashinfer_checkpoint_plan
+            if plan is None:
+                o_rest, states = self.chunk_gated_delta_rule(
+                    q=q, k=k, v=v, g=g, beta=beta, initial_state=states, output_final_state=True,
+                    cu_seqlens=attn_metadata.prefill_query_start_loc, chunk_indices=attn_metadata.chunk_indices,
+                    chunk_offsets=attn_metadata.chunk_offsets, use_qk_l2norm_in_kernel=False,
+                    aiter_prefill_metadata=attn_metadata.aiter_prefill_metadata)
+            else:
+                (kept,) = current_workspace_manager().get_simultaneous(self._checkpoint_buffer_spec)
+                kept = kept[:plan.num_checkpoints]
+                o_rest, states = fi_chunk_gated_delta_rule(
+                    q=q, k=k, v=v, g=g, beta=beta, initial_state=states, output_final_state=True,
+                    cu_seqlens=attn_metadata.prefill_query_start_loc, use_qk_l2norm_in_kernel=False, state_checkpoints=kept,
+                    checkpoint_cu_starts=plan.cu_starts, checkpoint_every_n_tokens=plan.every_n_tokens)
+                self._checkpoint_exporter.export(
+                    attn_metadata.checkpoint, raw_qkv=raw, conv_state=conv_state, recurrent_checkpoint=kept,
+                    recurrent_state=ssm_state, cu_seqlens=ends, recurrent_rows=plan.rows)
             ssm_state[attn_metadata.prefill_state_indices] = states.to(ssm_state.dtype)
         elif not spec:
             d = attn_metadata.num_decodes
@@ -370,7 +441,9 @@ OPS, MAMBA = "third_party.flash_linear_attention.ops", "model_executor.layers.ma
 #: By module: what it imports, and what it defines.
 PACKAGE: dict[str, tuple[list[str], list[Any]]] = {
     "forward_context": ([], [get_forward_context]),
-    "v1.attention.backends.gdn_attn": ([], [GDNAttentionMetadata]),
+    "v1.attention.backends.gdn_attn": ([], [MambaPrefillCheckpointMetadata, GDNFlashInferCheckpointPlan, GDNAttentionMetadata]),
+    "v1.worker.workspace": ([], [current_workspace_manager]),
+    f"{MAMBA}.checkpoint": ([], [MambaPrefillCheckpointExporter]),
     f"{OPS}.chunk": ([], [walk, prefill, chunk_gated_delta_rule]),
     f"{OPS}.fused_recurrent": ([], [walk, decode, gate, fused_recurrent_gated_delta_rule,
                                     fused_recurrent_gated_delta_rule_packed_decode]),
@@ -383,15 +456,16 @@ PACKAGE: dict[str, tuple[list[str], list[Any]]] = {
         [f"{OPS} import chunk_gated_delta_rule as fla_chunk_gated_delta_rule",
          f"{OPS} import fused_post_conv_prep, fused_recurrent_gated_delta_rule_packed_decode",
          f"{OPS} import fused_sigmoid_gating_delta_rule_update", "forward_context import get_forward_context",
-         f"{MAMBA}.mamba_utils import is_conv_state_dim_first",
+         f"{MAMBA}.checkpoint import MambaPrefillCheckpointExporter", f"{MAMBA}.mamba_utils import is_conv_state_dim_first",
+         "v1.worker.workspace import current_workspace_manager",
          f"{MAMBA}.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update"],
-        [walk, prefill, ChunkGatedDeltaRule, QwenGatedDeltaNetAttention]),
+        [walk, prefill, fi_chunk_gated_delta_rule, ChunkGatedDeltaRule, QwenGatedDeltaNetAttention]),
     f"{MAMBA}.gdn.kda_linear_attn": (
         [f"{OPS}.kda import chunk_kda_with_fused_gate, fused_kda_gate, fused_recurrent_kda",
          "forward_context import get_forward_context", f"{MAMBA}.ops.causal_conv1d import causal_conv1d_update"],
         [KDAAttentionBase])}
 HEADER = ("from __future__ import annotations\nfrom dataclasses import dataclass\nfrom types import SimpleNamespace\n"
-          "from typing import Any\nimport torch\nfrom stub_of_vllm import CONTEXT\n")
+          "from typing import Any\nimport torch\nfrom stub_of_vllm import CONTEXT, GDNAttentionMetadata\n")
 
 
 @functools.cache

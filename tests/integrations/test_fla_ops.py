@@ -14,6 +14,7 @@ import fla_on_cpu as host
 
 from gdn_codegen import integrations
 from gdn_codegen.integrations import fla as plug
+from gdn_codegen.runtime.call import gradient, gradient_builds
 
 REGISTERED = fla.__version__ == "0.6.0"
 plug.disable()  # for other tests of this process
@@ -181,6 +182,30 @@ def test_replaced_functions_fall_back_too():
         assert op("fused_recurrent_gla")(**x, a_word_that_fla_ignores=True) == ("o", "state")
     assert [line.split(":")[0] for line in left("fused_recurrent_gla")] == [
         "left to the host (reverse", "left to the host (gv", "left to the host (arguments"]
+
+
+@pytest.mark.parametrize("name, member", [("chunk_gla", "gla"), ("chunk_gated_delta_rule", "gated_delta_rule")])
+def test_a_gradient_without_a_build_is_flas(name, member, monkeypatch):
+    """Of a function that is replaced, and of one that FLA dispatches. FLA's kernels are its reference here."""
+    module = importlib.import_module(f"fla.ops.{member}.chunk")
+    functions = {"gla": "ChunkGLAFunction", "gated_delta_rule": "ChunkGatedDeltaRuleFunction"}
+    x = inputs(name, T=9)
+    theirs = lambda *_: host.NAIVE[member](**x, h=None)
+    monkeypatch.setattr(gradient_builds, "unfit", lambda b: "too large")
+    monkeypatch.setattr(gradient_builds, "_fitting", gradient_builds._fitting.__wrapped__)  # keeps nothing
+    monkeypatch.setattr(gradient, "_built", set())
+    for y in x.values():
+        y.requires_grad_()
+    with mock.patch.object(module, functions[member]) as autograd:
+        autograd.apply.side_effect = theirs
+        op(name)(**x)[0].square().sum().backward()
+    got = {n: y.grad for n, y in x.items()}
+    x = {n: y.detach().requires_grad_() for n, y in x.items()}
+    theirs()[0].square().sum().backward()
+    assert all(torch.equal(got[n], y.grad) for n, y in x.items()) and autograd.apply.call_count == 1
+    (line,) = left(name)
+    assert line.startswith("left to the host (target: got 'auto'; accepted: a target that has a gradient of")
+    assert "(too large)" in line
 
 
 @pytest.mark.parametrize("name, said, error", [

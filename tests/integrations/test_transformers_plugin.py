@@ -9,6 +9,7 @@ import torch
 from reference import rms_error
 
 from gdn_codegen import integrations
+from gdn_codegen.runtime.call import gradient, gradient_builds
 from gdn_codegen.runtime.targets import runs
 
 pytest.importorskip("transformers", "5.23", reason="needs transformers, 5.23")
@@ -104,6 +105,28 @@ def test_gradients_of_all_parameters(name):
     assert counts()[1] == 0 and got.keys() == want.keys()
     apart = {n: rms_error(got[n], want[n]) for n in want}
     assert max(apart.values()) < 5e-4, max(apart, key=apart.get)
+
+
+@pytest.mark.slow
+def test_a_gradient_without_a_build_is_the_host_s(monkeypatch):
+    """The whole call is left to the host, whose gradient it then is, and inference is served."""
+    model = make(OFTEN[0])
+    with own_code(model):
+        want = trained(model)
+    fall_back = plugin.falling_back  # where FLA is installed, the host's function calls that, which needs a GPU
+    monkeypatch.setattr(plugin, "falling_back", lambda *about: fall_back(*about[:3], inspect.unwrap(about[3])))
+    monkeypatch.setattr(gradient_builds, "unfit", lambda b: "too large")
+    monkeypatch.setattr(gradient_builds, "_fitting", gradient_builds._fitting.__wrapped__)  # keeps nothing
+    monkeypatch.setattr(gradient, "_built", set())
+    with enabled(model):
+        got = trained(model)
+        report = integrations.report("transformers")
+        assert report.startswith("transformers: chunk_gated_delta_rule: left to the host (target: got 'auto'; accepted: a target "
+                                 "that has a gradient of gated_delta_rule with K = 32, V = 32 in float32 (too large)")
+        assert counts() == ({}, 1) and got.keys() == want.keys() and all(torch.equal(got[n], want[n]) for n in want)
+        with torch.no_grad():
+            model(prompts()[0], use_cache=False)
+        assert counts()[0] == {"chunk_gated_delta_rule": 3}
 
 
 @torch.no_grad()

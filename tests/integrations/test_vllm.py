@@ -1,6 +1,7 @@
 """The plug-in for vLLM, with a stub of vLLM's package (stub_of_vllm.py), beside token recurrences in float64."""
 import importlib
 import inspect
+import math
 import subprocess
 import sys
 import warnings
@@ -10,13 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import stub_of_kimi as kimi
 import stub_of_vllm as stub
 import torch
 from reference import rms_error
 
 from gdn_codegen import channels, integrations, ops
 from gdn_codegen.integrations import vllm as plugin
-from gdn_codegen.integrations.vllm import layers, sites
+from gdn_codegen.integrations.vllm import kda, layers, sites
 from gdn_codegen.runtime.call import launch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
@@ -46,14 +48,17 @@ def on(target, module):
 def vllm(request, tmp_path, monkeypatch):
     """A function that imports a module of the stub. The plug-in is registered unless the test says otherwise."""
     forget()
-    for module, name, what in ((sites, "ops", ops), (layers, "ops", ops), (sites, "channels", channels)):
-        monkeypatch.setattr(module, name, on(request.param, what))
+    for module in (sites, layers):
+        monkeypatch.setattr(module, "ops", on(request.param, ops))
+    for module in (sites, kda):
+        monkeypatch.setattr(module, "channels", on(request.param, channels))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("GDN_CODEGEN_VLLM", raising=False)
 
     def module(name=QWEN, register=True, without=()):
         if not (tmp_path / "vllm").exists():
             stub.write(tmp_path, *without)
+            kimi.write(tmp_path)
         if register:
             plugin.register()
         return importlib.import_module(name)
@@ -96,10 +101,14 @@ class Batch:
             found.append(stub.walk(q[s], k[s], v[s], g[s], self.b[s].double().sigmoid(), K ** -0.5, S, True))
         return found
 
-    def run(self, **about):
+    def run(self, older=False, **about):
+        """older: without what 0.33.0 adds to the metadata."""
         counts = dict.fromkeys(("num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens", "num_spec_decodes",
                                 "num_spec_decode_tokens"), 0)
         metadata = stub.GDNAttentionMetadata(**{**counts, "num_actual_tokens": len(self.x), **about})
+        if older:
+            new = "checkpoint", "flashinfer_checkpoint_plan", "aiter_prefill_metadata"
+            metadata = SimpleNamespace(**{n: y for n, y in vars(metadata).items() if n not in new})
         stub.CONTEXT.attn_metadata = {"layer": metadata}
         self.layer._forward_core(mixed_qkv=self.x, b=self.b, a=self.a, core_attn_out=self.out)
 
@@ -156,12 +165,12 @@ def test_prompts_new_and_in_parts(vllm, state):
     batch.run(**of_prompts([37, 0, 20, 5], column(3, 4, 5, 7), [False, True, True, False]))
     check(batch, want, [3, 4, 5, 7])
     assert served("prefill")
-    # the next part of the first prompt, from the state that its first part left
+    # the next part of the first prompt, from the state that its first part left; metadata as at 00545a8a
     rest = Batch(sys.modules[QWEN], [9])
     rest.layer.load_state_dict(batch.layer.state_dict())
     rest.pool[3] = batch.pool[3].float()
     want = rest.states([3])
-    rest.run(**of_prompts([9], column(3), [True]))
+    rest.run(older=True, **of_prompts([9], column(3), [True]))
     check(rest, want, [3])
 
 
@@ -174,6 +183,38 @@ def test_prompts_with_equal_keys_and_decodes_in_one_batch(vllm):
     batch.run(**of_prompts(lengths, column(4, 6, 1, 2), [True, True, True, False], decodes=2))
     check(batch, want, [4, 6, 1, 2])
     assert served("prefill") and served("fused_sigmoid_gating_delta_rule_update")
+
+
+def of_checkpoints(lengths, slots, old, decodes, offsets, at):
+    """`of_prompts`, and checkpoints after so many tokens of each sequence, 0 for none, to slots."""
+    about, stride = of_prompts(lengths, slots, old, decodes), math.gcd(*offsets)
+    counts = [n // stride for n in lengths[decodes:]]
+    first = [sum(counts[:n]) for n in range(len(counts) + 1)]
+    rows = [0] * decodes + [first[n] + x // stride - 1 if x else 0 for n, x in enumerate(offsets[decodes:])]
+    return dict(about, checkpoint=stub.MambaPrefillCheckpointMetadata(ints(*offsets), ints(*at)),
+                flashinfer_checkpoint_plan=stub.GDNFlashInferCheckpointPlan(
+                    stride, first[-1], torch.tensor(first), torch.tensor(rows)))
+
+
+@pytest.mark.parametrize("whose", ["ours", "the host's"])
+def test_checkpoints_of_prompts(vllm, whose, monkeypatch):
+    """States after 128 and 64 tokens, and the convolution's windows there; by vLLM's functions where our op refuses."""
+    lengths, slots, offsets, at = [1, 150, 20, 70], column(4, 3, 5, 7), [0, 128, 0, 64], [0, 9, 0, 11]
+    batch = Batch(vllm(), lengths, flashinfer=True)
+    if whose != "ours":
+        refuse = lambda *args, **kwargs: (_ for _ in ()).throw(ValueError("q: got this; accepted: that"))
+        monkeypatch.setattr(layers, "ops", SimpleNamespace(chunk_gated_delta_rule=refuse))
+    batch.pool[[9, 11]] = NAN
+    want, before = batch.states([4, None, 5, None]), batch.pool.clone()
+    batch.run(**of_checkpoints(lengths, slots, [True, False, True, False], 1, offsets, at))
+    check(batch, want, [4, 3, 5, 7])
+    ends, windows = [0, 1, 151, 171, 241], batch.layer.kv_cache[0]
+    for n, slot in ((1, 9), (3, 11)):
+        near(batch.pool[slot], want[n][offsets[n] - 1][1])
+        assert torch.equal(windows[slot], batch.x[ends[n] + offsets[n] - 3:ends[n] + offsets[n]].float())
+    others = [1, 2, 6, 8, 10]
+    assert torch.equal(batch.pool[others], before[others]) and not windows[[0, *others]].any()
+    assert served("prefill") if whose == "ours" else "prefill: left to the host (q: got this" in integrations.report("vllm")
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -281,7 +322,7 @@ def test_kda_with_other_versions_gates(vllm, bound, beta):
                    lower_bound=None, use_qk_l2norm_in_kernel=False, cu_seqlens=None, **kwargs): ...
     batch = OfKda(sys.modules[KDA], [7])
     A, bias = batch.layer.A_log, batch.layer.dt_bias
-    op = sites.served(sites.chunk_kda_with_fused_gate, theirs)
+    op = sites.served(kda.chunk_kda_with_fused_gate, theirs)
     q, k, v = (y.view(1, 7, HV, K) for y in (batch.q, batch.k, batch.v))
     o, final = op(q, k, v, batch.g, A_log=A, g_bias=bias, initial_state=batch.pool[1:2], output_final_state=True,
                   use_qk_l2norm_in_kernel=True, cu_seqlens=ints(0, 7), **{beta: batch.beta}, **bound)
@@ -293,6 +334,126 @@ def test_kda_with_other_versions_gates(vllm, bound, beta):
     near(o[0], [row for row, _ in want], 1e-2)
     near(final[0], want[-1][1], 1e-2)
     assert "left to the host" not in integrations.report()
+
+
+class OfKimi(OfKda):
+    """Raw gates and beta, and packed rows, as the convolution of 0.33.0's layers gives them."""
+
+    def __init__(self, lengths, rows=None, bound=-5.0, state=torch.float32, module=KDA):
+        super().__init__(importlib.import_module(module), lengths, rows)
+        self.bound, self.A_log, self.bias = bound, self.layer.A_log.flatten(), self.layer.dt_bias
+        self.packed = torch.cat((self.q, self.k, self.v), 1)
+        self.q, self.k, self.v = (y[None].unflatten(2, (HV, -1)) for y in self.packed.chunk(3, 1))
+        self.beta = torch.randn(1, len(self.packed), 2 * HV).bfloat16()[..., HV:]
+        self.pool = self.pool.to(state)
+        self.out = torch.full((1, len(self.packed), HV, V), NAN, dtype=torch.bfloat16)
+
+    def states(self, starts):
+        found, at = [], 0
+        x = self.g[0].double() + self.bias.double().view(HV, K)
+        rate = self.A_log.double().exp()[:, None]
+        g = -rate * torch.nn.functional.softplus(x) if self.bound is None else self.bound * (rate * x).sigmoid()
+        for n, start in zip(self.lengths, starts, strict=True):
+            s, S = slice(at, at + n), torch.zeros(HV, V, K) if start is None else self.pool[start].clone()
+            at += n
+            beta = self.beta[0, s].double().sigmoid()
+            found.append(stub.walk(self.q[0, s], self.k[0, s], self.v[0, s], g[s], beta, K ** -0.5, S, True))
+        return found
+
+    def check(self, want, slots, o=None, all_states=False):
+        rows = [row for tokens in want for row, _ in tokens]
+        near((self.out if o is None else o)[0, :len(rows)], rows, 1e-2)
+        for own, tokens in zip(slots, want, strict=True):
+            for slot, (_, S) in zip(own if all_states else [own], tokens if all_states else tokens[-1:], strict=False):
+                near(self.pool[slot], S, 1e-2)
+
+
+@pytest.mark.parametrize("bound", [-5.0, None])
+def test_kimi_prompts(vllm, bound):
+    vllm()
+    op, batch = importlib.import_module(kimi.KIMI).chunk_kda_with_fused_gate, OfKimi([21, 6], bound=bound)
+    want = batch.states([None, 5])
+    o, final = op(q=batch.q, k=batch.k, v=batch.v, raw_g=batch.g, raw_beta=batch.beta, A_log=batch.A_log, g_bias=batch.bias,
+                  lower_bound=bound, initial_state=batch.pool[[3, 5]] * torch.tensor([0, 1]).view(2, 1, 1, 1),
+                  output_final_state=True, use_qk_l2norm_in_kernel=True, cu_seqlens=ints(0, 21, 27),
+                  out=batch.out if bound is None else None)
+    assert bound is not None or o is batch.out
+    batch.pool[[3, 5]] = final
+    batch.check(want, [3, 5], o)
+    assert served("chunk_kda_with_fused_gate")
+
+
+@pytest.mark.parametrize("bound, buffer", [(-5.0, True), (None, False)])
+def test_kimi_decodes_in_a_padded_graph_batch(vllm, bound, buffer):
+    vllm()
+    op, batch = importlib.import_module(kimi.KIMI).fused_recurrent_kda_packed_decode, OfKimi([1, 1], rows=4, bound=bound)
+    want, before = batch.states([3, 5]), batch.pool.clone()
+    o, _ = op(mixed_qkv=batch.packed, raw_g=batch.g, raw_beta=batch.beta, A_log=batch.A_log, dt_bias=batch.bias,
+              lower_bound=bound, initial_state=batch.pool, state_indices=ints(3, 5, 0, 0),
+              **({"out": batch.out} if buffer else {}))
+    batch.check(want, [3, 5], o)
+    others = [0, 1, 2, 4, 6, 7, 8]
+    assert o.shape == batch.out.shape and not o[0, 2:].any() and (not buffer or o is batch.out)
+    assert torch.equal(batch.pool[others].nan_to_num(-1), before[others].nan_to_num(-1))
+    assert served("fused_recurrent_kda_packed_decode")
+
+
+@pytest.mark.parametrize("module", [kimi.KIMI, kimi.GLM])
+def test_kda_s_draft_tokens(vllm, module):
+    vllm()
+    op, batch = importlib.import_module(module).fused_recurrent_kda, OfKimi([3, 2], rows=6)
+    slots = [[1, 4, 2], [6, 7, 3]]
+    want = batch.states([4, 6])
+    named = dict(raw_g=batch.g, raw_beta=batch.beta, A_log=batch.A_log, dt_bias=batch.bias) if module == kimi.KIMI else \
+        dict(g=batch.g, beta=batch.beta, a_log=batch.A_log, g_bias=batch.bias, compute_gate=True, sigmoid_beta=True,
+             use_qk_l2norm_in_kernel=True)
+    op(q=batch.q, k=batch.k, v=batch.v, **named, lower_bound=-5.0, initial_state=batch.pool, cu_seqlens=ints(0, 3, 5, 5),
+       ssm_state_indices=ints(*slots, [0, 0, 0]), num_accepted_tokens=ints(2, 1, 1), out=batch.out)
+    batch.check(want, slots, all_states=True)
+    assert served("fused_recurrent_kda") and not batch.out[0, 5:].any()
+
+
+@pytest.mark.parametrize("offsets", [None, (16, 0, 48)])
+def test_kimi_prompts_where_vllm_chose_flashkda(vllm, offsets):
+    """With checkpoints in the middle of prompts, and without."""
+    vllm()
+    op, batch = importlib.import_module(plugin.FLASHKDA)._flashkda_prefill, OfKimi([21, 6, 70], state=torch.bfloat16)
+    want = batch.states([4, 5, 7])
+    final, kept = (torch.full((3, HV, V, K), x, dtype=torch.bfloat16) for x in (NAN, 7))
+    more = dict(checkpoint_state=kept, checkpoint_offsets=ints(*offsets)) if offsets else {}
+    o, last = op(q=batch.q, k=batch.k, v=batch.v, g=batch.g, beta=batch.beta, A_log=batch.A_log, dt_bias=batch.bias,
+                 lower_bound=-5.0, initial_state=batch.pool[[4, 5, 7]], cu_seqlens=ints(0, 21, 27, 97), out=batch.out,
+                 final_state=final, workspace=torch.empty(0), **more)
+    assert o is batch.out and last is final
+    batch.pool[[4, 5, 7]] = final
+    batch.check(want, [4, 5, 7])
+    for n, offset in enumerate(offsets or ()):
+        assert (kept[n] == 7).all() if offset == 0 else rms_error(kept[n].double(), want[n][offset - 1][1]) < 1e-2
+    assert served("_flashkda_prefill")
+
+
+def test_bounds_beside_computed_gates_of_kda(vllm):
+    """Which vLLM's functions ignore, and Bailing's layers pass."""
+    module, batch = vllm(f"{OPS}.kda"), OfKimi([7])
+    g, beta = -torch.rand(1, 7, HV, K), batch.beta.float().sigmoid()
+    want = stub.walk(batch.q[0], batch.k[0], batch.v[0], g[0], beta[0], K ** -0.5, batch.pool[3], True)
+    named = dict(q=batch.q, k=batch.k, v=batch.v, g=g, beta=beta, use_qk_l2norm_in_kernel=True, safe_gate=True, lower_bound=-5.0,
+                 cu_seqlens=ints(0, 7))
+    o, final = module.chunk_kda(**named, initial_state=batch.pool[3:4].contiguous(), output_final_state=True)
+    near(o[0], [row for row, _ in want])
+    near(final[0], want[-1][1])
+    o, _ = module.fused_recurrent_kda(**named, initial_state=batch.pool, ssm_state_indices=ints(3))
+    near(o[0], [row for row, _ in want])
+    near(batch.pool[3], want[-1][1])
+    assert served("chunk_kda") and served("fused_recurrent_kda")
+
+
+def test_what_our_ops_for_kda_refuse_is_left_to_the_host(vllm):
+    vllm()
+    op, batch = importlib.import_module(kimi.GLM).fused_recurrent_kda, OfKimi([1])
+    assert op(q=batch.q, k=batch.k, v=batch.v, g=batch.g, beta=batch.beta, initial_state=batch.pool, ssm_state_indices=ints(3),
+              compute_gate=True, a_log=batch.A_log, g_bias=batch.bias, lower_bound=None) == ("the host's", None)
+    assert "left to the host (lower_bound: got None; accepted: a number beside compute_gate=True)" in integrations.report("vllm")
 
 
 def test_decodes_of_kda_with_raw_gates(vllm):
@@ -340,16 +501,31 @@ def test_no_value_is_read(vllm):
                      num_accepted_tokens=ints(2, 1))
     of_decodes = dict(num_decodes=3, num_decode_tokens=3, non_spec_state_indices_tensor=ints(5, 1, 0, 0))
     of_mixed = of_prompts([1, 9, 4], column(5, 3, 2), [True, True, False], decodes=1)
+    late = Batch(sys.modules[QWEN], [1, 70], flashinfer=True)
+    late.layer._checkpoint_exporter = SimpleNamespace(export=lambda *args, **named: None)
+    of_late = of_checkpoints([1, 70], column(5, 3), [True, False], 1, [0, 64], [0, 9])
+    raw, of_kimi = OfKimi([1, 1]), importlib.import_module(kimi.KIMI)
+    gates, final = dict(A_log=raw.A_log, dt_bias=raw.bias, lower_bound=-5.0), raw.pool[:1].clone()
+    flash, more = importlib.import_module(plugin.FLASHKDA)._flashkda_prefill, OfKimi([20])
     for _ in features.rounds_of_capture():
+        late.run(**of_late)
+        of_kimi.fused_recurrent_kda_packed_decode(mixed_qkv=raw.packed, raw_g=raw.g, raw_beta=raw.beta, **gates,
+                                                  initial_state=raw.pool, state_indices=ints(3, 0))
+        flash(q=more.q, k=more.k, v=more.v, g=more.g, beta=more.beta, **gates, initial_state=more.pool[1:2], out=more.out,
+              cu_seqlens=ints(0, 20), final_state=final, workspace=None, checkpoint_state=final.clone(),
+              checkpoint_offsets=ints(16))
         prompts.run(**of_mixed)
         decodes.run(**of_decodes)
         drafts.run(**of_drafts)
         kda.run(num_prefills=0, num_decodes=2, non_spec_query_start_loc=ints(0, 1, 2), non_spec_state_indices_tensor=ints(3, 0))
-    assert all(map(served, ("prefill", "fused_recurrent_kda", "fused_recurrent_gated_delta_rule_packed_decode")))
+    assert all(map(served, ("prefill", "fused_recurrent_kda", "fused_recurrent_gated_delta_rule_packed_decode",
+                            "fused_recurrent_kda_packed_decode", "_flashkda_prefill")))
 
 
-def test_the_profile_run_builds_what_prompts_take(vllm, monkeypatch):
-    batch, built = Batch(vllm(), [70]), []
+@pytest.mark.parametrize("exports", [False, True])
+def test_the_profile_run_builds_what_prompts_take(vllm, exports, monkeypatch):
+    """exports: also with a checkpoint, where the layer has some."""
+    batch, built = Batch(vllm(), [70], flashinfer=exports), []
     batch.layer.kv_cache, caches = None, batch.layer.kv_cache
     monkeypatch.setattr(batch.layer, "get_state_dtype", lambda: (torch.bfloat16, torch.float32))
     own = launch.module
@@ -358,9 +534,11 @@ def test_the_profile_run_builds_what_prompts_take(vllm, monkeypatch):
     stub.CONTEXT.attn_metadata = None
     for _ in range(2):
         batch.layer._forward_core(batch.x, batch.b, batch.a, batch.out)
-    assert batch.layer.warmed_up and batch.out.isnan().all() and len(built) == 2, "a short prompt, and one of 70 tokens"
+    assert batch.layer.warmed_up and batch.out.isnan().all() and len(built) == (4 if exports else 2), "64 and 70 tokens"
     batch.layer.kv_cache, before = caches, set(built)
     batch.run(**of_prompts([70], column(3), [True]))
+    if exports:
+        batch.run(**of_checkpoints([70], column(3), [True], 0, [64], [5]))
     assert served("prefill") and set(built) == before
 
 

@@ -24,8 +24,14 @@ OPS = "vllm.third_party.flash_linear_attention.ops", "vllm.model_executor.layers
 #: Modules with Qwen's layer, newest first.
 LAYERS = ("vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn", "vllm.model_executor.layers.mamba.gdn_linear_attn",
           "vllm.model_executor.models.qwen3_next")
+#: Packages with ops for KDA of one model, and a layer's module with another.
+KERNELS = {f"vllm.models.{model}.{vendor}.ops.third_party.kda": names for vendor in ("nvidia", "amd") for model, names in (
+    ("kimi_k3", ("chunk", "fused_recurrent")), ("glm5next", ("kernels",)))}
+FLASHKDA = "vllm.models.kimi_k3.nvidia.kda"
+KDA = frozenset((*(f"{package}.kda" for package in OPS), *(f"{package}.{n}" for package, names in KERNELS.items() for n in names),
+                 FLASHKDA))
 #: All modules that define what is replaced.
-MODULES = frozenset((*(f"{package}.{n}" for package in OPS for n in ("chunk", "fused_recurrent", "fused_sigmoid_gating", "kda")),
+MODULES = frozenset((*(f"{package}.{n}" for package in OPS for n in ("chunk", "fused_recurrent", "fused_sigmoid_gating")), *KDA,
                      *LAYERS))
 
 
@@ -80,6 +86,9 @@ def _replace(module: ModuleType, everywhere: bool = False) -> None:
         if module.__name__ in LAYERS:
             from . import layers
             layers.replace(module)
+        elif module.__name__ in KDA:
+            from . import kda
+            kda.replace(module, everywhere)
         else:
             from . import sites
             sites.replace(module, everywhere)

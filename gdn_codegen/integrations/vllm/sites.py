@@ -1,4 +1,5 @@
-"""The ops of vLLM that ours serve, with the arguments that vLLM's layers pass. Read at these versions (commit, file: names):
+"""The ops of vLLM for GDN that ours serve, with the arguments that vLLM's layers pass, and what kda.py shares. Read in 0.33.0 and
+at these versions (commit, file: names):
 
 - 81c0d5f8, vllm/third_party/flash_linear_attention/ops/chunk.py: `chunk_gated_delta_rule(q, k, v, g, beta, scale, initial_state,
   output_final_state, cu_seqlens, chunk_indices, chunk_offsets, use_qk_l2norm_in_kernel, core_attn_out)`. 044990c1,
@@ -9,9 +10,6 @@
 - 0eff6aee, .../ops/fused_sigmoid_gating.py: `fused_sigmoid_gating_delta_rule_update(A_log, a, b, dt_bias, q, k, v, beta,
   threshold, scale, initial_state, inplace_final_state, cu_seqlens, ssm_state_indices, num_accepted_tokens,
   use_qk_l2norm_in_kernel, is_kda)`.
-- 055e47c2, .../ops/kda.py: `fused_recurrent_kda`, `chunk_kda`, `chunk_kda_with_fused_gate(q, k, v, raw_g, beta, A_log, g_bias,
-  scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens)`; other versions add `safe_gate` and
-  `lower_bound`, or have `raw_beta`.
 
 Slots. The first block of vLLM's cache is its null block (NULL_BLOCK_ID = 0, vllm/v1/attention/backends/utils.py), which no
 sequence owns. Rows that pad a batch for a CUDA graph have slot 0, as often as there are such rows; older versions fill in
@@ -67,10 +65,11 @@ def chunk_gated_delta_rule(
     """Prefill with gates that were computed before. Final states have the dtype of the pool, to which the layer writes them."""
     return ops.chunk_gated_delta_rule(
         q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, head_first,
-        core_attn_out=core_attn_out, state_v_first=v_first(), state_dtype=_dtype(initial_state, output_final_state))
+        core_attn_out=core_attn_out, state_v_first=v_first(), state_dtype=dtype_of(initial_state, output_final_state))
 
 
-def _dtype(state: State, wanted: bool) -> torch.dtype | None:
+def dtype_of(state: State, wanted: bool) -> torch.dtype | None:
+    """The dtype of final states, that of the initial ones; None where the call has none."""
     return state.dtype if wanted and isinstance(state, Tensor) else None
 
 
@@ -81,10 +80,10 @@ def fused_recurrent_gated_delta_rule(
     """Decoding and draft tokens, with gates that were computed before, as versions before 2026 call it."""
     return ops.fused_recurrent_gated_delta_rule(
         q, k, v, g, beta=beta, scale=scale, initial_state=initial_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        cu_seqlens=cu_seqlens, **_pool(q, cu_seqlens, ssm_state_indices, num_accepted_tokens, inplace_final_state))
+        cu_seqlens=cu_seqlens, **pool_of(q, cu_seqlens, ssm_state_indices, num_accepted_tokens, inplace_final_state))
 
 
-def _pool(q: Tensor, ends: State, indices: Any, accepted: State, in_place: bool) -> dict[str, Any]:
+def pool_of(q: Tensor, ends: State, indices: Any, accepted: State, in_place: bool) -> dict[str, Any]:
     """Our arguments for states of a pool, which are updated in place."""
     if in_place is not True:
         _fail("inplace_final_state", repr(in_place), "True: vLLM returns a state for each token otherwise")
@@ -104,7 +103,7 @@ def fused_sigmoid_gating_delta_rule_update(
     a, b = (x if x.ndim > 2 else x[:rows * tokens].view(rows, tokens, x.shape[1]) for x in (a, b))
     named = dict(scale=scale, initial_state=initial_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
                  A_log=A_log, dt_bias=dt_bias, softplus_beta=beta, threshold=threshold,
-                 **_pool(q, cu_seqlens, ssm_state_indices, num_accepted_tokens, inplace_final_state))
+                 **pool_of(q, cu_seqlens, ssm_state_indices, num_accepted_tokens, inplace_final_state))
     if is_kda:
         return channels.fused_recurrent_kda(q, k, v, a.reshape(rows, tokens, heads, K), b, use_gate_in_kernel=True,
                                             use_beta_sigmoid_in_kernel=True, lower_bound=lower_bound, **named)
@@ -123,60 +122,33 @@ def fused_recurrent_gated_delta_rule_packed_decode(
     out.zero_()
     return ops.recurrent_gated_delta_rule(
         q, k, v, a[:, None], b[:, None], scale, initial_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, out=out,
-        gate="raw", A_log=A_log, dt_bias=dt_bias, beta_form="sigmoid", **_pool(q, None, ssm_state_indices, None, True))
+        gate="raw", A_log=A_log, dt_bias=dt_bias, beta_form="sigmoid", **pool_of(q, None, ssm_state_indices, None, True))
 
 
-def chunk_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None, initial_state: State = None,
-              output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: State = None,
-              **more: Any) -> Results:
-    """KDA's prefill. more: further arguments of our op."""
-    return channels.chunk_kda(
-        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, state_v_first=v_first(),
-        cu_seqlens=cu_seqlens, state_dtype=_dtype(initial_state, output_final_state), **more)
-
-
-def chunk_kda_with_fused_gate(
-        q: Tensor, k: Tensor, v: Tensor, raw_g: Tensor, A_log: Tensor, g_bias: State = None, beta: State = None,
-        raw_beta: State = None, scale: float | None = None, initial_state: State = None, output_final_state: bool = False,
-        use_qk_l2norm_in_kernel: bool = False, cu_seqlens: State = None, safe_gate: bool | None = None,
-        lower_bound: float | None = None) -> Results:
-    """KDA's prefill with raw gates. With safe_gate=False, where vLLM has it, lower_bound says nothing."""
-    return chunk_kda(
-        q, k, v, raw_g, raw_beta if beta is None else beta, scale, initial_state, output_final_state,  # type: ignore[arg-type]
-        use_qk_l2norm_in_kernel, cu_seqlens, A_log=A_log, dt_bias=g_bias, use_gate_in_kernel=True,
-        use_beta_sigmoid_in_kernel=beta is None, lower_bound=None if safe_gate is False else lower_bound)
-
-
-def fused_recurrent_kda(
-        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, ssm_state_indices: Tensor,
-        scale: float | None = None, inplace_final_state: bool = True, use_qk_l2norm_in_kernel: bool = True,
-        cu_seqlens: State = None) -> Results:
-    """KDA's decoding, with gates that were computed before."""
-    return channels.fused_recurrent_kda(
-        q, k, v, g, beta, scale=scale, initial_state=initial_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        cu_seqlens=cu_seqlens, **_pool(q, cu_seqlens, ssm_state_indices, None, inplace_final_state))
-
-
-#: By the last name of the module that defines it: vLLM's name of an op, and ours.
+#: By the last name of a module of vLLM's ops: vLLM's name of an op, and ours.
 SITES: dict[str, tuple[Callable[..., Results], ...]] = {
     "chunk": (chunk_gated_delta_rule,),
     "fused_recurrent": (fused_recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule_packed_decode),
-    "fused_sigmoid_gating": (fused_sigmoid_gating_delta_rule_update,),
-    "kda": (chunk_kda, chunk_kda_with_fused_gate, fused_recurrent_kda)}
+    "fused_sigmoid_gating": (fused_sigmoid_gating_delta_rule_update,)}
 
 
 def replace(module: ModuleType, everywhere: bool) -> None:
-    """Replace the ops that a module defines. everywhere: also in modules of vLLM that have imported them."""
+    """Replace the ops for GDN that a module defines. everywhere: also in modules of vLLM that have imported them."""
+    put(module, {ours.__name__: ours for ours in SITES[module.__name__.rsplit(".", 1)[1]]}, everywhere)
+
+
+def put(module: ModuleType, ops: dict[str, Callable[..., Results]], everywhere: bool) -> None:
+    """Replace ops that a module defines, by vLLM's names. everywhere: as above."""
     holders = [m for n, m in sys.modules.items() if n.startswith("vllm.") and m is not module] if everywhere else []
-    for ours in SITES[module.__name__.rsplit(".", 1)[1]]:
-        theirs = getattr(module, ours.__name__, None)
+    for name, ours in ops.items():
+        theirs = getattr(module, name, None)
         made = None if theirs is None else served(ours, theirs)
         if made is None:
-            say(f"{module.__name__}.{ours.__name__} is not replaced: it is absent, or has other arguments")
+            say(f"{module.__name__}.{name} is not replaced: it is absent, or has other arguments")
             continue
         for holder in (module, *holders):
-            for name in [n for n, x in vars(holder).items() if x is theirs]:
-                setattr(holder, name, made)
+            for other in [n for n, x in vars(holder).items() if x is theirs]:
+                setattr(holder, other, made)
 
 
 def _of_dense_rows(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,20 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import algorithms
 from ...ir.differentiate import TRANSPOSED, chunk_states, derivative
 from ...ir.page import Algorithm
+from . import choose
 from .arguments import Tensors
 from .compiling import compiling
 from .given import in_page_order
-from .gradient_builds import modules_for
-from .known_members import numbers_for
+from .gradient_builds import builds_for, modules_for
+from .known_members import MOST, numbers_for
+from .launch import kind
 from .members import prepared
-from .request import Call, Request, call_for
+from .request import Call, Inputs, Request, call_for
 
 #: Tensors of each value head for raw gates.
 RAW = "A_log", "dt_bias"
 #: The states from which sequences start, and those after them, where a page has one state.
 START, FINAL = "initial_state", "final_state"
+#: Kinds of calls whose gradients have builds.
+_built: set[Any] = set()
 
 
 def gradients(page: Algorithm, inputs: dict[str, Tensor | None], t: Tensors, x: Request, scale: float | None, d_o: Tensor | None,
@@ -35,10 +40,7 @@ def gradients(page: Algorithm, inputs: dict[str, Tensor | None], t: Tensors, x: 
     inputs: those of the page, then those of input forms, by name. t: initial_state, cu_seqlens. d_o, d_final: gradients of the
     loss by o and by the final states, None for zero. states: those before chunks, where the call saved them.
     """
-    raw = {n: inputs[n] for n in RAW if x.gate == "raw"}
-    t = t._replace(A_log=raw.get("A_log"), dt_bias=raw.get("dt_bias"))
-    about, t, x = prepared(page, {n: y for n, y in inputs.items() if n not in raw}, t, x)
-    call = call_for(about, t, x)
+    about, t, x, call = _about(page, inputs, t, x)
     named = dict(zip(_order(page, inputs), (*about.inputs, *about.of_heads), strict=True))
     (o,) = (y.name for y in page.trace().role("output") if y.index == "token")
     if d_o is None:
@@ -47,6 +49,29 @@ def gradients(page: Algorithm, inputs: dict[str, Tensor | None], t: Tensors, x: 
     made = walked_back(x.page, call, named, {"scale": scale} if scale is not None else {}, t.cu_seqlens,
                        {START: t.initial_state}, {o: d_o}, {FINAL: d_final}, kept)
     return [by_argument(made[n], t.initial_state if n == START else inputs[n], x.axes) for n in wanted]
+
+
+def check_built(inputs: dict[str, Tensor | None], t: Tensors, x: Request) -> None:
+    """ValueError where the gradient of a call has no build. inputs, t: as for `gradients`. Nothing is compiled or written, so a
+    build that the device refuses, or a compiler, is found in the backward pass. Of the first call of a kind it takes up to a
+    second; of sizes without a build up to several."""
+    kinds = tuple([None if y is None else kind(y) for y in (*inputs.values(), t.initial_state, t.cu_seqlens)])
+    about = x, (*inputs,), kinds, len(choose._refused)  # where a build is refused, perhaps no other is left
+    if about not in _built:
+        with torch.no_grad():
+            *_, asked, call = _about(algorithms.find(x.page), inputs, t, x)
+        builds_for(asked.page, call, asked.saves)
+        if len(_built) >= MOST:
+            _built.clear()
+        _built.add(about)
+
+
+def _about(page: Algorithm, inputs: dict[str, Tensor | None], t: Tensors, x: Request) -> tuple[Inputs, Tensors, Request, Call]:
+    """What a call comes to. inputs, t: as for `gradients`."""
+    raw = {n: inputs[n] for n in RAW if x.gate == "raw"}
+    t = t._replace(A_log=raw.get("A_log"), dt_bias=raw.get("dt_bias"))
+    about, t, x = prepared(page, {n: y for n, y in inputs.items() if n not in raw}, t, x)
+    return about, t, x, call_for(about, t, x)
 
 
 def walked_back(page: str | Algorithm, call: Call, named: Mapping[str, Any], numbers: dict[str, Any], ends: Tensor | None,

@@ -227,7 +227,12 @@ def builds_for(page: str | Algorithm, call: Call, saved: bool = False) -> Builds
     b = asked_of(Build("triton", layout=x.layout, algorithm=page, dtype=DTYPES[call.dtype], head_dim_k=call.head_dims[0],
                        head_dim_v=call.head_dims[1], contract=call.contract), call.extent.H == call.extent.HV)
     most = DEFAULT_CHUNK if x.chunk is None else max(x.chunk, CHUNKS[-1])
-    return _fitting(b, x.target, facts(call.device), most, call.device, call.extent.shape_class, not x.batch_invariant, saved)
+    found = _fitting(b, x.target, facts(call.device), most, call.device, call.extent.shape_class, not x.batch_invariant, saved)
+    if not isinstance(found, str):
+        return found
+    name = page if isinstance(page, str) else page.name
+    _fail("target", repr(x.target), f"a target that has a gradient of {name} with K = {b.head_dim_k}, V = {b.head_dim_v} in "
+                                    f"{b.dtype} ({found}), or smaller K or V")
 
 
 def asked_of(b: Build, alone: bool) -> Build:
@@ -244,8 +249,9 @@ def asked_of(b: Build, alone: bool) -> Build:
 
 @lru_cache(maxsize=256)
 def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_class: tuple[int, ...], in_parts: bool,
-             saved: bool) -> Builds:
+             saved: bool) -> Builds | str:
     """The first builds that fit: those that were measured, then those of PLANS. Kernels of LAST_IN_PIECES in pieces come last.
+    Where none fits, why not: each call of such a kind asks again.
 
     b, most, in_parts, saved: as for `candidates`, of any target. Tables are by the size of the batch, too. asked: the call's
     target. on: what dispatch knows of the device."""
@@ -260,21 +266,15 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):
-                if asked == target or target != LAST_IN_PIECES or not has_pieces(found.gradient):
+                pieces = (o.attr("piece") for k in lowered(found.gradient).kernels for o in k.ops)
+                if asked == target or target != LAST_IN_PIECES or not any(pieces):
                     return found
                 last = found
                 break
             why.setdefault((target, found.gradient.chunk), next(filter(None, against)))
     if last:
         return last
-    page = b.algorithm if isinstance(b.algorithm, str) else b.algorithm.name
-    _fail("target", repr(asked), f"a target that has a gradient of {page} with K = {b.head_dim_k}, V = {b.head_dim_v} in "
-                                 f"{b.dtype} ({list(why.values())[-1]}), or smaller K or V")
-
-
-def has_pieces(b: Build) -> bool:
-    """Whether kernels of a build hold some columns of a state at a time."""
-    return any(o.attr("piece") for k in lowered(b).kernels for o in k.ops)
+    return [f"no target here has gradients on {device.type}", *why.values()][-1]
 
 
 def modules_for(page: str | Algorithm, call: Call, saved: bool = False) -> tuple[Any, Any]:

@@ -231,15 +231,19 @@ def _differentiated(algorithm: str, inputs: dict[str, Any], numbers: dict[str, A
                     others: dict[str, Any], forms: str, called: dict[str, str], recurrent: bool) -> tuple[Any, ...]:
     """`call` of plain tensors of which some require grad."""
     from ..gradient_library import differentiated
+    from .gradient import check_built
     step = _is_step(inputs, named, others, recurrent)
     t, x = _options(algorithm, inputs, named, others, step)
     _check_plain_ones(inputs, t, called)
     asked = _asked(algorithm, inputs, t, x, forms, called, step)
+    by = inputs | ({"A_log": t.A_log, "dt_bias": t.dt_bias} if asked.gate == "raw" else {})
+    with by_names(called):
+        check_forms(algorithms.find(algorithm), x.gate, x.beta_form, x.use_qk_l2norm_in_kernel, x.unit_keys)
+        check_built(by, t, asked)
     if asked.saves:
         return _traced(algorithm, inputs, numbers, named, others, forms, called, recurrent)
-    raw = {"A_log": t.A_log, "dt_bias": t.dt_bias} if asked.gate == "raw" else {}
-    return differentiated(lambda: call(algorithm, inputs, numbers, named, others, forms, called, recurrent), inputs | raw, t,
-                          asked, numbers.get("scale"))
+    return differentiated(lambda: call(algorithm, inputs, numbers, named, others, forms, called, recurrent), by, t, asked,
+                          numbers.get("scale"))
 
 
 def _check_plain_ones(inputs: dict[str, Any], t: Tensors, called: dict[str, str]) -> None:
