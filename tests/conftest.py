@@ -40,12 +40,15 @@ torch.set_num_threads(1)
 gc.set_threshold(100_000, 20, 50)
 if find_spec("triton"):
     keep_types()
-_seen: set[tuple[Program, Program]] = set()
+#: Entries of a state from which on programs are not interpreted after each pass, and the names of last passes.
+WIDE, LAST = 64 * 64, {x[-1][0] for x in (pipelines.ONE_AGENT, pipelines.INSTANCES, pipelines.GROUPS, pipelines.CORES)}
+_same: set[tuple[Program, Program]] = set()
+_printed: set[Program] = set()
 _forms: dict[object, int] = {}
 _parsed: set[int] = set()
 _outputs: dict[object, dict[str, tuple[torch.Tensor, torch.Tensor]]] = {}
-_last: list[object] = []
-_whole: list[Program] = []  # the last program that was printed and parsed
+_last: list[object] = []  # a program, whether it has parts, and its outputs
+_since: list[object] = []  # a program, how near its results must be to those after the passes since, and what these gave
 
 
 def _small(p, parts):
@@ -142,10 +145,11 @@ def _number(found):
 
 
 def _survives(p, before, where):
-    """Print and parse give `p` again, but for kernels and ops that `before` has, too. Each is line by line, so a program of lines
-    in forms that did survive is passed over: `verify` looks at what is between lines, which is names and their types."""
-    p = replace(p, kernels=tuple(k for k in p.kernels if k not in before.kernels))
-    old = {id(o) for k in before.kernels for o in k.ops} if any(x is before for x in _whole) else ()
+    """Print and parse give `p` again. Kernels and ops that are those of `before`, if that was seen, are passed over. Print and
+    parse go line by line, so a program of lines in forms that did survive is passed over, too: `verify` looks at what is between
+    lines, which is names and their types."""
+    seen = before.kernels if before else ()
+    p, old = replace(p, kernels=tuple(k for k in p.kernels if k not in seen)), {id(o) for k in seen for o in k.ops}
     new = {*map(_form_of_line, (replace(p, tensors=(), kernels=()), *p.tensors))}
     for k in p.kernels:
         new.update(map(_form_of_line, (replace(k, body=(), buffers=(), agents=(), comments=()), *k.buffers, *k.agents)))
@@ -162,29 +166,42 @@ def _interface(p):
     return {(t.name, t.index, t.heads, t.dims, t.at, t.over) for t in p.tensors if t.role != "workspace"}
 
 
-def check_pass(name, before, after, context):
-    """After every pass, which verified it: print and parse back, interpret before and after. `accept` is to change what inputs
-    mean."""
-    if before == after:
+def _compare(where, before, after, parts, near):
+    """Both programs store the same, to a relative error of `near`."""
+    if before == after or (before, after) in _same:
         return
-    if (before, after) in _seen:
-        _whole[:] = [after]
-        return
-    _seen.add((before, after))
-    _survives(after, before, name)
-    _whole[:] = [after]
-    if name == "caller_inputs" or _interface(before) != _interface(after):
-        return
-    parts = context.schedule.partition is not None
-    near = 1e-7 if any(o.kind == "softplus" for k in before.kernels for o in k.ops) else 1e-9
-    if name == "partition" and context.schedule.partition == "decay":  # the fraction of a state that a warm-up may leave out
-        near = max(near, exp(-BOUND[context.dtype]))
     want, got = _run(before, parts), _run(after, parts)
-    if want is got:
-        return
-    for n, (there, values) in want.items():
-        assert torch.equal(there, got[n][0]), f"{name} changed what is stored to {n}"
-        assert (got[n][1] - values).norm() <= near * values.norm(), f"{name} changed {n}"
+    for n, (there, values) in want.items() if want is not got else ():
+        assert torch.equal(there, got[n][0]), f"{where} changed what is stored to {n}"
+        assert (got[n][1] - values).norm() <= near * values.norm(), f"{where} changed {n}"
+    _same.add((before, after))
+
+
+def _near(name, p, context):
+    """The relative error that a pass may make."""
+    if name == "partition" and context.schedule.partition == "decay":  # the fraction of a state that a warm-up may leave out
+        return max(1e-9, exp(-BOUND[context.dtype]))
+    return 1e-7 if any(o.kind == "softplus" for k in p.kernels for o in k.ops) else 1e-9
+
+
+def check_pass(name, before, after, context):
+    """After every pass, which verified it: print and parse back, interpret before and after. `caller_inputs` is to change what
+    inputs mean. Programs of wide states, which take long, are interpreted before the first pass and after the last, and where
+    passes change what callers pass."""
+    follows = bool(_since) and _since[2] is before
+    first, near = _since[:2] if follows else (before, 0.0)
+    parts, changes = context.schedule.partition is not None, False
+    if before != after:
+        if after not in _printed:
+            _survives(after, before if follows else None, name)
+            _printed.add(after)
+        changes = name == "caller_inputs" or _interface(before) != _interface(after)
+        near = max(near, 0.0 if changes else _near(name, before, context))
+    if changes or name in LAST or before.sizes.get("K", 1) * before.sizes.get("V", 1) <= WIDE:
+        passes = name if first is before else f"what ran up to {name}"
+        _compare(passes, first, before if changes else after, parts, near)
+        first, near = after, 0.0
+    _since[:] = first, near, after
 
 
 @pytest.hookimpl(tryfirst=True)
