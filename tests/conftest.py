@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+from compiler import with_header
 from triton_interpreter import keep_types
 
 from gdn_codegen import algorithms
@@ -35,6 +36,8 @@ from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.cut.partition import BOUND
 from gdn_codegen.tools.peer_ops import peers_of
 
+if cxx := with_header(Path(os.environ["GDN_CODEGEN_CACHE"])):
+    os.environ["CXX"] = str(cxx)
 torch.set_num_threads(1)
 # TVM, Triton and torch bring a million objects that stay. A tenth of the time went into looking at them again and again.
 gc.set_threshold(100_000, 20, 50)
