@@ -391,8 +391,9 @@ def keep(kind: str, n: int, size: int = 0, device: torch.device | str = "cpu") -
 
 def _masked(kind: str) -> Callable[..., torch.Tensor]:
     def meaning(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+        import torch
         name = f"both_{kind}" if attrs.get("both") else kind
-        return x.where(keep(name, len(x), attrs.get("size", 0), x.device), x.new_tensor(attrs.get("fill", 0.0)))
+        return torch.where(keep(name, len(x), attrs.get("size", 0), x.device), x, attrs.get("fill", 0.0))
     return meaning
 
 

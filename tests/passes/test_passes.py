@@ -8,17 +8,20 @@ from reference import expected, in_form, problem, rms_error
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.builder import algorithm, carried, exp
-from gdn_codegen.ir.core import walk
+from gdn_codegen.ir.core import map_ops, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.passes.algebra.rewrite import rewrite
 from gdn_codegen.passes.cut.kernels import cut
+from gdn_codegen.passes.pipelines import run_passes
 from gdn_codegen.passes.storage import shared_buffers
 from gdn_codegen.passes.storage.stored_values import StoredValues
 from gdn_codegen.prove.storage import OverwrittenError
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, changes, named, varied
+from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.schedule.schedule import FORMS, VARIANTS
 from gdn_codegen.targets import OWN, lower
+from gdn_codegen.targets import find as find_target
 
 SIZES = {"C": 32, "K": 16, "V": 32}
 
@@ -44,6 +47,21 @@ def test_lowered_programs_are_the_recurrence(target, name, form, inverse):
     p = lower(find("gated_delta_rule").trace(), target, replace(in_form(named(name), form), inverse=inverse), SIZES, "float16")
     got, (o, S) = run(p, x), expected(x)
     assert rms_error(got["o"], o) < 1e-11 and rms_error(got["final_state"], S) < 1e-11
+
+
+@pytest.mark.parametrize("size", [16, 128])
+@pytest.mark.parametrize("place", ["canonical", "caller_inputs", "masks"])
+def test_a_pass_that_changes_what_is_computed_is_found(place, size):
+    """By the check of conftest: of a small state at once, of a wide one at the end, or before what callers pass changes."""
+    def wrong(p, context):
+        return p.map_kernels(lambda k: replace(k, body=map_ops(k.body, lambda o: [
+            replace(o, kind="maximum") if o.kind == "add" and o.type.dims == ("K", "V") else o])))
+    t, contract = find_target("triton").lowered_for(""), Contract.parse("beta=sigmoid,state=vk/bfloat16/pool/in_place")
+    passes = [x for n, f in t.passes for x in ((n, f), *([("wrong", wrong)] if n == place else []))]
+    with pytest.raises(AssertionError, match="wrong changed" if size == 16 else
+                       f"up to {'caller_states' if place == 'canonical' else 'single_launch'} changed"):
+        run_passes(find("gated_delta_rule").trace(), tuple(passes), t.device, named("fused"), {**SIZES, "K": size, "V": size},
+                   "float16", contract)
 
 
 @pytest.mark.slow
