@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .cycle_model import CycleModel
 from .part_cost import PartCost
 
 
@@ -90,6 +91,7 @@ class Cores(Device):
     rates: (agent, pipe) -> bytes or multiply-adds in a cycle, for the order of ops.
     align: the alignment of buffers in bytes.
     column_scratch: (space, first byte, end) of memory that ops with a column operand overwrite. No buffer is placed there.
+    cycle_models: the name of a time model -> what its instructions cost other than by the table of cycles. No pass reads it.
     """
 
     runs: dict[str, str] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class Cores(Device):
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
     align: int = 1
     column_scratch: tuple[str, int, int] = ("", 0, 0)
+    cycle_models: dict[str, CycleModel] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Stage:
-    """A kernel of a build, and block 0's time in it. hand: the hand-written kernel's name and cycles, where it has one."""
+    """A kernel of a build, and block 0's time in it by the flat and by the fitted model. hand: the hand-written kernel's name and
+    cycles in the flat model, where it has one."""
 
     name: str
     time: Replay
+    fitted: Replay
     hand: tuple[str, int] | None = None
 
 
@@ -75,7 +77,8 @@ def stages(b: Build, x: Problem) -> list[Stage]:
         hand = list(HAND)
     prefix = "".join(f"{x}_" for x in (b.page.name, heads_tag(b.heads)) if x)
     names = [n[len(prefix):] if n.startswith(prefix) else n for n, _ in seen.launches]
-    return [Stage(n.rpartition("_")[0] or "all", replay(steps), h)  # a single launch has the page's name alone
+    return [Stage(n.rpartition("_")[0] or "all",  # a single launch has the page's name alone
+                  replay(steps), replay(steps, "fitted"), h)
             for n, (_, steps), h in zip(names, seen.launches, hand, strict=True)]
 
 
@@ -111,18 +114,21 @@ def bound(t: Replay, most: int = 3) -> str:
 
 
 def table(name: str, found: list[Stage], whole: int | None, detail: bool = False) -> list[str]:
-    """The lines that `bench` prints for a schedule."""
+    """The lines that `bench` prints for a schedule: both models' cycles side by side. Columns of pipes are the flat model's."""
     heads = " ".join(f"{pipe + ('.c' if kind == 'cube' else '.v'):>8}" for kind, pipe in COLUMNS)
-    lines = [f"{name:18} {'cycles':>8} {'by hand':>8} {'ratio':>6} {heads}  critical path"]
-    def row(label: str, cycles: int, hand: int | None, times: list[Replay], text: str) -> str:
+    lines = [f"{name:18} {'flat':>8} {'by hand':>8} {'ratio':>6} {'fitted':>8} {heads}  critical path: flat; fitted"]
+    def row(label: str, of: list[Stage], hand: int | None, text: str) -> str:
+        cycles, fitted = sum(s.time.cycles for s in of), sum(s.fitted.cycles for s in of)
         ratio = f"{cycles / hand:.2f}" if hand else "-"
-        pipes = " ".join(f"{sum(busy(t, *c) for t in times):8}" for c in COLUMNS)
-        return f"  {label:16} {cycles:8} {hand if hand else '-':>8} {ratio:>6} {pipes}  {text}".rstrip()
+        pipes = " ".join(f"{sum(busy(s.time, *c) for s in of):8}" for c in COLUMNS)
+        return f"  {label:16} {cycles:8} {hand if hand else '-':>8} {ratio:>6} {fitted:8} {pipes}  {text}".rstrip()
     for s in found:
-        lines.append(row(s.name, s.time.cycles, s.hand[1] if s.hand else None, [s.time], bound(s.time)))
+        lines.append(row(s.name, [s], s.hand[1] if s.hand else None, f"{bound(s.time)}; {bound(s.fitted)}"))
         if detail:
-            lines += [f"      {n:34} {count:6} x {c / count:8.1f} = {c:8}" for n, (count, c) in instructions(s.time).items()]
-    lines.append(row("sum", sum(s.time.cycles for s in found), whole, [s.time for s in found], ""))
+            fitted = instructions(s.fitted)
+            lines += [f"      {n:34} {count:6} x {c / count:8.1f} = {c:8}, fitted {fitted[n][1]:8}"
+                      for n, (count, c) in instructions(s.time).items()]
+    lines.append(row("sum", found, whole, ""))
     return lines
 
 
@@ -130,12 +136,17 @@ def _flat(d: dict[tuple[str, str], int]) -> dict[str, int]:
     return {" ".join(k): v for k, v in sorted(d.items())}
 
 
+def _times(t: Replay) -> dict[str, Any]:
+    return {"cycles": t.cycles, "busy": _flat(t.busy), "waiting": _flat(t.waiting), "chain": _flat(t.path),
+            "instructions": instructions(t)}
+
+
 def report(found: list[Stage], whole: int | None) -> dict[str, Any]:
-    """The content of `table` as data for JSON."""
-    rows = [{"name": s.name, "cycles": s.time.cycles, "hand_name": s.hand[0] if s.hand else None,
-             "hand_cycles": s.hand[1] if s.hand else None, "busy": _flat(s.time.busy), "waiting": _flat(s.time.waiting),
-             "chain": _flat(s.time.path), "instructions": instructions(s.time)} for s in found]
-    return {"cycles": sum(s.time.cycles for s in found), "hand_cycles": whole, "stages": rows}
+    """The content of `table` as data for JSON. A stage's own figures are the flat model's, those under "fitted" the other's."""
+    rows = [{"name": s.name, "hand_name": s.hand[0] if s.hand else None, "hand_cycles": s.hand[1] if s.hand else None,
+             **_times(s.time), "fitted": _times(s.fitted)} for s in found]
+    return {"cycles": sum(s.time.cycles for s in found), "fitted_cycles": sum(s.fitted.cycles for s in found),
+            "hand_cycles": whole, "stages": rows}
 
 
 def chrome_trace(results: dict[str, list[Stage]]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from functools import lru_cache
 from math import ceil
 from pathlib import Path
 
+from ..devices.ascend_a2 import ASCEND_A2
+from ..devices.cycle_model import CycleModel
 from ..pto_sim import Step
 
 #: Cycles that the scalar unit takes to issue an instruction to any pipe.
@@ -54,6 +56,15 @@ def first_use(instruction: str) -> int:
     return max((max(c) - min(c) for key, c in table().items() if key[0] == instruction and key[1] == "VEC"), default=0)
 
 
+def moved(pipe: str, rows: int, cols: int, dtype: str) -> int:
+    """Bytes that a copy between cores and global memory counts. FIX: 2 for each element, whatever it writes. Others: a row is a
+    burst of whole 32-byte blocks, so a column moves a block a value."""
+    if pipe == "FIXP":
+        return rows * cols * 2
+    width = WIDTH.get(dtype, 2)
+    return rows * ceil(cols * width / 32) * 32 if cols * width < 32 else rows * cols * width
+
+
 def cycles(instruction: str, pipe: str, rows: int, cols: int, dtype: str, *, depth: int = 0, right: bool = False,
            spread: bool = False, source: int = 0) -> int:
     """Cycles of one instruction in steady state. Pipes go by the table's names.
@@ -75,12 +86,7 @@ def cycles(instruction: str, pipe: str, rows: int, cols: int, dtype: str, *, dep
     if pipe == "S":
         return SCALAR_ROW
     if pipe != "VEC":
-        if pipe == "FIXP":
-            rate, whole = MOVES[f"FIXP {instruction}"]
-            return ceil(rows * cols * 2 / rate)
-        # A row is a burst of whole 32-byte blocks, so a column moves a block a value.
-        rate, whole = MOVES[pipe]
-        return ceil(rows * ceil(cols * width / 32) * 32 / rate) if cols * width < 32 else ceil(rows * cols * width / rate)
+        return ceil(moved(pipe, rows, cols, dtype) / MOVES[f"FIXP {instruction}" if pipe == "FIXP" else pipe][0])
     repeats, part = divmod(rows * cols * max(width, source), 256)
     n = repeats + bool(part)
     if instruction == "TROWEXPAND":
@@ -113,9 +119,21 @@ def _cost(name: str, pipe: str, rows: int, cols: int, dtype: str, a: int) -> int
     return cycles(name, pipe, rows, cols, dtype, right=pipe == "MTE1" and a == 1, spread=pipe == "VEC" and a == 1)
 
 
-def cost(s: Step) -> int:
-    """Cycles of a traced instruction in steady state."""
-    return _cost(s.name, step_pipe(s), s.rows, s.cols, s.dtype, s.extra[0])
+def cycle_model(name: str) -> CycleModel:
+    """The device's time model of that name: "flat", by the table alone, or "fitted", where transfers through global memory have a
+    latency and a bandwidth that were fitted to an NPU. ValueError for another name."""
+    if name not in ASCEND_A2.cycle_models:
+        raise ValueError(f"model: got {name!r}; accepted: {', '.join(ASCEND_A2.cycle_models)}")
+    return ASCEND_A2.cycle_models[name]
+
+
+def cost(s: Step, model: str = "flat") -> int:
+    """Cycles of a traced instruction in steady state. ValueError for an unknown model."""
+    by, pipe = cycle_model(model), step_pipe(s)
+    if s.name in ("TLOAD", "TSTORE") and (transfer := by.transfers.get((s.core.split()[0], s.pipe))):
+        return transfer.cycles(moved(pipe, s.rows, s.cols, s.dtype))
+    each, whole = by.least.get((s.name, s.dtype, s.cols), (0, 0))
+    return max(_cost(s.name, pipe, s.rows, s.cols, s.dtype, s.extra[0]), round(each * s.rows * s.cols + whole))
 
 
 @dataclass(frozen=True)
@@ -219,7 +237,7 @@ class _Core:
 
     def work(self, s: Step) -> None:
         """Replay an instruction that keeps a pipe busy, and record when."""
-        length = cost(s)
+        length = cost(s, self.block.model)
         if s.name not in self.used and s.pipe == "V":
             self.used.add(s.name)
             length += first_use(s.name)
@@ -235,7 +253,8 @@ class _Core:
 
 
 class _Block:
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], model: str) -> None:
+        self.model = model
         self.out, self.causes, self.end = Replay(), _Causes(), (0, 0)
         self.cores = {n: _Core(n, [s for s in steps if s.core == n], self) for n in CORES}
         self.half: dict[tuple[str, int, int], deque[Point]] = {}
@@ -268,12 +287,13 @@ class _Block:
         return self.out
 
 
-def replay(steps: Sequence[Step]) -> Replay:
-    """Time of one block's trace.
+def replay(steps: Sequence[Step], model: str = "flat") -> Replay:
+    """Time of one block's trace by a model of the device. ValueError for an unknown one, and for a trace of several blocks.
 
     A core's scalar unit issues in order. A pipe works first in, first out. A wait blocks its pipe; a wait of S, or for another
     core, blocks all later issue. Flags and barriers take no time except to issue.
     """
+    cycle_model(model)  # an empty trace asks for no cost
     if len({s.block for s in steps}) > 1:
         raise ValueError("trace: steps of several blocks; accepted: those of one")
-    return _Block(steps).run()
+    return _Block(steps, model).run()

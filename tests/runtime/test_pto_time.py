@@ -11,9 +11,11 @@ import torch
 
 from gdn_codegen import pto_sim
 from gdn_codegen.cli import main
+from gdn_codegen.devices.ascend_a2 import ASCEND_A2
+from gdn_codegen.devices.cycle_model import Transfer, saturating
 from gdn_codegen.pto_sim import INPUT, OUTPUT, UNITS, WORKSPACE, PtoSimError, Step
 from gdn_codegen.tools import bench_pto
-from gdn_codegen.tools.pto_time import Interval, cost, cycles, first_use, replay, table
+from gdn_codegen.tools.pto_time import Interval, cost, cycles, first_use, moved, replay, table
 
 CUBE, V0, V1 = "cube", "vector 0", "vector 1"
 LOAD, MUL = 560, 256  # a 64 x 128 float tile: TLOAD on MTE2, TMUL on V
@@ -87,6 +89,80 @@ def test_costs_of_steps():
     assert cost(op("TCVT", "V", extra=(2, 0, 0))) == 130
     assert cost(op("TROWEXPAND", "V")) == 1796
     assert cost(op("TLOAD", "MTE2", dtype="bfloat16_t")) == 280
+
+
+# --- the fitted model
+TO_GM = {"vector": op("TSTORE", "MTE3"), "cube": op("TSTORE", "FIX", CUBE)}
+FROM_GM = {"vector": load, "cube": op("TLOAD", "MTE2", CUBE, dtype="half")}
+
+
+def test_a_transfer_takes_its_latency_and_its_bytes():
+    t = Transfer(latency=100, bandwidth=16)
+    assert [t.cycles(n) for n in (1, 16, 17, 1600)] == [101, 101, 102, 200]
+    assert t.cycles(0) == 0
+    # at `half` bytes the bandwidth is half of the peak: of 64 GiB/s at 1 GHz, 32
+    half = saturating(64, 4096, 1.0)
+    assert half.latency + 4096 / half.bandwidth == pytest.approx(4096 / (32 * 2**30) * 1e9)
+    assert half.bandwidth == pytest.approx(64 * 2**30 / 1e9)
+
+
+@pytest.mark.parametrize(("s", "peak", "half"), [
+    (FROM_GM["vector"], 247.16, 30643), (FROM_GM["cube"], 28.61, 1107), (TO_GM["vector"], 28.19, 1755),
+    (TO_GM["cube"], 41.25, 29104)], ids=("GM to UB", "GM to L1", "UB to GM", "L0C to GM"))
+def test_fitted_transfers_are_those_of_pto_isa(s, peak, half):
+    """Bytes over a bandwidth of peak * B / (half + B) GiB/s at 1.85 GHz. L0C counts 2 bytes for each element."""
+    n = 64 * 128 * (4 if s.core == V0 else 2)
+    bandwidth = peak * n / (half + n)
+    assert abs(cost(s, "fitted") - n / 2**30 / bandwidth * 1.85e9) <= 1  # it rounds up
+
+
+@pytest.mark.parametrize("s", [*FROM_GM.values(), *TO_GM.values()], ids=lambda s: f"{s.core} {s.name}")
+def test_fitted_transfers_have_one_latency_each(s):
+    """One transfer of all rows is cheaper than two of half, by the latency. The flat model makes no difference."""
+    whole, halves = cost(s, "fitted"), 2 * cost(replace(s, rows=32), "fitted")
+    latency = ASCEND_A2.cycle_models["fitted"].transfers[s.core.split()[0], s.pipe].latency
+    assert abs(halves - whole - latency) <= 2
+    assert abs(2 * cost(replace(s, rows=32)) - cost(s)) <= 1
+
+
+@pytest.mark.parametrize("s", [
+    mul, op("TMATMUL", "M", CUBE, 128, 128, "half", (128, 0, 0)), op("TMOV", "FIX", CUBE, dtype="half"),
+    op("TEXTRACT", "MTE1", CUBE, dtype="half"), op("TFILLPAD", "MTE2", CUBE, dtype="half")], ids=lambda s: s.name)
+def test_work_on_the_chip_costs_the_same_in_both_models(s):
+    assert cost(s, "fitted") == cost(s) == cost(s, "flat") > 0
+
+
+def test_row_expand_is_priced_as_pto_isa_does():
+    """The larger of a scalar read for each row and PTO-ISA's line through measurements, 0.1176 * 64 * 128 + 34.5 = 998."""
+    whole = op("TROWEXPAND", "V")
+    assert cost(whole) == cost(whole, "fitted") == 1796
+    blocks = op("TROWEXPAND", "V", cols=8, extra=(1, 0, 0))  # 32 bytes for each row: 1.7596 * 64 * 8 + 33.4
+    assert (cost(blocks), cost(blocks, "fitted")) == (26, 934)
+    assert cost(replace(whole, cols=200), "fitted") == cost(replace(whole, cols=200))  # no line
+
+
+def test_traffic_through_global_memory_costs_more_when_fitted():
+    """A tile that leaves and comes back takes longer by what the two transfers take longer; work on the chip does not."""
+    there = [flag("set_flag", "V", "MTE3"), flag("wait_flag", "V", "MTE3"), op("TSTORE", "MTE3"),
+             flag("set_flag", "MTE3", "MTE2"), flag("wait_flag", "MTE3", "MTE2"), load]
+    stays, leaves = [mul, mul, mul], [mul, mul, mul, *there]
+    assert replay(stays, "fitted") == replay(stays)
+    longer = sum(cost(s, "fitted") - cost(s) for s in (op("TSTORE", "MTE3"), load))
+    assert longer > 0 and replay(leaves, "fitted").cycles - replay(leaves).cycles == longer
+    more = replay([*leaves, *there], "fitted").cycles - replay(leaves, "fitted").cycles
+    assert more > replay([*leaves, *there]).cycles - replay(leaves).cycles > 0
+
+
+@pytest.mark.parametrize("ask", [lambda m: replay([], m), lambda m: replay([mul], m), lambda m: cost(mul, m)])
+def test_an_unknown_model(ask):
+    with pytest.raises(ValueError, match="model: got 'guessed'; accepted: flat, fitted"):
+        ask("guessed")
+
+
+def test_bytes_of_a_transfer():
+    assert moved("MTE2_AIV", 64, 128, "float") == 64 * 128 * 4
+    assert moved("MTE3", 128, 1, "float") == 128 * 32  # a column moves a block a value
+    assert moved("FIXP", 128, 128, "float") == moved("FIXP", 128, 128, "half") == 128 * 128 * 2
 
 
 # --- order
@@ -193,14 +269,19 @@ def twice(tmp_path_factory):
     return pto_sim.load(pto_sim.build(folder / "twice.cpp", ["twice"], folder / "twice.so"))
 
 
+def steps_of(lib, tiles, a, b):
+    """The steps of block 0 of 2."""
+    with pto_sim.record(2) as seen:
+        pto_sim.launch(lib, "twice", 1, [a, b], [INPUT, OUTPUT], [tiles])
+    ((name, steps),) = seen.launches
+    assert name == "twice" and {s.block for s in steps} == {0}
+    return steps
+
+
 def test_a_small_kernel(twice):
     a, b = torch.ones(8 * 8192), torch.full((8 * 8192,), -1.0)
     def run():
-        with pto_sim.record(2) as seen:
-            pto_sim.launch(twice, "twice", 1, [a, b], [INPUT, OUTPUT], [8])
-        ((name, steps),) = seen.launches
-        assert name == "twice" and {s.block for s in steps} == {0}
-        return replay(steps)
+        return replay(steps_of(twice, 8, a, b))
     r = run()
     # blocks 0 and 1 share 8 tiles, so each core has two; a tile goes through its pipes one after another
     assert r.cycles == 2 + 2 * (560 + 128 + 2 * 149) and r.busy[V1, "V"] == 2 * 128
@@ -209,6 +290,15 @@ def test_a_small_kernel(twice):
     assert set(b.reshape(8, -1)[:, 0].tolist()) == {2.0, -1.0}  # block 1 did not run
     pto_sim.launch(twice, "twice", 2, [a, b], [INPUT, OUTPUT], [8])
     assert torch.equal(b, 2 * a)
+
+
+def test_a_small_kernel_when_fitted(twice):
+    """Each tile goes from global memory through V and back: its two transfers cost what they are fitted to, V what it did."""
+    a, b = torch.ones(8 * 8192), torch.ones(8 * 8192)
+    once, more = (replay(steps_of(twice, tiles, a, b), "fitted").cycles for tiles in (4, 8))
+    tile = cost(load, "fitted") + 128 + cost(op("TSTORE", "MTE3"), "fitted")
+    assert (once, more) == (2 + tile, 2 + 2 * tile)
+    assert more > replay(steps_of(twice, 8, a, b)).cycles
 
 
 def test_one_block_alone(twice):
@@ -232,6 +322,15 @@ def test_bench_writes_what_it_prints(tmp_path, capsys):
     result = json.loads(out.read_text())["schedules"]["fused"]
     (stage,) = result["stages"]
     assert result["cycles"] == stage["cycles"] == sum(stage["chain"].values()) > 0
+    fitted = stage["fitted"]
+    assert result["fitted_cycles"] == fitted["cycles"] == sum(fitted["chain"].values()) > stage["cycles"]  # it goes through GM
+    assert fitted["busy"]["vector 0 V"] == stage["busy"]["vector 0 V"]
+    assert fitted["instructions"].keys() == stage["instructions"].keys()
+    head, row = (line.split() for line in printed.splitlines()[:2])
+    assert head[1:6] == ["flat", "by", "hand", "ratio", "fitted"]
+    assert row[1:5] == [str(stage["cycles"]), "-", "-", str(fitted["cycles"])]
+    count, cycles_of = fitted["instructions"]["vector MTE2 TLOAD"]
+    assert f"fitted {cycles_of:8}" in printed and count == stage["instructions"]["vector MTE2 TLOAD"][0]
     assert str(stage["cycles"]) in printed and "cube M TMATMUL" in printed and result["hand_cycles"] is None
     events = json.loads(trace.read_text())["traceEvents"]
     work = [e for e in events if e["ph"] == "X"]
@@ -247,7 +346,7 @@ def test_bench_plots_or_says_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.undo()
     pytest.importorskip("matplotlib")
     steps = [mul, op("TLOAD", "MTE2", CUBE, 128, 128, "half")]
-    bench_pto.plot({"s": [bench_pto.Stage("a", replay(steps)), bench_pto.Stage("b", replay(steps))]}, tmp_path / "y.png")
+    bench_pto.plot({"s": [bench_pto.Stage(n, replay(steps), replay(steps, "fitted")) for n in "ab"]}, tmp_path / "y.png")
     assert (tmp_path / "y.png").read_bytes().startswith(b"\x89PNG")
 
 
