@@ -3492,7 +3492,8 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel for summaries, besides its chunks; idle_us: of one that finds that none is needed.
+    launch_us: microseconds of one kernel for summaries, besides its chunks, where all parts need them; idle_us: of one that finds
+      that none is needed.
     split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
       longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
@@ -3501,7 +3502,7 @@ class PartCost:
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
     start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
-    warm_up_limit: how many chunks more than a part has the longest warm-up may have. A longer one takes more time than summaries.
+    warm_up_limit: the longest warm-up has this many chunks more than a part. A longer one takes more time than summaries.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """

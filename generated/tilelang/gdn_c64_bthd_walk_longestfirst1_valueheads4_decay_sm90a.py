@@ -345,8 +345,9 @@ __device__ inline float warm_up_length(const float* totals, int stride, int chun
 // sequence. The model is that of the host (host/parts.py), with all lengths. All threads of a warp call it. All kernels of a call
 // have to find the same number, so times are whole numbers, of 64ths of a chunk.
 // instances: of a part. units: instances that run at a time, 0 for `least`. summed: 0 if no kernel makes summaries, so that no
-// part may begin after more than `most` parts, or more than its own chunks and `limit`. warm_up, longest: of a part's warm-up, and how many more the longest
-// one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
+// part may begin after more than `most` parts, or more than its own chunks and `limit`. warm_up, longest: of a part's warm-up, and how
+// many more the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a
+// walk.
 __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int summed,
                                   int most, int limit, int warm_up, int longest, int split, int crowded, int start) {
   int lane = threadIdx.x % 32, walk = 0, shortest = 0x7fffffff, total = 0;
@@ -1730,7 +1731,8 @@ class PartCost:
 
     chunk_us: microseconds in which a walk does one chunk.
     fold_us: microseconds in which one part's summary is applied to the state.
-    launch_us: microseconds of one kernel for summaries, besides its chunks; idle_us: of one that finds that none is needed.
+    launch_us: microseconds of one kernel for summaries, besides its chunks, where all parts need them; idle_us: of one that finds
+      that none is needed.
     split_us: microseconds that parts with warm-ups cost besides their chunks: kernels that bound the length of warm-ups, and the
       longer start of a walk.
     summary_us: microseconds in which one chunk is summed up.
@@ -1739,7 +1741,7 @@ class PartCost:
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
     start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
-    warm_up_limit: how many chunks more than a part has the longest warm-up may have. A longer one takes more time than summaries.
+    warm_up_limit: the longest warm-up has this many chunks more than a part. A longer one takes more time than summaries.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """

@@ -5,12 +5,14 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from reference import call, expected, problem, rms_error
 
+from gdn_codegen.host.parts import _needs_summaries
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import import_path, write
 from gdn_codegen.runtime.targets import runs
@@ -32,6 +34,8 @@ KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
            "walk-summaries": ("walk", {"partition": "decay", "part_chunks": 1}, "float16", -0.001),
            "walk-2-heads": ("walk", {"value_heads": 2}, "float16", -0.5),
            "walk-4-heads-parts": ("walk", {"value_heads": 4, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5)}
+#: Tokens of a sequence whose parts of a chunk need summaries.
+LONG = 705
 #: What is broken, which tool must say so, and how the text of `fused_walk` is broken: a wait left out, one that comes after what
 #: it is for (left out, solve runs two turns ahead, and state waits forever: a tool says nothing before the end), tails read past
 #: their end.
@@ -73,11 +77,18 @@ def sanitized(path, name, tools):
         return dict(zip(tools, pool.map(run, tools), strict=True))
 
 
+def lengths_of(name):
+    """Sequences with tails, without tokens, of whole chunks. Persistent walks are more than a GPU has multiprocessors.
+    Summaries are made where a sequence has more chunks than the longest warm-up."""
+    if KERNELS[name][1].get("persistent"):
+        return [65, 0, 30, 64] * 12
+    return [LONG if name.endswith("summaries") else 321, 64, 0, 30]
+
+
 def one_call(path, name):
-    """In the process that is looked at: sequences with tails, without tokens, of whole chunks, beside float64. Persistent walks
-    are more than a GPU has multiprocessors."""
-    _, fields, dtype, gate = KERNELS[name]
-    lengths = [65, 0, 30, 64] * 12 if fields.get("persistent") else [321, 64, 0, 30]
+    """In the process that is looked at: a call, beside float64."""
+    _, _, dtype, gate = KERNELS[name]
+    lengths = lengths_of(name)
     x = problem(lengths, 1, 4, 128, 128, getattr(torch, dtype), gate=gate)
     fn = import_path(Path(path)).chunk_gated_delta_rule
     move = lambda t: t.cuda() if isinstance(t, torch.Tensor) else t
@@ -100,6 +111,14 @@ class TestOnHopper:
         tool = BROKEN[name][0]
         _, summary, said = sanitized(broken(name, tmp_path), "fused", (tool,))[tool]
         assert any(map(int, re.findall(r"(\d+) error", summary))), f"{tool}: {summary}\n{said}"
+
+
+@pytest.mark.parametrize("name", [n for n in KERNELS if n.endswith("summaries")])
+def test_calls_with_summaries_make_them(name, tmp_path):
+    """Without a GPU: the longest sequence needs them, so that the host launches their kernels, and slow heads take them."""
+    t = import_path(text_of(name, tmp_path)).TABLES
+    needs = partial(_needs_summaries, span=1, most=t.most, cost=t.part_cost)
+    assert needs(-(-LONG // 64)) and not needs(-(-321 // 64)) and lengths_of(name)[0] == LONG and len(t.summaries) == 3
 
 
 @pytest.mark.parametrize("name", BROKEN)

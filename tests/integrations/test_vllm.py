@@ -1,11 +1,8 @@
 """The plug-in for vLLM, with a stub of vLLM's package (stub_of_vllm.py), beside token recurrences in float64."""
 import importlib
-import inspect
 import math
 import subprocess
 import sys
-import warnings
-from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,147 +11,36 @@ import pytest
 import stub_of_kimi as kimi
 import stub_of_vllm as stub
 import torch
-from reference import rms_error
+from vllm_batches import (
+    HV,
+    KDA,
+    NAN,
+    OPS,
+    QWEN,
+    Batch,
+    H,
+    K,
+    OfKda,
+    OfKimi,
+    V,
+    check,
+    column,
+    ints,
+    near,
+    of_prompts,
+    order,
+    pool,
+    served,
+    stubbed,  # noqa: F401, the fixture vllm
+)
 
-from gdn_codegen import channels, integrations, ops
+from gdn_codegen import integrations
 from gdn_codegen.integrations import vllm as plugin
-from gdn_codegen.integrations.vllm import kda, layers, sites
+from gdn_codegen.integrations.vllm import layers, sites
 from gdn_codegen.runtime.call import launch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
 import features
-
-H, HV, K, V = 2, 4, 32, 32
-OPS = "vllm.third_party.flash_linear_attention.ops"
-QWEN, KDA = (f"vllm.model_executor.layers.mamba.gdn.{n}_linear_attn" for n in ("qwen_gdn", "kda"))
-NAN = float("nan")
-
-
-def forget():
-    for name in [n for n in sys.modules if n.split(".")[0] == "vllm"]:
-        del sys.modules[name]
-    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, plugin._Finder)]
-    importlib.invalidate_caches()
-    sites.v_first.cache_clear()
-    integrations.reset()
-
-
-def on(target, module):
-    """The ops of a module, on one target."""
-    return SimpleNamespace(**{n: partial(x, target=target) for n, x in vars(module).items() if inspect.isfunction(x)})
-
-
-@pytest.fixture(params=["triton", pytest.param("tilelang", marks=[pytest.mark.long, pytest.mark.slow])])
-def vllm(request, tmp_path, monkeypatch):
-    """A function that imports a module of the stub. The plug-in is registered unless the test says otherwise."""
-    forget()
-    for module in (sites, layers):
-        monkeypatch.setattr(module, "ops", on(request.param, ops))
-    for module in (sites, kda):
-        monkeypatch.setattr(module, "channels", on(request.param, channels))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv("GDN_CODEGEN_VLLM", raising=False)
-
-    def module(name=QWEN, register=True, without=()):
-        if not (tmp_path / "vllm").exists():
-            stub.write(tmp_path, *without)
-            kimi.write(tmp_path)
-        if register:
-            plugin.register()
-        return importlib.import_module(name)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield module
-    forget()
-
-
-def pool(slots, dtype=torch.float32, heads=HV):
-    """States in pages with other data between them. Slot 0 is the null block: nothing reads it."""
-    page = torch.full((slots, 64 + heads * V * K), 5.0, dtype=dtype)
-    states = page[:, 64:].view(slots, heads, V, K)
-    states[1:] = torch.randn(slots - 1, heads, V, K)
-    states[0] = NAN
-    return states
-
-
-class Batch:
-    """A layer, its pool, and rows of tokens. lengths: tokens of each sequence, in order; the rows may be more."""
-
-    def __init__(self, module, lengths, rows=None, dtype=torch.bfloat16, state=torch.float32, slots=12, **about):
-        torch.manual_seed(7)
-        self.lengths, n = lengths, rows or sum(lengths)
-        self.pool = pool(slots, state)
-        caches = torch.zeros(slots, 3, 2 * H * K + HV * V), self.pool
-        self.layer = module.QwenGatedDeltaNetAttention(caches, (H, HV), dtype, **about)
-        self.x, self.ba = torch.randn(n, 2 * H * K + HV * V).to(dtype), torch.randn(n, 2 * HV).to(dtype)
-        self.b, self.a = self.ba.chunk(2, -1)  # as Qwen3.5's projection leaves them
-        self.out = torch.full((n, HV, V), NAN, dtype=dtype)
-
-    def states(self, starts):
-        """(o, state after each token) of each sequence. starts: their slots, None for zeros."""
-        found, at = [], 0
-        q, k, v = (y.reshape(len(y), -1, n) for y, n in zip(self.x.split((H * K, H * K, HV * V), 1), (K, K, V), strict=True))
-        g = stub.gate(self.a[None], self.layer.A_log, self.layer.dt_bias)[0]
-        for n, start in zip(self.lengths, starts, strict=True):
-            s, S = slice(at, at + n), torch.zeros(HV, V, K) if start is None else self.pool[start].clone()
-            at += n
-            found.append(stub.walk(q[s], k[s], v[s], g[s], self.b[s].double().sigmoid(), K ** -0.5, S, True))
-        return found
-
-    def run(self, older=False, **about):
-        """older: without what 0.33.0 adds to the metadata."""
-        counts = dict.fromkeys(("num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens", "num_spec_decodes",
-                                "num_spec_decode_tokens"), 0)
-        metadata = stub.GDNAttentionMetadata(**{**counts, "num_actual_tokens": len(self.x), **about})
-        if older:
-            new = "checkpoint", "flashinfer_checkpoint_plan", "aiter_prefill_metadata"
-            metadata = SimpleNamespace(**{n: y for n, y in vars(metadata).items() if n not in new})
-        stub.CONTEXT.attn_metadata = {"layer": metadata}
-        self.layer._forward_core(mixed_qkv=self.x, b=self.b, a=self.a, core_attn_out=self.out)
-
-
-def order(monkeypatch, *last):
-    """Let vLLM say other last dims of a state with K = 16 and V = 32."""
-    shapes = importlib.import_module("vllm.model_executor.layers.mamba.mamba_utils").MambaStateShapeCalculator
-    monkeypatch.setattr(shapes, "gated_delta_net_state_shape", lambda *args: ((3, 8), (4, *last)))
-    sites.v_first.cache_clear()
-
-
-def near(got, want, most=5e-3):
-    assert rms_error(got.double(), torch.stack(list(want)) if isinstance(want, list) else want) < most
-
-
-def check(batch, want, slots, all_states=False, most=5e-3):
-    """Outputs of all sequences, and the states in their slots: the last of each, or one for each token."""
-    near(batch.out[:sum(batch.lengths)], [o for tokens in want for o, _ in tokens], most)
-    for own, tokens in zip(slots, want, strict=True):
-        for slot, (_, S) in zip(own if all_states else [own], tokens if all_states else tokens[-1:], strict=False):
-            near(batch.pool[slot], S, most)
-
-
-def served(function):
-    report = integrations.report("vllm")
-    return f"vllm: {function}: served: " in report and "left to the host" not in report
-
-
-def ints(*numbers):
-    return torch.tensor(numbers, dtype=torch.int32)
-
-
-def column(*slots):
-    """A column of a block table, as vLLM takes it."""
-    table = torch.full((len(slots), 3), 9, dtype=torch.int32)
-    table[:, 0] = ints(*slots)
-    return table[:, 0]
-
-
-def of_prompts(lengths, slots, old, decodes=0):
-    """Metadata of a batch without drafts. The first `decodes` sequences have one token each."""
-    ends = ints(0, *lengths).cumsum(0, dtype=torch.int32)
-    d, here = decodes, torch.tensor(old)
-    return dict(num_prefills=len(lengths) - d, num_prefill_tokens=sum(lengths) - d, num_decodes=d, num_decode_tokens=d,
-                has_initial_state=here, non_spec_query_start_loc=ends, non_spec_state_indices_tensor=slots,
-                prefill_query_start_loc=ends[d:] - d, prefill_state_indices=slots[d:], prefill_has_initial_state=here[d:])
 
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
@@ -260,215 +146,6 @@ def test_draft_tokens_beside_prompts(vllm, flashinfer):
               prefill_has_initial_state=torch.tensor([False]))
     check(batch, want, [2, 3])
     assert served("ChunkGatedDeltaRule.forward_cuda" if flashinfer else "chunk_gated_delta_rule")
-
-
-class OfKda:
-    """A batch of a KDA layer, as `Batch`."""
-
-    def __init__(self, module, lengths, rows=None):
-        torch.manual_seed(8)
-        n, self.lengths = rows or sum(lengths), lengths
-        self.pool = pool(9)
-        self.layer = module.KDAAttentionBase((torch.zeros(9, 3, 3 * HV * K), self.pool))
-        self.q, self.k, self.v = (torch.randn(n, HV * K, dtype=torch.bfloat16) for _ in range(3))
-        self.g, self.beta = torch.randn(1, n, HV, K).bfloat16(), torch.rand(1, n, HV)
-        self.out = torch.full((n, HV, V), NAN, dtype=torch.bfloat16)
-
-    def states(self, starts):
-        found, at = [], 0
-        q, k, v = (y.view(len(y), HV, K) for y in (self.q, self.k, self.v))
-        g = stub.gate(self.g, self.layer.A_log, self.layer.dt_bias)[0]
-        for n, start in zip(self.lengths, starts, strict=True):
-            s, S = slice(at, at + n), torch.zeros(HV, V, K) if start is None else self.pool[start].clone()
-            at += n
-            found.append(stub.walk(q[s], k[s], v[s], g[s], self.beta[0, s], K ** -0.5, S, True))
-        return found
-
-    def run(self, **about):
-        stub.CONTEXT.attn_metadata = {"layer": SimpleNamespace(num_actual_tokens=len(self.q), **about)}
-        self.layer._forward(self.q, self.k, self.v, self.g, self.beta, self.out[None])
-
-
-def test_kda_prompts(vllm):
-    batch = OfKda(vllm(KDA), [21, 6])
-    want = batch.states([None, 5])
-    batch.run(num_prefills=2, num_decodes=0, has_initial_state=torch.tensor([False, True]),
-              non_spec_query_start_loc=ints(0, 21, 27), non_spec_state_indices_tensor=column(3, 5).long())
-    check(batch, want, [3, 5], most=1e-2)
-    assert served("chunk_kda_with_fused_gate")
-
-
-def test_kda_decodes_in_a_padded_graph_batch(vllm):
-    batch = OfKda(vllm(KDA), [1, 1], rows=4)
-    want, before = batch.states([3, 5]), batch.pool.clone()
-    batch.run(num_prefills=0, num_decodes=2, non_spec_query_start_loc=ints(0, 1, 2, 2, 2),
-              non_spec_state_indices_tensor=ints(3, 5, 0, 0))
-    check(batch, want, [3, 5])
-    others = [0, 1, 2, 4, 6, 7, 8]
-    assert torch.equal(batch.pool[others].nan_to_num(-1), before[others].nan_to_num(-1)) and not batch.out[2:].any()
-    assert served("fused_recurrent_kda")
-
-
-@pytest.mark.parametrize("bound, beta", [({"safe_gate": False}, "beta"), ({"safe_gate": True, "lower_bound": -4.0}, "beta"),
-                                         ({"lower_bound": -4.0}, "raw_beta"), ({}, "raw_beta")])
-def test_kda_with_other_versions_gates(vllm, bound, beta):
-    """`safe_gate`, without which `lower_bound` says nothing, and `raw_beta`, beside which it holds unless it is None."""
-    vllm(KDA)
-    if beta == "beta":
-        def theirs(q, k, v, raw_g, beta, A_log, g_bias, scale=None, initial_state=None, output_final_state=False,
-                   use_qk_l2norm_in_kernel=False, cu_seqlens=None, safe_gate=False, lower_bound=-5.0, **kwargs): ...
-    else:
-        def theirs(q, k, v, raw_g, raw_beta, A_log, g_bias, scale=None, initial_state=None, output_final_state=False,
-                   lower_bound=None, use_qk_l2norm_in_kernel=False, cu_seqlens=None, **kwargs): ...
-    batch = OfKda(sys.modules[KDA], [7])
-    A, bias = batch.layer.A_log, batch.layer.dt_bias
-    op = sites.served(kda.chunk_kda_with_fused_gate, theirs)
-    q, k, v = (y.view(1, 7, HV, K) for y in (batch.q, batch.k, batch.v))
-    o, final = op(q, k, v, batch.g, A_log=A, g_bias=bias, initial_state=batch.pool[1:2], output_final_state=True,
-                  use_qk_l2norm_in_kernel=True, cu_seqlens=ints(0, 7), **{beta: batch.beta}, **bound)
-    g = stub.gate(batch.g, A, bias)[0]
-    if "lower_bound" in bound:
-        g = -4 * (A.double().exp().view(HV, 1) * (batch.g[0].double() + bias.double().view(HV, K))).sigmoid()
-    write = batch.beta[0] if beta == "beta" else batch.beta[0].double().sigmoid()
-    want = stub.walk(q[0], k[0], v[0], g, write, K ** -0.5, batch.pool[1], True)
-    near(o[0], [row for row, _ in want], 1e-2)
-    near(final[0], want[-1][1], 1e-2)
-    assert "left to the host" not in integrations.report()
-
-
-class OfKimi(OfKda):
-    """Raw gates and beta, and packed rows, as the convolution of 0.33.0's layers gives them."""
-
-    def __init__(self, lengths, rows=None, bound=-5.0, state=torch.float32, module=KDA):
-        super().__init__(importlib.import_module(module), lengths, rows)
-        self.bound, self.A_log, self.bias = bound, self.layer.A_log.flatten(), self.layer.dt_bias
-        self.packed = torch.cat((self.q, self.k, self.v), 1)
-        self.q, self.k, self.v = (y[None].unflatten(2, (HV, -1)) for y in self.packed.chunk(3, 1))
-        self.beta = torch.randn(1, len(self.packed), 2 * HV).bfloat16()[..., HV:]
-        self.pool = self.pool.to(state)
-        self.out = torch.full((1, len(self.packed), HV, V), NAN, dtype=torch.bfloat16)
-
-    def states(self, starts):
-        found, at = [], 0
-        x = self.g[0].double() + self.bias.double().view(HV, K)
-        rate = self.A_log.double().exp()[:, None]
-        g = -rate * torch.nn.functional.softplus(x) if self.bound is None else self.bound * (rate * x).sigmoid()
-        for n, start in zip(self.lengths, starts, strict=True):
-            s, S = slice(at, at + n), torch.zeros(HV, V, K) if start is None else self.pool[start].clone()
-            at += n
-            beta = self.beta[0, s].double().sigmoid()
-            found.append(stub.walk(self.q[0, s], self.k[0, s], self.v[0, s], g[s], beta, K ** -0.5, S, True))
-        return found
-
-    def check(self, want, slots, o=None, all_states=False):
-        rows = [row for tokens in want for row, _ in tokens]
-        near((self.out if o is None else o)[0, :len(rows)], rows, 1e-2)
-        for own, tokens in zip(slots, want, strict=True):
-            for slot, (_, S) in zip(own if all_states else [own], tokens if all_states else tokens[-1:], strict=False):
-                near(self.pool[slot], S, 1e-2)
-
-
-@pytest.mark.parametrize("bound", [-5.0, None])
-def test_kimi_prompts(vllm, bound):
-    vllm()
-    op, batch = importlib.import_module(kimi.KIMI).chunk_kda_with_fused_gate, OfKimi([21, 6], bound=bound)
-    want = batch.states([None, 5])
-    o, final = op(q=batch.q, k=batch.k, v=batch.v, raw_g=batch.g, raw_beta=batch.beta, A_log=batch.A_log, g_bias=batch.bias,
-                  lower_bound=bound, initial_state=batch.pool[[3, 5]] * torch.tensor([0, 1]).view(2, 1, 1, 1),
-                  output_final_state=True, use_qk_l2norm_in_kernel=True, cu_seqlens=ints(0, 21, 27),
-                  out=batch.out if bound is None else None)
-    assert bound is not None or o is batch.out
-    batch.pool[[3, 5]] = final
-    batch.check(want, [3, 5], o)
-    assert served("chunk_kda_with_fused_gate")
-
-
-@pytest.mark.parametrize("bound, buffer", [(-5.0, True), (None, False)])
-def test_kimi_decodes_in_a_padded_graph_batch(vllm, bound, buffer):
-    vllm()
-    op, batch = importlib.import_module(kimi.KIMI).fused_recurrent_kda_packed_decode, OfKimi([1, 1], rows=4, bound=bound)
-    want, before = batch.states([3, 5]), batch.pool.clone()
-    o, _ = op(mixed_qkv=batch.packed, raw_g=batch.g, raw_beta=batch.beta, A_log=batch.A_log, dt_bias=batch.bias,
-              lower_bound=bound, initial_state=batch.pool, state_indices=ints(3, 5, 0, 0),
-              **({"out": batch.out} if buffer else {}))
-    batch.check(want, [3, 5], o)
-    others = [0, 1, 2, 4, 6, 7, 8]
-    assert o.shape == batch.out.shape and not o[0, 2:].any() and (not buffer or o is batch.out)
-    assert torch.equal(batch.pool[others].nan_to_num(-1), before[others].nan_to_num(-1))
-    assert served("fused_recurrent_kda_packed_decode")
-
-
-@pytest.mark.parametrize("module", [kimi.KIMI, kimi.GLM])
-def test_kda_s_draft_tokens(vllm, module):
-    vllm()
-    op, batch = importlib.import_module(module).fused_recurrent_kda, OfKimi([3, 2], rows=6)
-    slots = [[1, 4, 2], [6, 7, 3]]
-    want = batch.states([4, 6])
-    named = dict(raw_g=batch.g, raw_beta=batch.beta, A_log=batch.A_log, dt_bias=batch.bias) if module == kimi.KIMI else \
-        dict(g=batch.g, beta=batch.beta, a_log=batch.A_log, g_bias=batch.bias, compute_gate=True, sigmoid_beta=True,
-             use_qk_l2norm_in_kernel=True)
-    op(q=batch.q, k=batch.k, v=batch.v, **named, lower_bound=-5.0, initial_state=batch.pool, cu_seqlens=ints(0, 3, 5, 5),
-       ssm_state_indices=ints(*slots, [0, 0, 0]), num_accepted_tokens=ints(2, 1, 1), out=batch.out)
-    batch.check(want, slots, all_states=True)
-    assert served("fused_recurrent_kda") and not batch.out[0, 5:].any()
-
-
-@pytest.mark.parametrize("offsets", [None, (16, 0, 48)])
-def test_kimi_prompts_where_vllm_chose_flashkda(vllm, offsets):
-    """With checkpoints in the middle of prompts, and without."""
-    vllm()
-    op, batch = importlib.import_module(plugin.FLASHKDA)._flashkda_prefill, OfKimi([21, 6, 70], state=torch.bfloat16)
-    want = batch.states([4, 5, 7])
-    final, kept = (torch.full((3, HV, V, K), x, dtype=torch.bfloat16) for x in (NAN, 7))
-    more = dict(checkpoint_state=kept, checkpoint_offsets=ints(*offsets)) if offsets else {}
-    o, last = op(q=batch.q, k=batch.k, v=batch.v, g=batch.g, beta=batch.beta, A_log=batch.A_log, dt_bias=batch.bias,
-                 lower_bound=-5.0, initial_state=batch.pool[[4, 5, 7]], cu_seqlens=ints(0, 21, 27, 97), out=batch.out,
-                 final_state=final, workspace=torch.empty(0), **more)
-    assert o is batch.out and last is final
-    batch.pool[[4, 5, 7]] = final
-    batch.check(want, [4, 5, 7])
-    for n, offset in enumerate(offsets or ()):
-        assert (kept[n] == 7).all() if offset == 0 else rms_error(kept[n].double(), want[n][offset - 1][1]) < 1e-2
-    assert served("_flashkda_prefill")
-
-
-def test_bounds_beside_computed_gates_of_kda(vllm):
-    """Which vLLM's functions ignore, and Bailing's layers pass."""
-    module, batch = vllm(f"{OPS}.kda"), OfKimi([7])
-    g, beta = -torch.rand(1, 7, HV, K), batch.beta.float().sigmoid()
-    want = stub.walk(batch.q[0], batch.k[0], batch.v[0], g[0], beta[0], K ** -0.5, batch.pool[3], True)
-    named = dict(q=batch.q, k=batch.k, v=batch.v, g=g, beta=beta, use_qk_l2norm_in_kernel=True, safe_gate=True, lower_bound=-5.0,
-                 cu_seqlens=ints(0, 7))
-    o, final = module.chunk_kda(**named, initial_state=batch.pool[3:4].contiguous(), output_final_state=True)
-    near(o[0], [row for row, _ in want])
-    near(final[0], want[-1][1])
-    o, _ = module.fused_recurrent_kda(**named, initial_state=batch.pool, ssm_state_indices=ints(3))
-    near(o[0], [row for row, _ in want])
-    near(batch.pool[3], want[-1][1])
-    assert served("chunk_kda") and served("fused_recurrent_kda")
-
-
-def test_what_our_ops_for_kda_refuse_is_left_to_the_host(vllm):
-    vllm()
-    op, batch = importlib.import_module(kimi.GLM).fused_recurrent_kda, OfKimi([1])
-    assert op(q=batch.q, k=batch.k, v=batch.v, g=batch.g, beta=batch.beta, initial_state=batch.pool, ssm_state_indices=ints(3),
-              compute_gate=True, a_log=batch.A_log, g_bias=batch.bias, lower_bound=None) == ("the host's", None)
-    assert "left to the host (lower_bound: got None; accepted: a number beside compute_gate=True)" in integrations.report("vllm")
-
-
-def test_decodes_of_kda_with_raw_gates(vllm):
-    """`is_kda` of the sigmoid op."""
-    op, batch = vllm().fused_sigmoid_gating_delta_rule_update, OfKda(vllm(KDA), [2, 1])
-    want = [stub.walk(*(y.view(3, HV, K)[s] for y in (batch.q, batch.k, batch.v)),
-                      stub.gate(batch.g, batch.layer.A_log, batch.layer.dt_bias)[0][s], batch.beta[0, s].double().sigmoid(),
-                      K ** -0.5, batch.pool[n], True) for n, s in ((4, slice(0, 2)), (2, slice(2, 3)))]
-    q, k, v = (y.view(1, 3, HV, K) for y in (batch.q, batch.k, batch.v))
-    o, _ = op(batch.layer.A_log, batch.g.view(3, HV * K), batch.beta[0], batch.layer.dt_bias, q, k, v, cu_seqlens=ints(0, 2, 3),
-              initial_state=batch.pool, ssm_state_indices=ints(4, 2, 0), use_qk_l2norm_in_kernel=True, is_kda=True)
-    near(o[0], [row for tokens in want for row, _ in tokens])
-    near(batch.pool[4], want[0][-1][1])
-    near(batch.pool[2], want[1][-1][1])
-    assert served("fused_sigmoid_gating_delta_rule_update")
 
 
 def test_an_older_version_s_decodes(vllm, monkeypatch):

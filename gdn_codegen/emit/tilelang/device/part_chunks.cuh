@@ -2,8 +2,9 @@
 // sequence. The model is that of the host (host/parts.py), with all lengths. All threads of a warp call it. All kernels of a call
 // have to find the same number, so times are whole numbers, of 64ths of a chunk.
 // instances: of a part. units: instances that run at a time, 0 for `least`. summed: 0 if no kernel makes summaries, so that no
-// part may begin after more than `most` parts, or more than its own chunks and `limit`. warm_up, longest: of a part's warm-up, and how many more the longest
-// one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
+// part may begin after more than `most` parts, or more than its own chunks and `limit`. warm_up, longest: of a part's warm-up, and how
+// many more the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a
+// walk.
 __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int summed,
                                   int most, int limit, int warm_up, int longest, int split, int crowded, int start) {
   int lane = threadIdx.x % 32, walk = 0, shortest = 0x7fffffff, total = 0;
