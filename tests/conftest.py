@@ -222,6 +222,14 @@ def _every_pass_is_checked():
     pipelines.observers.remove(check_pass)
 
 
+@pytest.fixture(autouse=True)
+def _compiles_are_forgotten():
+    """torch compiles one function for eight signatures at most, which one test shall not take from another."""
+    yield
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+
+
 @pytest.fixture
 def unchecked(_every_pass_is_checked):
     """Without interpreting programs after every pass: for what raises, and for what is not about their meaning."""

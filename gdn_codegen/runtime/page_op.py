@@ -44,7 +44,6 @@ def op(b: Build, save: str = "nothing") -> Callable[..., Any]:
     saving_key = key_of(_saving(b, kind, rounded))
     functional = not any(getattr(b.contract, word) for word in STATE_FLAGS)
 
-    @wraps(fn)
     def call(*args: Any, **named: Any) -> Any:
         """The results of the generated function, which torch differentiates if a tensor among the arguments requires grad."""
         differentiated = differentiates((*args, *named.values()))
@@ -67,7 +66,8 @@ def op(b: Build, save: str = "nothing") -> Callable[..., Any]:
         made = page(saving_key if differentiated else key, [given[n] for n in tensors], tensors, list(numbers), final)
         results = len(t.outputs) + (len(t.final) if final else 0)
         return (*made[:results], *[None] * (0 if final else len(t.final)))
-    return call
+    call.__code__ = call.__code__.replace(co_name=fn.__name__)  # torch compiles one code eight times at most
+    return wraps(fn)(call)
 
 
 def _saving(b: Build, kind: str, rounded: bool) -> Build:

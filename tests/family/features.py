@@ -244,7 +244,6 @@ def compiled(page, target):
         o, state, *_ = p.call(initial_state=S * 1, **STATES)
         p.call(initial_state=pool, state_indices=slots, out=out)
         return o + 0, state + 0
-    torch._dynamo.reset()
     mine, o = p.pool([3, 0]), torch.full((1, *p.v.shape), 7.0, dtype=p.v.dtype, device=p.device)
     p.near(*torch.compile(whole, fullgraph=True, backend="aot_eager")(p.S, mine, o))
     p.near(o, mine[[3, 0]])

@@ -47,7 +47,6 @@ def found(fn: Any, a: list[Tensor], **more: Any) -> list[Tensor]:
 @pytest.mark.parametrize("fn, save, dynamic", every(2, [model, simple], ["nothing", "states", "rounded_states"], [False, True]))
 def test_compiled_whole(fn: Any, save: str, dynamic: bool) -> None:
     """The gradients of a graph without breaks are those of eager calls, bit by bit."""
-    torch._dynamo.reset()
     graph = torch.compile(fn, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for tokens in (21, 35):
         want, got = found(fn, given(tokens), save=save), found(graph, given(tokens), save=save)

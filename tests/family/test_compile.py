@@ -39,7 +39,6 @@ def mamba(tokens):
 @pytest.mark.slow
 @pytest.mark.parametrize("made", [delta, gla, lightning, mamba])
 def test_compiled_whole_and_equal(made):
-    torch._dynamo.reset()
     op = torch.compile(made(9)[0], fullgraph=True, backend="aot_eager")
     for tokens in (9, 20):
         f, a, named = made(tokens)
@@ -57,21 +56,18 @@ def test_fake_tensors_give_shapes():
 
 def test_a_wrong_rank_is_said_by_the_callers_name():
     q, k, v, beta = qkv(5)
-    torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=r"beta: got rank 4; accepted: rank 3"):
         torch.compile(lambda q: chunk_delta_rule(q, k, v, beta[..., None]), fullgraph=True, backend="eager")(q)
 
 
 def test_a_schedule_of_ones_own_needs_a_name():
     q, k, v, beta = qkv(5)
-    torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="the Schedule staged under torch"):
         torch.compile(lambda q: chunk_delta_rule(q, k, v, beta, schedule=named("staged")), fullgraph=True, backend="eager")(q)
 
 
 def test_lengths_may_be_symbols():
     """One graph for all lengths; the final state is in the caller's buffer."""
-    torch._dynamo.reset()
     graphs, mine = [], torch.empty(1, 2, 32, 32)
 
     def f(q, k, v, beta):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import gradients
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdn_codegen import pages
+from gdn_codegen import pages, targets
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, per_head, row_sum, sigmoid
 from gdn_codegen.runtime import page_library
 from gdn_codegen.runtime.build import Build
@@ -238,14 +239,30 @@ def gradients_of(call: Callable[..., Any], x: dict[str, Any]) -> tuple[Tensor, .
 
 
 @pytest.mark.parametrize("page", [two_layers, pytest.param(no_state, marks=pytest.mark.slow)], ids=lambda p: p.name)
-def test_compiled_whole_in_both_directions(page: Any) -> None:
-    """The op is one node of the graph, and its gradient another: the same bits as eager calls."""
+def test_compiled_whole_in_both_directions(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op is one node of the graph, and its gradient another: the same bits as eager calls, also in the first call of a
+    process, before anything has looked for installed targets."""
+    monkeypatch.setattr(targets, "_searched", [])
     more = {"output_final_state": True, "scale": 0.25} if page is two_layers else {}
     op, x = pages.compile(page, **SMALL), leaves(page, **more)
     whole = torch.compile(op, fullgraph=True, backend="aot_eager")
     assert all(map(torch.equal, gradients_of(whole, x), gradients_of(op, x)))
     with torch.no_grad():
         assert all(map(torch.equal, whole(**x), op(**x)))
+
+
+@pytest.mark.slow
+def test_many_ops_are_compiled() -> None:
+    """torch compiles one code object eight times at most. Each op has one of its own."""
+    x = {n: y.half() if n in "qkv" else y for n, y in problem(two_layers).items()}
+    for i, (chunk, dtype, layout) in enumerate(product((16, 32), ("float16", "bfloat16", "float32"), ("bthd", "bhtd"))):
+        op = pages.compile(two_layers, **{**SMALL, "chunk": chunk, "dtype": dtype}, layout=layout)
+        y = {n: z.to(getattr(torch, dtype)) if n in "qkv" else z for n, z in x.items()}
+        y = {n: z.transpose(1, 2).contiguous() if layout == "bhtd" and not n.startswith("initial") and z.ndim > 2 else z
+             for n, z in y.items()}
+        y = {n: z[:1] if n.startswith("initial") else z for n, z in y.items()}
+        whole = torch.compile(op, fullgraph=True, backend="eager")
+        assert torch.equal(whole(**y)[0], op(**y)[0]), i
 
 
 def test_compiled_by_position() -> None:

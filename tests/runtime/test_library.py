@@ -49,7 +49,6 @@ def model(q, k, v, g, beta, S, cu):
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_whole_and_equal(backend, batched):
-    torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     for seed, lengths in enumerate(((7, 7), (20, 20))):  # another length is another graph at most
         x, a, cu = given(lengths, batched=batched, seed=seed)
@@ -63,7 +62,6 @@ def test_compiled_whole_and_equal(backend, batched):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_compiled_by_inductor(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
     op = lambda *b: chunk_gated_delta_rule(*b, output_final_state=True, **MODEL)
     a = given()[1]
     assert all(torch.equal(w, c) for w, c in zip(op(*a), torch.compile(op, fullgraph=True)(*a), strict=True))
@@ -71,7 +69,6 @@ def test_compiled_by_inductor(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_lengths_may_be_symbols():
-    torch._dynamo.reset()
     graphs = []
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=lambda g, _: graphs.append(g) or g.forward)
     for lengths in ((7, 9), (20, 3), (5, 30)):
@@ -94,7 +91,6 @@ def test_exported(strict):
 
 
 def test_a_decoding_step_compiled():
-    torch._dynamo.reset()
     step = lambda *a: recurrent_gated_delta_rule(*a[:5], None, a[5], True, target="triton")
     x, a, _ = given((3, 3), batched=True)
     for w, c in zip(step(*a, x["S"]), torch.compile(step, fullgraph=True, backend="aot_eager")(*a, x["S"]), strict=True):
@@ -134,7 +130,6 @@ def test_whoever_traces_plain_tensors_sees_the_op():
 
 
 def test_a_schedule_in_a_graph_has_a_name():
-    torch._dynamo.reset()
     a = given()[1]
     op = lambda s: lambda *b: chunk_gated_delta_rule(*b, schedule=s, **MODEL)[0]
     run = lambda s: torch.compile(op(s), fullgraph=True, backend="eager")(*a)

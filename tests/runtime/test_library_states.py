@@ -32,7 +32,6 @@ def words(output_final_state=False, checkpoint_chunks=0, state_v_first=False, st
 
 
 def compiled(f):
-    torch._dynamo.reset()
     return torch.compile(f, fullgraph=True, backend="aot_eager")
 
 

@@ -63,14 +63,12 @@ def test_a_page_without_a_file_is_built_called_and_verified(target):
 def test_torch_compile_calls_a_generated_function_as_it_is(target):
     """It breaks the graph at a generated function, because it cannot trace launches, and takes a page's op whole. The first call
     is no exception."""
-    torch._dynamo.reset()
     x, g = torch.randn(2, 1, 5, 1, 16).half() / 4, torch.zeros(1, 5, 1)
     op = pages.compile(mine, target=target, **SMALL)
     other = function(Build(target, algorithm=mine, dtype="bfloat16", **SMALL))
     for fn, y in ((op, x), (other, x.bfloat16())):
         compiled = torch.compile(lambda q: 3 * fn(2 * q, q, q, g)[0], backend="aot_eager")
         assert all(torch.equal(compiled(q), 3 * fn(2 * q, q, q, g)[0]) for q in y) and compiled(y[0]).any()
-        torch._dynamo.reset()
         whole = torch.compile(lambda q: fn(q, q, q, g)[0], fullgraph=True, backend="aot_eager")
         if fn is op:
             assert torch.equal(whole(y[0]), fn(y[0], y[0], y[0], g)[0])

@@ -245,7 +245,6 @@ def test_a_module_of_another_page_stores_states_to_rows(target):
 def test_torch_compile_takes_the_call_whole():
     x, page, pool = problem({}, lengths=LENGTHS)
     before = pool.clone()
-    torch._dynamo.reset()
     op = torch.compile(lambda pool: call(x, pool, target=HERE[0])[0], fullgraph=True, backend="eager")
     check(page, pool, before, op(pool))
 

@@ -163,7 +163,6 @@ def test_q_and_k_normalised_in_float32(dtype, compiled):
     said = dict({n: x[n][None] for n in ("v", "g", "beta")}, **wide, scale=x["scale"], initial_state=x["S"],
                 cu_seqlens=torch.tensor([0, 9, 21]), output_final_state=True, **HERE)
     o, S = expected({**x, **{n: y[0].double() for n, y in wide.items()}})
-    torch._dynamo.reset()
     op = torch.compile(chunk_gated_delta_rule, fullgraph=True, backend="eager") if compiled else chunk_gated_delta_rule
     for names in ("qk", "q", "k"):  # one of them, too
         these = {**said, **{n: wide[n].to(dtype) for n in "qk" if n not in names}}
@@ -185,7 +184,6 @@ def test_states_have_a_dtype_each(initial, final, compiled):
                 cu_seqlens=torch.tensor([0, 9, 21]), **HERE)
     o, S = expected({**x, "S": given_state.double()})
     bound = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 8e-3}[final]
-    torch._dynamo.reset()
     op = torch.compile(chunk_gated_delta_rule, fullgraph=True, backend="eager") if compiled else chunk_gated_delta_rule
     for _ in range(1 if compiled else 3):
         buffer = torch.full((2, 2, 32, 32), float("nan"), dtype=final)
