@@ -123,7 +123,7 @@ class Kernel:
     launch. blocks_per_sm: blocks that share a multiprocessor. lanes: neighbours that share a row of a tile, for single tokens;
     piece: columns of it that each moves at once. one_loop: agents that run loops over a warm-up and over the part, which have the
     same ops, as one. by_length: whether the longest sequences start first. spans: costs by which instances choose the chunks of a
-    part. start: "beside", "agents" or "" (`passes/launch/overlapping.py`). comments: by line. 0: not set."""
+    part. start: "beside", "unless_summed", "agents" or "" (`passes/launch/overlapping.py`). comments: by line. 0: not set."""
     name: str
     grid: str
     body: tuple[Stmt, ...]

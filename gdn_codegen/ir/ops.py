@@ -652,6 +652,7 @@ op("wait", "waits until `channel` was signalled, in this iteration of the loop o
 op("fence", "makes the agent's earlier writes visible to the units that read shared memory asynchronously",
    _effect, effect="sync", attrs=(LATE,))
 op("drain", "waits until the products that the agent started are complete", _effect, effect="sync")
-op("await_kernels", "waits until the kernels of the call that started earlier have ended", _effect, effect="sync")
+op("await_kernels", "waits until the kernels of the call that started earlier have ended; with an operand, if that number is "
+   "negative", _effect, effect="sync")
 op("barrier", "orders all earlier ops of the agent (or of `scope`) before its later ones", _effect, effect="sync",
    attrs=("scope", "ids", "why"))

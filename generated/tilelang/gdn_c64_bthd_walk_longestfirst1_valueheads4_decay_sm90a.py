@@ -1112,9 +1112,9 @@ def S_factor_kernel(t):
             k_free = T.alloc_barrier(arrive_count=[256] * 2)
             G_ready = T.alloc_barrier(arrive_count=[32] * 2)
             exp_G_shared_ready = T.alloc_barrier(arrive_count=[128] * 2)
+            t.start_next_kernel()
             if part + hv == 0:
                 t.wait_for_earlier_kernels()
-            t.start_next_kernel()
             if first < T.max(stop, 1):
                 begin = first
                 warm_up = t.warm_up_length(
@@ -1235,12 +1235,13 @@ def S_factor_kernel(t):
 
 
 def S_start_kernel(t):
-    HV, ends = T.dynamic("HV, ends")
+    HV, slots, ends = T.dynamic("HV, slots, ends")
     n_S_warm_up, n_S_offset, n_S_factor, n_S_start = T.dynamic("n_S_warm_up, n_S_offset, n_S_factor, n_S_start")
     BV = 32
 
     @T.prim_func
     def S_start_kernel(
+        F_chunk_ws: T.Tensor((slots, HV), T.float32),
         S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
         S_offset: T.Tensor((n_S_offset, HV, K, V), T.float32),
         S_factor: T.Tensor((n_S_factor, HV, K, K), T.float16),
@@ -1273,7 +1274,6 @@ def S_start_kernel(t):
             length = cu_seqlens[n + 1] - start
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
-            follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             S = t.fragment((K, BV), T.float32)
             earlier_follows = T.alloc_var(T.float32)
@@ -1283,12 +1283,22 @@ def S_start_kernel(t):
             M = t.shared((K, K), T.float16)
             N = t.shared((K, BV), T.float32)
             S_f16 = t.shared((K, BV), T.float16)
-            t.wait_for_earlier_kernels()
             t.start_next_kernel()
+            if part + hv + block == 0:
+                t.wait_for_earlier_kernels()
             if first < T.max(stop, 1):
-                follows = T.Select(first > 0, -1.0, 0.0)
-                warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
+                warm_up = t.warm_up_length(
+                    F_chunk_ws,
+                    start // C + n,
+                    hv,
+                    first,
+                    T.min(8 * span, span + 50),
+                    11.090355,
+                    summed,
+                )
                 if warm_up < 0:
+                    if warm_up < 0:
+                        t.wait_for_earlier_kernels()
                     for i, j in t.parallel(K, BV):
                         S[i, j] = 0.0
                     for earlier in T.serial(part - T.truncdiv(first, span), part):
@@ -1313,7 +1323,7 @@ def S_start_kernel(t):
 def o_S_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
     n_initial_state, n_final_state = T.dynamic("n_initial_state, n_final_state")
-    n_S_warm_up, n_S_start = T.dynamic("n_S_warm_up, n_S_start")
+    n_S_start = T.dynamic("n_S_start")
 
     @T.prim_func
     def o_S_kernel(
@@ -1327,7 +1337,6 @@ def o_S_kernel(t):
         Tinv_below_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
-        S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
         S_start: T.Tensor((n_S_start, HV, K, V), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
@@ -1408,7 +1417,10 @@ def o_S_kernel(t):
             t.expect_swizzled(v)
             t.expect_swizzled(q_kT_D_beta_f16_shared)
             t.expect_swizzled(o_f16_shared)
-            t.wait_for_earlier_kernels()
+            if summed == 0:
+                t.wait_for_earlier_kernels()
+            if part + hv == 0:
+                t.wait_for_earlier_kernels()
             if clear_o != 0 and instance == 0:
                 row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 clear_begin = T.alloc_var(T.int32, init=T.max(first * C, length))
@@ -1420,20 +1432,19 @@ def o_S_kernel(t):
                         if i < rows:
                             o_out[b, row + i, hv, j] = 0
             if first < T.max(stop, 1):
-                if summed != 0 and first > 0:
-                    warm_up = S_warm_up[part, hv]
-                else:
-                    warm_up = t.warm_up_length(
-                        F_chunk_ws,
-                        start // C + n,
-                        hv,
-                        first,
-                        T.min(8 * span, span + 50),
-                        11.090355,
-                        summed,
-                    )
+                warm_up = t.warm_up_length(
+                    F_chunk_ws,
+                    start // C + n,
+                    hv,
+                    first,
+                    T.min(8 * span, span + 50),
+                    11.090355,
+                    summed,
+                )
                 begin = first - T.max(T.cast(warm_up, T.int32), 0)
                 if (warm_up * 2 > span) == (instance == 0):
+                    if warm_up < 0:
+                        t.wait_for_earlier_kernels()
                     tx = T.get_thread_binding()
                     if tx < 256:
                         T.set_max_nreg(192, 1)
@@ -3643,8 +3654,8 @@ TABLES = Tables(
         ("G_Tinv_below_beta_F_chunk", "chunks", 1, ("k", "g", "beta", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws"), ()),
         ("S_offset", "parts", 1, ("k", "v", "initial_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_offset"), ()),
         ("S_factor", "parts", 1, ("k", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_factor"), ()),
-        ("S_start", "parts", 4, ("S_warm_up", "S_offset", "S_factor", "S_start"), ()),
-        ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_start"), ("scale",)),
+        ("S_start", "parts", 4, ("F_chunk_ws", "S_warm_up", "S_offset", "S_factor", "S_start"), ()),
+        ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_start"), ("scale",)),
     ),
     ints={
         "G_Tinv_below_beta_F_chunk": (),

@@ -6,8 +6,9 @@ import pytest
 
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.core import loops
-from gdn_codegen.passes.launch.overlapping import overlapping
+from gdn_codegen.passes.launch.overlapping import WRITES, overlapping
 from gdn_codegen.runtime.build import Build, lowered, render
+from gdn_codegen.runtime.call.gradient_builds import candidates
 from gdn_codegen.schedule import named, varied
 
 ARCH = "sm_90a"
@@ -31,14 +32,67 @@ def test_a_kernel_waits_before_it_reads_or_writes(plan):
     texts = kernels(Build("tilelang", 64, schedule=PLANS[plan], dtype="bfloat16", arch=ARCH))
     assert len(texts) > 1
     for n, text in enumerate(texts):
-        waits = 2 if n and plan in WALKS else n > 0  # the agent that loads waits in its loop and after it
-        assert (text.count(WAIT), text.count(START)) == (waits, n + 1 < len(texts))
-        if plan in WALKS and n:
+        early = "== 0:\n" + " " * 16 + WAIT in text  # the first block waits
+        assert (n > 0) == (WAIT in text) and text.count(START) == (n + 1 < len(texts))
+        if early or (plan in WALKS and n):
+            assert not early or n + 1 == len(texts) or text.index(START) < text.index(WAIT)
             continue
         body = text[text.index("with t.kernel("):]
         before = body[:body.index(WAIT)] if n else ""
         assert not re.search(rf"\b(?!{INDICES})\w+(_in|_out|_ws|S_\w+)\[", before)
-        assert n in (0, len(texts) - 1) or text.index(WAIT) < text.index(START)
+        assert text.count(WAIT) == (n > 0) and (n in (0, len(texts) - 1) or text.index(WAIT) < text.index(START))
+
+
+def waits_first(k, summed):
+    """Whether all blocks of a kernel but the first wait, and only then let the next kernel start."""
+    return not k.start or (k.start == "unless_summed" and not summed)
+
+
+def guards(k):
+    """For each access of a kernel to memory: the tensor, and whether the block has waited before it."""
+    waited, seen = set(), []
+    for s in k.body:
+        for o in getattr(s, "ops", (s,)):
+            if o.kind == "await_kernels":
+                waited.add(o.args[0])
+            if o.kind == "return_unless_negative":
+                seen.append((None, o.args[0]))
+            if name := o.attr("tensor"):
+                under = {o.args[0]} if o.kind == "load" and o.args else set()
+                under |= {n for t, n in seen if t is None}
+                seen.append((name, bool(under & waited)))
+    return [(t, w) for t, w in seen if t]
+
+
+GDN, KDA = (Build("tilelang", 64, dtype="bfloat16", arch=ARCH, algorithm=n) for n in ("gated_delta_rule", "kimi_delta_attention"))
+#: Builds with parts, and the two of a gradient.
+PARTED = {
+    "walk": lambda: replace(GDN, schedule=PLANS["decay"]), "exact": lambda: replace(GDN, schedule=PLANS["exact"]),
+    "two blocks a part": lambda: replace(GDN, schedule=varied("walk", ARCH, partition="decay", longest_first=True)),
+    "states": lambda: next(candidates(GDN, "cuda", ARCH, 64)).states, "gradient": lambda: next(candidates(GDN, "cuda", ARCH, 64)).gradient,
+    "channels": lambda: replace(KDA, schedule=varied("operand_walk", ARCH, partition="decay", v_block=64)),
+    "channels, states": lambda: next(candidates(KDA, "cuda", ARCH, 64, few=True)).states}
+
+
+@pytest.mark.parametrize("plan", [n if "channels" not in n else pytest.param(n, marks=pytest.mark.slow) for n in PARTED])
+def test_a_block_waits_for_kernels_that_may_still_run(plan, unchecked):
+    """A block that starts has seen the end of the kernels that a kernel waited for which let the next one start afterwards. Of
+    others it touches no memory that either writes, before it has waited. In calls with summaries and without."""
+    p = lowered(PARTED[plan]())
+    assert p.launch == "overlapping"
+    for summed in (True, False):
+        of_call = [k for k in p.kernels if summed or not any(o.kind == "return_unless_negative" for o in k.ops)]
+        touched = [({o.attr("tensor") for o in k.ops if o.attr("tensor")},
+                    {o.attr("tensor") for o in k.ops if o.kind in WRITES}) for k in of_call]
+        ended, early = 0, []  # how many kernels have ended when blocks of this one start; kernels whose blocks do not wait first
+        for n, k in enumerate(of_call[1:], 1):
+            if k.start != "agents" and not waits_first(k, summed):
+                early.append(k.name)
+                for i in range(ended, n):
+                    shared = (touched[i][0] & touched[n][1]) | (touched[i][1] & touched[n][0])
+                    assert all(waited for name, waited in guards(k) if name in shared), (k.name, of_call[i].name)
+            ended = n if waits_first(k, summed) else ended
+        assert len(early) >= 3 * summed, early  # M, the fold, and the walk
 
 
 def test_other_builds_start_kernels_one_after_the_other():

@@ -69,11 +69,6 @@ def fence(w: GroupsWriter, o: Op) -> None:
     w.line("T.fence_proxy_async()")
 
 
-@rule("await_kernels", statement=True)
-def await_kernels(w: GroupsWriter, o: Op) -> None:
-    w.line("t.wait_for_earlier_kernels()")
-
-
 @rule("matmul", statement=True)
 def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
     """A product of tiles. In a walk's first iteration it may be zero (`absent`). Then the warps skip it."""

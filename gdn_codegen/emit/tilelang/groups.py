@@ -131,11 +131,11 @@ class GroupsWriter(KernelWriter):
             self.w.indent -= late
 
     def known(self, o: Op) -> bool:
-        """Whether all agents run `o` before their branches: a number that all of them need, an op that may end the instance, or
-        one before such an op."""
+        """Whether all agents run `o` before their branches: a number that all of them need, a wait by it, an op that may end the
+        instance, or one before such an op."""
         ends = [n for n, s in enumerate(self.k.body) if isinstance(s, Op) and s.kind in ("claim_part", "return_unless_negative")]
         early = self.k.body[:ends[-1] + 1] if ends else ()
-        return o in early or (o in self.k.body and is_number(o))
+        return o in early or (o in self.k.body and (is_number(o) or (o.kind == "await_kernels" and bool(o.args))))
 
     def walk(self, lp: Loop) -> None:
         """Print a loop over items, or a loop over chunks if the current agent has ops in it."""

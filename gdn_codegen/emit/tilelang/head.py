@@ -118,14 +118,17 @@ class Head(Tiles):
         return out
 
     def overlap(self) -> None:
-        """Print the wait for earlier kernels, and the start of the next one. Of a kernel beside a walk the first block waits."""
+        """Print the wait for earlier kernels, and the start of the next one. Of a kernel whose blocks start early the first one
+        waits, after it has let the next kernel start."""
         if self.p.launch == "overlapping":
             first, last = (self.p.kernels[n].name == self.k.name for n in (0, -1))
-            if self.k.start == "beside":
-                self.w(f"if {' + '.join(name for name, _ in self.dims())} == 0:", "    t.wait_for_earlier_kernels()")
+            if self.k.start == "unless_summed":
+                self.w(f"if {SUMMED} == 0:", "    t.wait_for_earlier_kernels()")
             elif not first and not self.k.start:
                 self.w("t.wait_for_earlier_kernels()")
             self.w(*(["t.start_next_kernel()"] if not last else []))
+            if self.k.start in ("beside", "unless_summed"):
+                self.w(f"if {' + '.join(name for name, _ in self.dims())} == 0:", "    t.wait_for_earlier_kernels()")
 
     def clear(self) -> list[str]:
         """The lines that clear counters, and write zeros to this instance's share of the rows that no sequence covers. In a loop

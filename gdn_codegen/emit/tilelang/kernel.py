@@ -14,7 +14,7 @@ from .tiles import Value
 rule = Rules("tilelang", {"segment": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
                           "signal": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
                           "transpose": "warp_groups", "claim_part": "partition", "claim_item": "persistent",
-                          "next_item": "persistent", "await_kernels": "overlapping"})
+                          "next_item": "persistent"})
 
 
 #: The line that computes the chunk of a walk from the last chunk to the first. passed: the chunks before it in the walk.

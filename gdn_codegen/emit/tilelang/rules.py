@@ -267,6 +267,13 @@ def clear_counter(w: KernelWriter, o: Op) -> None:
     """Nothing: the kernel's head clears counters, also in blocks that have no chunk."""
 
 
+@rule("await_kernels", statement=True)
+def await_kernels(w: KernelWriter, o: Op, number: Value | None = None) -> None:
+    if number:
+        w.line(f"if {number.at()} < 0:")
+    w.line(f"{'    ' if number else ''}t.wait_for_earlier_kernels()")
+
+
 @rule("return_unless_negative", statement=True)
 def return_unless_negative(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"if {x.at()} < 0:")

@@ -83,11 +83,11 @@ def longest_warm_up(device: Device) -> int:
 def _walk(parts: Parts, k: Kernel, longest_first: bool) -> list[Kernel]:
     """The walk over a part's chunks, and kernels that copy a final state over the initial one."""
     b = parts.body(k)
-    if parts.forgets:
+    if parts.forgets and not parts.side_by_side:
         # without summaries, no kernel before this one has computed the length
         warm_up = b.op("warm_up_length", name=b.fresh("warm_up"), **parts.forgets, kept=parts.warm_up.name)
     else:
-        warm_up = parts.number(b)
+        warm_up = parts.length(b)
     if longest_first and parts.forgets:
         b.op("claim_part", warm_up)
     before = parts.initial(b)

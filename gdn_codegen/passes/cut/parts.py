@@ -69,6 +69,14 @@ class Parts:
         """The longer of the warm-ups of two parts, negative if neither has one."""
         return b.op("maximum", here, following, name=b.fresh("longer_warm_up"))
 
+    def length(self, b: Body, parts_ahead: int = 0) -> str:
+        """The warm-up length of this part, or of the part `parts_ahead` of it. Where kernels may run side by side it is computed
+        anew, so that an instance need not wait for the first kernel to know whether it has anything to do."""
+        if not self.side_by_side:
+            return self.number(b, parts_ahead)
+        name = b.fresh("warm_up_next" if parts_ahead else "warm_up")
+        return b.op("warm_up_length", name=name, parts_ahead=parts_ahead or None, **self.forgets)
+
     def number(self, b: Body, parts_ahead: int = 0, of: str = "") -> str:
         """The warm-up length of this part, or of the part `parts_ahead` of it. of: a prefix for its name.
 

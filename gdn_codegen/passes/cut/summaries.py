@@ -30,15 +30,9 @@ def offset(parts: Parts) -> Kernel:
 
 
 def factor(parts: Parts) -> Kernel:
-    """The kernel that computes M of each part: a matrix, or its diagonal where there is nothing else. Where kernels may run side
-    by side it reads no length that the kernel before it stores."""
+    """The kernel that computes M of each part: a matrix, or its diagonal where there is nothing else."""
     b = parts.body(parts.k)
-    if parts.side_by_side:
-        here, following = (b.op("warm_up_length", name=b.fresh(name), parts_ahead=ahead, **parts.forgets)
-                           for name, ahead in (("warm_up", None), ("warm_up_next", 1)))
-    else:
-        here, following = parts.number(b), parts.number(b, 1)
-    b.op("return_unless_negative", parts.longer(b, here, following))
+    b.op("return_unless_negative", parts.longer(b, parts.length(b), parts.length(b, 1)))
     if parts.scales:
         init = b.op("full", name=parts.c.init, dims=(parts.rows,), value=1.0)
     else:
@@ -54,7 +48,7 @@ def fold(parts: Parts) -> Kernel:
     """The kernel that computes the state at each part's start: S <- M S + N over the parts before it. It returns at once
     for a part that starts with a warm-up."""
     b = parts.body(parts.k)
-    b.op("return_unless_negative", parts.number(b))
+    b.op("return_unless_negative", parts.length(b))
     init = b.op("full", name=parts.c.init, dims=parts.c.type.dims, value=0.0)
     inner = Body(b.tensors, {parts.c.name: parts.c.type})
     inner.taken = b.taken

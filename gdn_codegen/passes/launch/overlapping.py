@@ -5,14 +5,18 @@ before it touches memory that earlier kernels use, until all earlier ones have e
 kernel's launch, its barriers and the search for its sequence take no time of their own. An earlier kernel has ended only if the
 one before it has, because threads of it wait for that. The first kernel of a call starts as usual, after all work before it.
 
-If the last kernel walks whole sequences with several agents, each agent waits by itself ("agents"): before its first access to
-memory that an earlier kernel of the call uses, and at its end if instances may have no chunk. So tiles that callers pass are
-loaded while earlier kernels run. What was before the call has ended by then, as the first kernel starts after it.
-
-A walk has few blocks, which leave multiprocessors idle. A kernel over chunks after it that touches no memory of the walk runs
-beside it ("beside"), and so does one over parts after a walk over parts. Its blocks need not wait, since all blocks of the walk
-have waited for earlier kernels before they let it start. One block waits nevertheless, so that the kernel ends after the walk:
-the kernel after it, or in a CUDA graph what comes next, waits for this kernel alone.
+How a kernel waits is its `start`:
+- "": all its blocks wait first, and then let the next kernel start. So when a block of the next one starts, all kernels before
+  this one have ended.
+- "agents": the last kernel, if it walks whole sequences with several agents. Each agent waits by itself, before its first access
+  to memory that an earlier kernel of the call uses, and at its end if instances may have no chunk. So tiles that callers pass
+  are loaded while earlier kernels run. What was before the call has ended by then, as the first kernel starts after it.
+- "beside": its blocks do not wait for kernels that may still run, since they share no memory with these. Or they do only where
+  a number is negative, before they read what such a kernel wrote for them: a walk of a part that starts from summaries. The
+  first block waits in any case, so that the kernel ends after those before it: the kernel after it, or in a CUDA graph what
+  comes next, waits for this kernel alone.
+- "unless_summed": as "beside" in a call with summaries. In a call without them other kernels come before it, and all its blocks
+  wait first.
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
@@ -22,10 +26,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...devices import Groups
-from ...ir.core import Kernel, Loop, Op, Program, Stmt
+from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..stage import takes
 
 WRITES = "store", "clear_counter", "claim_item"
+#: The grids of kernels that leave multiprocessors idle, by the grid of a kernel that may run beside them.
+IDLE = {"chunks": ("parts", "sequences"), "parts": ("parts",)}
 
 
 @takes("checked")
@@ -33,17 +39,58 @@ def overlapping(p: Program, device: Groups) -> Program:
     """`p` with `launch="overlapping"` if it has several kernels and the device can start them early."""
     if not device.starts_early or len(p.kernels) < 2:
         return p
-    out = list(p.kernels[:2])
-    for k in p.kernels[2:]:
-        before = out[-1]
-        out.append(replace(k, start="beside" if not before.start and _beside(p, k, before) else ""))
+    out = list(p.kernels[:1])
+    for k in p.kernels[1:]:
+        out.append(_early(p, k, out))
     return replace(p, launch="overlapping", kernels=(*out[:-1], _by_agents(p, out[-1], out[:-1])))
 
 
-def _beside(p: Program, k: Kernel, before: Kernel) -> bool:
-    """Whether `k`, over chunks or parts, touches nothing that `before`, a walk, writes, and writes nothing that it reads."""
-    walks = {"chunks": ("parts", "sequences"), "parts": ("parts",)}
-    return before.grid in walks.get(k.grid, ()) and not _shared(p, k, (before,))
+def _early(p: Program, k: Kernel, before: Sequence[Kernel]) -> Kernel:
+    """`k`, whose blocks wait for those of the kernels before it that may still run only where they have to."""
+    if len(before) < 2 or before[-1].grid not in IDLE.get(k.grid, ()):
+        return k
+    shared = _shared(p, k, _running(before, summed=True))
+    if shared:
+        guarded = _guarded(p, k, shared)
+        if guarded is None:
+            return k
+        k = guarded
+    needed = _shared(p, k, _running(before, summed=False)) and not _is_summary(k)
+    return replace(k, start="unless_summed" if needed else "beside")
+
+
+def _running(kernels: Sequence[Kernel], summed: bool) -> Sequence[Kernel]:
+    """Those of `kernels`, all of a call with or without summaries, that may run when blocks of the next one start: the last one
+    whose blocks wait first, and those after it. The first kernel waits for none, but what was before it has ended."""
+    of_call = [k for k in kernels if summed or not _is_summary(k)]
+    waits = ("",) if summed else ("", "unless_summed")
+    return of_call[max(n for n, k in enumerate(of_call) if k.start in waits):]
+
+
+def _is_summary(k: Kernel) -> bool:
+    """Whether calls without summaries leave `k` out."""
+    return any(o.kind == "return_unless_negative" for o in k.ops)
+
+
+def _guarded(p: Program, k: Kernel, shared: set[str]) -> Kernel | None:
+    """`k` with a wait where a number is negative, before it touches the memory `shared`. None if it also does so otherwise: all
+    accesses have to come after an op that ends the instance unless that number is negative, or be loads under it."""
+    of = {s.kind: n for n, s in enumerate(k.body) if isinstance(s, Op) and s.kind in ("return_unless_negative", "claim_part")}
+    ends = of.get("return_unless_negative", len(k.body))
+    early = [o for o in walk(k.body[:ends]) if _memory(p, o) in shared]
+    numbers = {o.args[0] if o.kind == "load" and o.args else "" for o in early}
+    if ends < len(k.body):
+        end = k.body[ends]
+        assert isinstance(end, Op)
+        numbers.add(end.args[0])
+    made = {s.out: n for n, s in enumerate(k.body) if isinstance(s, Op) and s.out}
+    if len(numbers) != 1 or not numbers <= made.keys() or (early and ends < len(k.body)):
+        return None
+    (number,) = numbers
+    at = 1 + max(made[number], ends if ends < len(k.body) else 0, of.get("claim_part", 0))
+    by = k.body[made[number]]
+    assert isinstance(by, Op)
+    return replace(k, body=(*k.body[:at], Op("await_kernels", "", (number,), agent=by.agent), *k.body[at:]))
 
 
 def _shared(p: Program, k: Kernel, others: Sequence[Kernel]) -> set[str]:
