@@ -924,6 +924,7 @@ def S_factor_kernel(t):
         units: T.int32,
     ):
         with t.kernel(parts, HV, threads=512) as (part, hv):
+            t.start_next_kernel()
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             span = T.alloc_var(
                 T.int32,
@@ -968,7 +969,6 @@ def S_factor_kernel(t):
             k_free = T.alloc_barrier(arrive_count=[256] * 2)
             G_ready = T.alloc_barrier(arrive_count=[32] * 2)
             exp_G_shared_ready = T.alloc_barrier(arrive_count=[128] * 2)
-            t.start_next_kernel()
             if part + hv == 0:
                 t.wait_for_earlier_kernels()
             if first < T.max(stop, 1):
@@ -1111,6 +1111,7 @@ def S_start_kernel(t):
         units: T.int32,
     ):
         with t.kernel(parts, HV, (V // BV), threads=128) as (part, hv, block):
+            t.start_next_kernel()
             span = T.alloc_var(
                 T.int32,
                 init=t.part_chunks(
@@ -1139,7 +1140,6 @@ def S_start_kernel(t):
             M = t.shared((K, K), T.float16)
             N = t.shared((K, BV), T.float32)
             S_f16 = t.shared((K, BV), T.float16)
-            t.start_next_kernel()
             if part + hv + block == 0:
                 t.wait_for_earlier_kernels()
             if first < T.max(stop, 1):

@@ -1075,6 +1075,7 @@ def S_factor_kernel(t):
         units: T.int32,
     ):
         with t.kernel(parts, HV, threads=512) as (part, hv):
+            t.start_next_kernel()
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             span = T.alloc_var(
                 T.int32,
@@ -1127,7 +1128,6 @@ def S_factor_kernel(t):
             Tinv_below_f16_ready = T.alloc_barrier(arrive_count=[64] * 3)
             exp_G_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
             t.expect_swizzled(Tinv_below_f16)
-            t.start_next_kernel()
             if part + hv == 0:
                 t.wait_for_earlier_kernels()
             if first < T.max(stop, 1):
@@ -1299,6 +1299,7 @@ def S_start_kernel(t):
         units: T.int32,
     ):
         with t.kernel(parts, HV, (V // BV), threads=128) as (part, hv, block):
+            t.start_next_kernel()
             span = T.alloc_var(
                 T.int32,
                 init=t.part_chunks(
@@ -1327,7 +1328,6 @@ def S_start_kernel(t):
             M = t.shared((K, K), T.float16)
             N = t.shared((K, BV), T.float32)
             S_f16 = t.shared((K, BV), T.float16)
-            t.start_next_kernel()
             if part + hv + block == 0:
                 t.wait_for_earlier_kernels()
             if first < T.max(stop, 1):

@@ -103,6 +103,8 @@ class Head(Tiles):
             kernel, index = ", ".join(n for _, n in dims), f"({', '.join(x for x, _ in dims)})"
         self.w(f"with t.kernel({kernel}, threads={self.k.threads}) as {index}:")
         self.w.indent += 1
+        if self.k.start == "beside":
+            self.start_next()
 
     def indices(self, dims: list[tuple[str, str]], number: str = "instance") -> list[tuple[str, str, bool]]:
         """The indices (name, extent), the slowest first, of the block with this number, as `place` gives them.
@@ -119,16 +121,22 @@ class Head(Tiles):
 
     def overlap(self) -> None:
         """Print the wait for earlier kernels, and the start of the next one. Of a kernel whose blocks start early the first one
-        waits, after it has let the next kernel start."""
-        if self.p.launch == "overlapping":
-            first, last = (self.p.kernels[n].name == self.k.name for n in (0, -1))
-            if self.k.start == "unless_summed":
-                self.w(f"if {SUMMED} == 0:", "    t.wait_for_earlier_kernels()")
-            elif not first and not self.k.start:
-                self.w("t.wait_for_earlier_kernels()")
-            self.w(*(["t.start_next_kernel()"] if not last else []))
-            if self.k.start in ("beside", "unless_summed"):
-                self.w(f"if {' + '.join(name for name, _ in self.dims())} == 0:", "    t.wait_for_earlier_kernels()")
+        waits. It lets the next kernel start before (`grid`), or here, if in some calls its blocks wait first."""
+        if self.p.launch != "overlapping":
+            return
+        if self.k.start == "unless_summed":
+            self.w(f"if {SUMMED} == 0:", "    t.wait_for_earlier_kernels()")
+        elif not self.k.start and self.k.name != self.p.kernels[0].name:
+            self.w("t.wait_for_earlier_kernels()")
+        if self.k.start != "beside":
+            self.start_next()
+        if self.k.start in ("beside", "unless_summed"):
+            self.w(f"if {' + '.join(name for name, _ in self.dims())} == 0:", "    t.wait_for_earlier_kernels()")
+
+    def start_next(self) -> None:
+        """Let the next kernel of the call start, if there is one."""
+        if self.k.name != self.p.kernels[-1].name:
+            self.w("t.start_next_kernel()")
 
     def clear(self) -> list[str]:
         """The lines that clear counters, and write zeros to this instance's share of the rows that no sequence covers. In a loop
