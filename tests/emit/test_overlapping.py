@@ -69,7 +69,8 @@ GDN, KDA = (Build("tilelang", 64, dtype="bfloat16", arch=ARCH, algorithm=n) for 
 PARTED = {
     "walk": lambda: replace(GDN, schedule=PLANS["decay"]), "exact": lambda: replace(GDN, schedule=PLANS["exact"]),
     "two blocks a part": lambda: replace(GDN, schedule=varied("walk", ARCH, partition="decay", longest_first=True)),
-    "states": lambda: next(candidates(GDN, "cuda", ARCH, 64)).states, "gradient": lambda: next(candidates(GDN, "cuda", ARCH, 64)).gradient,
+    "states": lambda: next(candidates(GDN, "cuda", ARCH, 64)).states,
+    "gradient": lambda: next(candidates(GDN, "cuda", ARCH, 64)).gradient,
     "channels": lambda: replace(KDA, schedule=varied("operand_walk", ARCH, partition="decay", v_block=64)),
     "channels, states": lambda: next(candidates(KDA, "cuda", ARCH, 64, few=True)).states}
 
