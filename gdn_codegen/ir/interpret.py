@@ -353,7 +353,8 @@ class Interpreter:
             return env[o.args[0]].expand(shape)
         if o.kind == "full":
             return torch.full(shape, o.attr("value"), dtype=dtype)
-        return torch.diag(torch.arange(shape[0]) < self.p.memory.get(o.attr("within", ""), shape[0])).to(dtype)
+        square = torch.diag(torch.arange(shape[1]) < self.p.memory.get(o.attr("within", ""), shape[1])).to(dtype)
+        return square.repeat(shape[0] // shape[1], 1)
 
     def warm_up_length(self, k: Kernel, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
         """The warm-up length of a part in chunks: the least number of chunks whose entries of the tensor sum to -`bound` or less.
@@ -510,7 +511,8 @@ def const_tile(t: Tensor, sizes: dict[str, int]) -> torch.Tensor:
         evaluate = OPS[name].evaluate
         assert evaluate is not None
         return evaluate({"size": int(size)}, *(torch.eye(rows) * (i == which) for i in range(count)))
-    return torch.where(keep(name, columns, int(size or 0))[:rows], float(kept), float(other))
+    square = keep(name, columns, int(size or 0))  # with more rows: squares one below the other
+    return torch.where(square.repeat(-(-rows // columns), 1)[:rows], float(kept), float(other))
 
 
 def interpret(p: Program, problem: Problem, inputs: dict[str, torch.Tensor | None], scalars: dict[str, float],

@@ -48,7 +48,8 @@ LEGAL = {
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
     "decomposed..checked": """
-        load.piece store.piece segment join block load.last load.heads store.heads batch product; index const""",
+        load.piece store.piece segment join block blocks diagonal_stack insert matmul.stacked
+        load.last load.heads store.heads batch product; index const""",
     "decomposed..assigned placed..checked": """
         loop columns;
         diag_inverse load.middle to_middle.given from_middle.given maximum.bound minimum.bound""",

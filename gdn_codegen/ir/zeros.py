@@ -82,6 +82,11 @@ def product(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ..
     return out & zero[2] if zero[2:] else out
 
 
+def stacked(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Rows of the result are parts of the operand's rows."""
+    return zero[0] & ROWS
+
+
 def _below(axes: Axes) -> Axes:
     """The zero axes of a tile that is zero above its diagonal. If its rows past the end are zero, its columns there are,
     too."""

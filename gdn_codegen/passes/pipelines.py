@@ -41,6 +41,7 @@ from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
 from .algebra.single_token import single_token
 from .algebra.split_sums import split_sums
+from .algebra.stacked_inverse import stacked
 from .algebra.vectorise import vectorise
 from .algebra.whole_vectors import whole_vectors
 from .cut.comments import comments
@@ -135,7 +136,8 @@ FRONT: Passes = (
     ("single_token", lambda p, c: single_token(p, c.schedule, c.device)),
     ("masks", lambda p, c: masks(p)),
     ("comments", lambda p, c: comments(p)),
-    ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract)),
+    ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract, (
+        "matmul", *(("unit_lower_inverse",) if stacked(p.sizes["C"], c.schedule, c.dtype, c.device) else ())))),
     ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device)),
     ("fold_into_inverse", lambda p, c: fold_into_inverse(p, c.device.solves_whole)),
     ("accumulate", lambda p, c: accumulate(p)),

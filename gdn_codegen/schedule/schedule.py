@@ -71,7 +71,9 @@ class Schedule:
 
     For cores that share no memory (PTO), as far as the chip has room:
     cache_masks: load masks once per core group, not once per instance.
-    inverse_block: invert diagonal blocks of this size (16, 32, 64) separately where a chunk has two of them; 0: whole tiles.
+    inverse_block: invert diagonal blocks of this size (32, 64) separately where a chunk has two of them. 16: invert blocks of
+      16 rows as a stack and merge them pair by pair, so that tiles stay with the core that multiplies (16 bits; in float32 half a
+      chunk). 0: whole tiles.
     order: "page" (the page's order) or "list" (list scheduling by the device's rates).
     prefetch: what a walk does one chunk ahead: "no", "operands" (loads that products read), "loads", or "all" (all ops that do
       not depend on a state).
@@ -116,7 +118,7 @@ class Schedule:
     part_chunks: int = 0
     cache_masks: bool = True
     order: str = "list"
-    inverse_block: int = 64
+    inverse_block: int = 16
     prefetch: str = "no"
     channel_slots: int = 1
     l0_slots: int = 2

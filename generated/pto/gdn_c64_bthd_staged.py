@@ -28,7 +28,7 @@ import torch
 SYMBOLS = {
     "G": ("gated_delta_rule_G_fp16", ["lower_64_mask"], [0, 1, 0, 0]),
     "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_kT_channel"], [0, 0, 0, 1, 0, 2, 0]),
-    "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "minus_A_4_f16_channel", "Tinv_rows_2_f16_channel", "minus_A_8_f16_channel", "minus_A_16_f16_channel", "minus_A_32_f16_channel", "minus_A_64_f16_channel", "minus_A_4_f16_channel1", "Tinv_rows_2_f16_channel1", "minus_A_8_f16_channel1", "minus_A_16_f16_channel1", "minus_A_32_f16_channel1", "minus_A_64_f16_channel1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "Tinv": ("gated_delta_rule_Tinv_fp16", ["minus_identity_float16", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "diagonal_stack_A_4_f16_channel", "Tinv_rows_2_f16_channel", "diagonal_stack_A_8_f16_channel", "diagonal_stack_16_f16_channel", "diagonal_stack_A_4_f16_channel1", "Tinv_rows_2_f16_channel1", "diagonal_stack_A_8_f16_channel1", "diagonal_stack_16_f16_channel1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "U_weight_U_offset": ("gated_delta_rule_U_weight_U_offset_fp16", ["beta_v_f16_channel", "beta_exp_G_k_f16_channel"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
     "S_U": ("gated_delta_rule_S_U_fp16", ["S_f16_channel", "U_weight_S_channel", "U_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
     "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "q_S_channel1", "q_kT_channel1", "q_kT_D_f16_channel1", "o_sum_part_channel1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
@@ -36,18 +36,14 @@ SYMBOLS = {
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
     "k_kT_channel": ([64, 64], "float32"),
-    "minus_A_4_f16_channel": ([64, 64], "float16"),
-    "Tinv_rows_2_f16_channel": ([64, 64], "float16"),
-    "minus_A_8_f16_channel": ([64, 64], "float16"),
-    "minus_A_16_f16_channel": ([64, 64], "float16"),
-    "minus_A_32_f16_channel": ([64, 64], "float16"),
-    "minus_A_64_f16_channel": ([64, 64], "float16"),
-    "minus_A_4_f16_channel1": ([64, 64], "float16"),
-    "Tinv_rows_2_f16_channel1": ([64, 64], "float16"),
-    "minus_A_8_f16_channel1": ([64, 64], "float16"),
-    "minus_A_16_f16_channel1": ([64, 64], "float16"),
-    "minus_A_32_f16_channel1": ([64, 64], "float16"),
-    "minus_A_64_f16_channel1": ([64, 64], "float16"),
+    "diagonal_stack_A_4_f16_channel": ([64, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ([64, 16], "float16"),
+    "diagonal_stack_A_8_f16_channel": ([64, 16], "float16"),
+    "diagonal_stack_16_f16_channel": ([64, 16], "float16"),
+    "diagonal_stack_A_4_f16_channel1": ([64, 16], "float16"),
+    "Tinv_rows_2_f16_channel1": ([64, 16], "float16"),
+    "diagonal_stack_A_8_f16_channel1": ([64, 16], "float16"),
+    "diagonal_stack_16_f16_channel1": ([64, 16], "float16"),
     "beta_v_f16_channel": ([64, 128], "float16"),
     "beta_exp_G_k_f16_channel": ([64, 128], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
@@ -67,14 +63,13 @@ CHANNELS = {
 CONSTANTS = {
     "lower_64_mask": ("lower 1.0 0.0", [64, 64], "float32"),
     "strictly_lower_fill": ("strictly_lower 0.0 -inf", [64, 64], "float32"),
-    "eye_mask": ("eye 1.0 0.0", [64, 64], "float32"),
-    "pairs_1_mask": ("pairs:1 1.0 0.0", [64, 64], "float32"),
-    "pairs_2_mask": ("pairs:2 1.0 0.0", [64, 64], "float32"),
-    "pairs_4_mask": ("pairs:4 1.0 0.0", [64, 64], "float32"),
-    "pairs_8_mask": ("pairs:8 1.0 0.0", [64, 64], "float32"),
-    "pairs_16_mask": ("pairs:16 1.0 0.0", [64, 64], "float32"),
-    "pairs_32_mask": ("pairs:32 1.0 0.0", [64, 64], "float32"),
-    "identity_float16_C": ("eye 1.0 0.0", [64, 64], "float16"),
+    "minus_identity_float16": ("eye -1.0 0.0", [64, 64], "float16"),
+    "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [64, 16], "float32"),
+    "eye_mask_of_16": ("eye 1.0 0.0", [64, 16], "float32"),
+    "pairs_2_mask_of_16": ("pairs:2 1.0 0.0", [64, 16], "float32"),
+    "pairs_4_mask_of_16": ("pairs:4 1.0 0.0", [64, 16], "float32"),
+    "pairs_8_mask_of_16": ("pairs:8 1.0 0.0", [64, 16], "float32"),
+    "identity_float16_16": ("eye 1.0 0.0", [16, 16], "float16"),
     "lower_fill": ("lower 0.0 -inf", [64, 64], "float32"),
 }
 
@@ -97,6 +92,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -337,7 +334,7 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
  * k: input, token, [C, K] float16
  * beta: input, token, [C] float32
  * G_ws: workspace, slot, [C] float32
- * A_ws: workspace, slot, [C, C] float32
+ * A_ws: workspace, slot, [C, C] float16
  * strictly_lower_fill: workspace, const, [C, C] float32
  * k_kT_channel: workspace, block, [C, C] float32
  */
@@ -362,7 +359,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
     __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ float *A_ws_gm = reinterpret_cast<__gm__ float *>(A_ws_bytes);
+    __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(A_ws_bytes);
     __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(strictly_lower_fill_bytes);
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
@@ -453,6 +450,8 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     TASSIGN(beta_k_kT, 0x5300);
     UbTile<float, 32, 64> A;
     TASSIGN(A, 0x5300);
+    UbTile<half, 32, 64> A_f16;
+    TASSIGN(A_f16, 0x7300);
     UbTile<float, 64, 8> beta_scratch;
     TASSIGN(beta_scratch, 0x4a00);
     // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
@@ -463,7 +462,8 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
@@ -503,7 +503,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
         TEXP(D, lower_G_minus_G);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
         {
             auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
             TLOAD(k_kT_in, from);
@@ -515,69 +515,64 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         TROWEXPANDMUL(beta_k_kT, k_kT_in, beta_col);
         pipe_barrier(PIPE_V);
         TMUL(A, beta_k_kT, D);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
+        pipe_barrier(PIPE_V);
+        TCVT(A_f16, A, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16 -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16 -> store
         {
             auto to = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, A);
+            TSTORE(to, A_f16);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
 #endif
 #endif
 }
 
 /**
  * @brief Tinv over chunks.
- * A_ws: workspace, slot, [C, C] float32
+ * A_ws: workspace, slot, [C, C] float16
  * Tinv_ws: workspace, slot, [C, C] float16
- * eye_mask: workspace, const, [C, C] float32
- * pairs_1_mask: workspace, const, [C, C] float32
- * pairs_2_mask: workspace, const, [C, C] float32
- * pairs_4_mask: workspace, const, [C, C] float32
- * pairs_8_mask: workspace, const, [C, C] float32
- * pairs_16_mask: workspace, const, [C, C] float32
- * pairs_32_mask: workspace, const, [C, C] float32
- * identity_float16_C: workspace, const, [C, C] float16
- * minus_A_4_f16_channel: workspace, block, [C, C] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
- * minus_A_8_f16_channel: workspace, block, [C, C] float16
- * minus_A_16_f16_channel: workspace, block, [C, C] float16
- * minus_A_32_f16_channel: workspace, block, [C, C] float16
- * minus_A_64_f16_channel: workspace, block, [C, C] float16
- * minus_A_4_f16_channel1: workspace, block, [C, C] float16
- * Tinv_rows_2_f16_channel1: workspace, block, [C, C] float16
- * minus_A_8_f16_channel1: workspace, block, [C, C] float16
- * minus_A_16_f16_channel1: workspace, block, [C, C] float16
- * minus_A_32_f16_channel1: workspace, block, [C, C] float16
- * minus_A_64_f16_channel1: workspace, block, [C, C] float16
+ * minus_identity_float16: workspace, const, [C, C] float16
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32
+ * eye_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32
+ * identity_float16_16: workspace, const, [16, 16] float16
+ * diagonal_stack_A_4_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * diagonal_stack_A_8_f16_channel: workspace, block, [C, 16] float16
+ * diagonal_stack_16_f16_channel: workspace, block, [C, 16] float16
+ * diagonal_stack_A_4_f16_channel1: workspace, block, [C, 16] float16
+ * Tinv_rows_2_f16_channel1: workspace, block, [C, 16] float16
+ * diagonal_stack_A_8_f16_channel1: workspace, block, [C, 16] float16
+ * diagonal_stack_16_f16_channel1: workspace, block, [C, 16] float16
  */
 PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ uint8_t *A_ws_bytes,
     __gm__ uint8_t *Tinv_ws_bytes,
-    __gm__ uint8_t *eye_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_bytes,
-    __gm__ uint8_t *pairs_2_mask_bytes,
-    __gm__ uint8_t *pairs_4_mask_bytes,
-    __gm__ uint8_t *pairs_8_mask_bytes,
-    __gm__ uint8_t *pairs_16_mask_bytes,
-    __gm__ uint8_t *pairs_32_mask_bytes,
-    __gm__ uint8_t *identity_float16_C_bytes,
-    __gm__ uint8_t *minus_A_4_f16_channel_bytes,
+    __gm__ uint8_t *minus_identity_float16_bytes,
+    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
+    __gm__ uint8_t *eye_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
+    __gm__ uint8_t *identity_float16_16_bytes,
+    __gm__ uint8_t *diagonal_stack_A_4_f16_channel_bytes,
     __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_8_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_16_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_32_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_64_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_4_f16_channel1_bytes,
+    __gm__ uint8_t *diagonal_stack_A_8_f16_channel_bytes,
+    __gm__ uint8_t *diagonal_stack_16_f16_channel_bytes,
+    __gm__ uint8_t *diagonal_stack_A_4_f16_channel1_bytes,
     __gm__ uint8_t *Tinv_rows_2_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_8_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_16_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_32_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_64_f16_channel1_bytes,
+    __gm__ uint8_t *diagonal_stack_A_8_f16_channel1_bytes,
+    __gm__ uint8_t *diagonal_stack_16_f16_channel1_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -589,249 +584,258 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
-    __gm__ float *A_ws_gm = reinterpret_cast<__gm__ float *>(A_ws_bytes);
+    __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(A_ws_bytes);
     __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(Tinv_ws_bytes);
-    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
-    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
-    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
-    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
-    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
-    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
-    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
-    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
-    __gm__ half *minus_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_4_f16_channel_bytes);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
+    __gm__ half *diagonal_stack_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_4_f16_channel_bytes);
     __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *minus_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_8_f16_channel_bytes);
-    __gm__ half *minus_A_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_16_f16_channel_bytes);
-    __gm__ half *minus_A_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_32_f16_channel_bytes);
-    __gm__ half *minus_A_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_64_f16_channel_bytes);
-    __gm__ half *minus_A_4_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_4_f16_channel1_bytes);
+    __gm__ half *diagonal_stack_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_8_f16_channel_bytes);
+    __gm__ half *diagonal_stack_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_16_f16_channel_bytes);
+    __gm__ half *diagonal_stack_A_4_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_4_f16_channel1_bytes);
     __gm__ half *Tinv_rows_2_f16_channel1_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel1_bytes);
-    __gm__ half *minus_A_8_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_8_f16_channel1_bytes);
-    __gm__ half *minus_A_16_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_16_f16_channel1_bytes);
-    __gm__ half *minus_A_32_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_32_f16_channel1_bytes);
-    __gm__ half *minus_A_64_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_64_f16_channel1_bytes);
+    __gm__ half *diagonal_stack_A_8_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_8_f16_channel1_bytes);
+    __gm__ half *diagonal_stack_16_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_16_f16_channel1_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
-    L1Tile<half, 64, 64> identity;
-    TASSIGN(identity, 0x0);
-    L1Tile<half, 64, 64> minus_A_4_f16_in;
-    TASSIGN(minus_A_4_f16_in, 0x2000);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in;
-    TASSIGN(Tinv_rows_2_f16_in, 0x4000);
-    TileLeft<half, 64, 64> Tinv_below_4_left;
+    L1Tile<half, 64, 64> minus_identity;
+    TASSIGN(minus_identity, 0x0);
+    L1Tile<half, 16, 16> identity;
+    TASSIGN(identity, 0x2000);
+    L1Tile<half, 64, 64> Tinv_zeros;
+    TASSIGN(Tinv_zeros, 0x2200);
+    L1Tile<half, 64, 64> A_cube;
+    TASSIGN(A_cube, 0x4200);
+    L1Tile<half, 64, 64> Tinv_zeros_h1;
+    TASSIGN(Tinv_zeros_h1, 0x6200);
+    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in;
+    TASSIGN(diagonal_stack_A_4_f16_in, 0x8200);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in;
+    TASSIGN(Tinv_rows_2_f16_in, 0x8a00);
+    TileLeft<half, 64, 16> Tinv_below_4_left;
     TASSIGN(Tinv_below_4_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_4_right;
+    TileRight<half, 64, 16> Tinv_below_4_right;
     TASSIGN(Tinv_below_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4;
+    TileAcc<float, 64, 16> Tinv_below_4;
     TASSIGN(Tinv_below_4, 0x0);
-    L1Tile<half, 64, 64> minus_A_4_f16_in_h1;
-    TASSIGN(minus_A_4_f16_in_h1, 0x6000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16;
-    TASSIGN(Tinv_below_4_f16, 0x8000);
-    TileLeft<half, 64, 64> identity_product_left;
+    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in_h1;
+    TASSIGN(diagonal_stack_A_4_f16_in_h1, 0x9200);
+    L1Tile<half, 64, 16> Tinv_below_4_f16;
+    TASSIGN(Tinv_below_4_f16, 0x9a00);
+    TileLeft<half, 64, 16> identity_product_left;
     TASSIGN(identity_product_left, 0x8000);
-    TileRight<half, 64, 64> identity_product_right;
+    TileRight<half, 16, 16> identity_product_right;
     TASSIGN(identity_product_right, 0x8000);
-    TileAcc<float, 64, 64> identity_product;
-    TASSIGN(identity_product, 0x4000);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_h1;
-    TASSIGN(Tinv_rows_2_f16_in_h1, 0xa000);
-    TileLeft<half, 64, 64> Tinv_below_4_left_h1;
+    TileAcc<float, 64, 16> identity_product;
+    TASSIGN(identity_product, 0x1000);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_h1;
+    TASSIGN(Tinv_rows_2_f16_in_h1, 0xa200);
+    TileLeft<half, 64, 16> Tinv_below_4_left_h1;
     TASSIGN(Tinv_below_4_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_below_4_right_h1;
+    TileRight<half, 64, 16> Tinv_below_4_right_h1;
     TASSIGN(Tinv_below_4_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4_h1;
-    TASSIGN(Tinv_below_4_h1, 0x8000);
-    L1Tile<half, 64, 64> minus_A_8_f16_in;
-    TASSIGN(minus_A_8_f16_in, 0xc000);
-    L1Tile<half, 64, 64> minus_A_8_f16_in_h1;
-    TASSIGN(minus_A_8_f16_in_h1, 0xe000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16_h1;
-    TASSIGN(Tinv_below_4_f16_h1, 0x10000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left;
+    TileAcc<float, 64, 16> Tinv_below_4_h1;
+    TASSIGN(Tinv_below_4_h1, 0x2000);
+    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in;
+    TASSIGN(diagonal_stack_A_8_f16_in, 0xaa00);
+    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in_h1;
+    TASSIGN(diagonal_stack_A_8_f16_in_h1, 0xb200);
+    TileLeft<half, 64, 16> Tinv_rows_4_left;
     TASSIGN(Tinv_rows_4_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_4_right;
+    TileRight<half, 64, 16> Tinv_rows_4_right;
     TASSIGN(Tinv_rows_4_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_4;
-    TASSIGN(Tinv_rows_4, 0x4000);
-    L1Tile<half, 64, 64> minus_A_16_f16_in;
-    TASSIGN(minus_A_16_f16_in, 0x12000);
-    TileLeft<half, 64, 64> identity_product_left_h1;
+    TileAcc<float, 64, 16> Tinv_rows_4;
+    TASSIGN(Tinv_rows_4, 0x1000);
+    L1Tile<half, 64, 16> Tinv_below_4_f16_h1;
+    TASSIGN(Tinv_below_4_f16_h1, 0xba00);
+    L1Tile<half, 64, 16> diagonal_stack_16_f16_in;
+    TASSIGN(diagonal_stack_16_f16_in, 0xc200);
+    TileLeft<half, 64, 16> identity_product_left_h1;
     TASSIGN(identity_product_left_h1, 0x0);
-    TileRight<half, 64, 64> identity_product_right_h1;
+    TileRight<half, 16, 16> identity_product_right_h1;
     TASSIGN(identity_product_right_h1, 0x0);
-    TileAcc<float, 64, 64> identity_product_h1;
-    TASSIGN(identity_product_h1, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16;
-    TASSIGN(Tinv_rows_4_f16, 0x14000);
-    L1Tile<half, 64, 64> minus_A_16_f16_in_h1;
-    TASSIGN(minus_A_16_f16_in_h1, 0x16000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_h1;
+    TileAcc<float, 64, 16> identity_product_h1;
+    TASSIGN(identity_product_h1, 0x3000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16;
+    TASSIGN(Tinv_rows_4_f16, 0xca00);
+    L1Tile<half, 64, 16> diagonal_stack_16_f16_in_h1;
+    TASSIGN(diagonal_stack_16_f16_in_h1, 0xd200);
+    TileLeft<half, 64, 16> Tinv_rows_4_left_h1;
     TASSIGN(Tinv_rows_4_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_4_right_h1;
+    TileRight<half, 64, 16> Tinv_rows_4_right_h1;
     TASSIGN(Tinv_rows_4_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_4_h1;
-    TASSIGN(Tinv_rows_4_h1, 0xc000);
-    L1Tile<half, 64, 64> minus_A_32_f16_in;
-    TASSIGN(minus_A_32_f16_in, 0x18000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16_h1;
-    TASSIGN(Tinv_rows_4_f16_h1, 0x1a000);
-    TileLeft<half, 64, 64> Tinv_below_8_left;
+    TileAcc<float, 64, 16> Tinv_rows_4_h1;
+    TASSIGN(Tinv_rows_4_h1, 0x3000);
+    L1Tile<half, 64, 64> A_cube_h1;
+    TASSIGN(A_cube_h1, 0xda00);
+    TileLeft<half, 64, 16> Tinv_below_8_left;
     TASSIGN(Tinv_below_8_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_8_right;
+    TileRight<half, 64, 16> Tinv_below_8_right;
     TASSIGN(Tinv_below_8_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_8;
-    TASSIGN(Tinv_below_8, 0x10000);
-    L1Tile<half, 64, 64> minus_A_32_f16_in_h1;
-    TASSIGN(minus_A_32_f16_in_h1, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16;
-    TASSIGN(Tinv_below_8_f16, 0x1e000);
-    TileLeft<half, 64, 64> Tinv_below_8_left_h1;
+    TileAcc<float, 64, 16> Tinv_below_8;
+    TASSIGN(Tinv_below_8, 0x4000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16_h1;
+    TASSIGN(Tinv_rows_4_f16_h1, 0xfa00);
+    L1Tile<half, 64, 16> Tinv_below_8_f16;
+    TASSIGN(Tinv_below_8_f16, 0x10200);
+    TileLeft<half, 64, 16> Tinv_below_8_left_h1;
     TASSIGN(Tinv_below_8_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_8_right_h1;
+    TileRight<half, 64, 16> Tinv_below_8_right_h1;
     TASSIGN(Tinv_below_8_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_8_h1;
-    TASSIGN(Tinv_below_8_h1, 0x14000);
-    L1Tile<half, 64, 64> minus_A_64_f16_in;
-    TASSIGN(minus_A_64_f16_in, 0x20000);
-    L1Tile<half, 64, 64> minus_A_64_f16_in_h1;
-    TASSIGN(minus_A_64_f16_in_h1, 0x22000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16_h1;
-    TASSIGN(Tinv_below_8_f16_h1, 0x24000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left;
+    TileAcc<float, 64, 16> Tinv_below_8_h1;
+    TASSIGN(Tinv_below_8_h1, 0x5000);
+    TileLeft<half, 64, 16> Tinv_rows_8_left;
     TASSIGN(Tinv_rows_8_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_8_right;
+    TileRight<half, 64, 16> Tinv_rows_8_right;
     TASSIGN(Tinv_rows_8_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_8;
-    TASSIGN(Tinv_rows_8, 0x4000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16;
-    TASSIGN(Tinv_rows_8_f16, 0x26000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_h1;
+    TileAcc<float, 64, 16> Tinv_rows_8;
+    TASSIGN(Tinv_rows_8, 0x1000);
+    L1Tile<half, 64, 16> Tinv_below_8_f16_h1;
+    TASSIGN(Tinv_below_8_f16_h1, 0x10a00);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16;
+    TASSIGN(Tinv_rows_8_f16, 0x11200);
+    TileLeft<half, 64, 16> Tinv_rows_8_left_h1;
     TASSIGN(Tinv_rows_8_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_8_right_h1;
+    TileRight<half, 64, 16> Tinv_rows_8_right_h1;
     TASSIGN(Tinv_rows_8_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_8_h1;
-    TASSIGN(Tinv_rows_8_h1, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16_h1;
-    TASSIGN(Tinv_rows_8_f16_h1, 0x28000);
-    TileLeft<half, 64, 64> Tinv_below_16_left;
+    TileAcc<float, 64, 16> Tinv_rows_8_h1;
+    TASSIGN(Tinv_rows_8_h1, 0x3000);
+    TileLeft<half, 64, 16> Tinv_below_16_left;
     TASSIGN(Tinv_below_16_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_16_right;
+    TileRight<half, 64, 16> Tinv_below_16_right;
     TASSIGN(Tinv_below_16_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_16;
-    TASSIGN(Tinv_below_16, 0x18000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16;
-    TASSIGN(Tinv_below_16_f16, 0x2a000);
-    TileLeft<half, 64, 64> Tinv_below_16_left_h1;
+    TileAcc<float, 64, 16> Tinv_below_16;
+    TASSIGN(Tinv_below_16, 0x6000);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16_h1;
+    TASSIGN(Tinv_rows_8_f16_h1, 0x11a00);
+    L1Tile<half, 64, 16> Tinv_below_16_f16;
+    TASSIGN(Tinv_below_16_f16, 0x12200);
+    TileLeft<half, 64, 16> Tinv_below_16_left_h1;
     TASSIGN(Tinv_below_16_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_right_h1;
+    TileRight<half, 64, 16> Tinv_below_16_right_h1;
     TASSIGN(Tinv_below_16_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_h1;
-    TASSIGN(Tinv_below_16_h1, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16_h1;
-    TASSIGN(Tinv_below_16_f16_h1, 0x2c000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left;
+    TileAcc<float, 64, 16> Tinv_below_16_h1;
+    TASSIGN(Tinv_below_16_h1, 0x7000);
+    TileLeft<half, 64, 16> Tinv_rows_16_left;
     TASSIGN(Tinv_rows_16_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_16_right;
+    TileRight<half, 64, 16> Tinv_rows_16_right;
     TASSIGN(Tinv_rows_16_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0x4000);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16;
-    TASSIGN(Tinv_rows_16_f16, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_h1;
+    TileAcc<float, 64, 16> Tinv_rows_16;
+    TASSIGN(Tinv_rows_16, 0x1000);
+    L1Tile<half, 64, 16> Tinv_below_16_f16_h1;
+    TASSIGN(Tinv_below_16_f16_h1, 0x12a00);
+    L1Tile<half, 64, 64> Tinv_blocks_16;
+    TASSIGN(Tinv_blocks_16, 0x2200);
+    TileLeft<half, 64, 16> Tinv_rows_16_left_h1;
     TASSIGN(Tinv_rows_16_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_right_h1;
+    TileRight<half, 64, 16> Tinv_rows_16_right_h1;
     TASSIGN(Tinv_rows_16_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_16_h1;
-    TASSIGN(Tinv_rows_16_h1, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16_h1;
-    TASSIGN(Tinv_rows_16_f16_h1, 0x30000);
-    TileLeft<half, 64, 64> Tinv_below_32_left;
+    TileAcc<float, 64, 16> Tinv_rows_16_h1;
+    TASSIGN(Tinv_rows_16_h1, 0x3000);
+    TileLeft<half, 32, 16> Tinv_below_32_left;
     TASSIGN(Tinv_below_32_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_32_right;
+    TileRight<half, 32, 16> Tinv_below_32_right;
     TASSIGN(Tinv_below_32_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_32;
-    TASSIGN(Tinv_below_32, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_32_f16;
-    TASSIGN(Tinv_below_32_f16, 0x32000);
-    TileLeft<half, 64, 64> Tinv_below_32_left_h1;
+    TileAcc<float, 32, 16> Tinv_below_32;
+    TASSIGN(Tinv_below_32, 0x8000);
+    L1Tile<half, 64, 64> Tinv_blocks_16_h1;
+    TASSIGN(Tinv_blocks_16_h1, 0x6200);
+    L1Tile<half, 32, 16> Tinv_below_32_f16;
+    TASSIGN(Tinv_below_32_f16, 0x13200);
+    TileLeft<half, 32, 16> Tinv_below_32_left_h1;
     TASSIGN(Tinv_below_32_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_right_h1;
+    TileRight<half, 32, 16> Tinv_below_32_right_h1;
     TASSIGN(Tinv_below_32_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_h1;
-    TASSIGN(Tinv_below_32_h1, 0x8000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16_h1;
-    TASSIGN(Tinv_below_32_f16_h1, 0x34000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left;
-    TASSIGN(Tinv_rows_32_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right;
-    TASSIGN(Tinv_rows_32_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32;
-    TASSIGN(Tinv_rows_32, 0x4000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16;
-    TASSIGN(Tinv_rows_32_f16, 0x36000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_h1;
-    TASSIGN(Tinv_rows_32_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_32_right_h1;
-    TASSIGN(Tinv_rows_32_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_32_h1;
-    TASSIGN(Tinv_rows_32_h1, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16_h1;
-    TASSIGN(Tinv_rows_32_f16_h1, 0x38000);
-    TileLeft<half, 64, 64> Tinv_below_64_left;
+    TileAcc<float, 32, 16> Tinv_below_32_h1;
+    TASSIGN(Tinv_below_32_h1, 0x8800);
+    TileLeft<half, 32, 16> Tinv_corner_32_left;
+    TASSIGN(Tinv_corner_32_left, 0x0);
+    TileRight<half, 32, 16> Tinv_corner_32_right;
+    TASSIGN(Tinv_corner_32_right, 0x0);
+    TileAcc<float, 32, 16> Tinv_corner_32;
+    TASSIGN(Tinv_corner_32, 0x9000);
+    L1Tile<half, 32, 16> Tinv_below_32_f16_h1;
+    TASSIGN(Tinv_below_32_f16_h1, 0x13600);
+    L1Tile<half, 64, 64> Tinv_blocks_32;
+    TASSIGN(Tinv_blocks_32, 0x2200);
+    TileLeft<half, 32, 16> Tinv_corner_32_left_h1;
+    TASSIGN(Tinv_corner_32_left_h1, 0x8000);
+    TileRight<half, 32, 16> Tinv_corner_32_right_h1;
+    TASSIGN(Tinv_corner_32_right_h1, 0x8000);
+    TileAcc<float, 32, 16> Tinv_corner_32_h1;
+    TASSIGN(Tinv_corner_32_h1, 0x9800);
+    TileLeft<half, 32, 32> Tinv_below_64_left;
     TASSIGN(Tinv_below_64_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_64_right;
+    TileRight<half, 32, 32> Tinv_below_64_right;
     TASSIGN(Tinv_below_64_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_64;
-    TASSIGN(Tinv_below_64, 0x10000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16;
-    TASSIGN(Tinv_below_64_f16, 0x3a000);
-    TileLeft<half, 64, 64> Tinv_below_64_left_h1;
+    TileAcc<float, 32, 32> Tinv_below_64;
+    TASSIGN(Tinv_below_64, 0xa000);
+    L1Tile<half, 64, 64> Tinv_blocks_32_h1;
+    TASSIGN(Tinv_blocks_32_h1, 0x6200);
+    L1Tile<half, 32, 32> Tinv_below_64_f16;
+    TASSIGN(Tinv_below_64_f16, 0x13a00);
+    TileLeft<half, 32, 32> Tinv_below_64_left_h1;
     TASSIGN(Tinv_below_64_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_right_h1;
+    TileRight<half, 32, 32> Tinv_below_64_right_h1;
     TASSIGN(Tinv_below_64_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_h1;
-    TASSIGN(Tinv_below_64_h1, 0x14000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16_h1;
-    TASSIGN(Tinv_below_64_f16_h1, 0x3c000);
+    TileAcc<float, 32, 32> Tinv_below_64_h1;
+    TASSIGN(Tinv_below_64_h1, 0xb000);
+    TileLeft<half, 32, 32> Tinv_corner_64_left;
+    TASSIGN(Tinv_corner_64_left, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_right;
+    TASSIGN(Tinv_corner_64_right, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64;
+    TASSIGN(Tinv_corner_64, 0xc000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16_h1;
+    TASSIGN(Tinv_below_64_f16_h1, 0x14200);
+    L1Tile<half, 64, 64> Tinv_blocks_64;
+    TASSIGN(Tinv_blocks_64, 0x2200);
+    TileLeft<half, 32, 32> Tinv_corner_64_left_h1;
+    TASSIGN(Tinv_corner_64_left_h1, 0x8000);
+    TileRight<half, 32, 32> Tinv_corner_64_right_h1;
+    TASSIGN(Tinv_corner_64_right_h1, 0x8000);
+    TileAcc<float, 32, 32> Tinv_corner_64_h1;
+    TASSIGN(Tinv_corner_64_h1, 0xd000);
+    L1Tile<half, 64, 64> Tinv_blocks_64_h1;
+    TASSIGN(Tinv_blocks_64_h1, 0x6200);
     TileLeft<half, 64, 64> Tinv_left;
     TASSIGN(Tinv_left, 0x0);
     TileRight<half, 64, 64> Tinv_right;
     TASSIGN(Tinv_right, 0x0);
     TileAcc<float, 64, 64> Tinv;
-    TASSIGN(Tinv, 0x4000);
+    TASSIGN(Tinv, 0xe000);
     TileLeft<half, 64, 64> Tinv_left_h1;
     TASSIGN(Tinv_left_h1, 0x8000);
     TileRight<half, 64, 64> Tinv_right_h1;
     TASSIGN(Tinv_right_h1, 0x8000);
     TileAcc<float, 64, 64> Tinv_h1;
-    TASSIGN(Tinv_h1, 0xc000);
+    TASSIGN(Tinv_h1, 0x12000);
     // Tinv = unit_lower_inverse(A)
     {
-        auto from = view(identity_float16_C_gm, 64, 64, 64);
+        auto from = view(minus_identity_float16_gm, 64, 64, 64);
+        TLOAD(minus_identity, from);
+    }
+    {
+        auto from = view(identity_float16_16_gm, 16, 16, 16);
         TLOAD(identity, from);
     }
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // minus_A_4_f16_channel -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_64 -> Tinv_zeros
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // diagonal_stack_A_4_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // minus_A_4_f16_channel1 -> store
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_64_h1 -> Tinv_zeros_h1
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // diagonal_stack_A_4_f16_channel1 -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_rows_2_f16_channel1 -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // diagonal_stack_A_8_f16_channel -> store
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // diagonal_stack_A_8_f16_channel1 -> store
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_h1 -> identity_product_left
-    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // minus_A_8_f16_channel -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // minus_A_8_f16_channel1 -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_h1 -> minus_A_8_f16_in_h1
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // minus_A_16_f16_channel -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // minus_A_16_f16_channel1 -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_h1 -> minus_A_16_f16_in_h1
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // minus_A_32_f16_channel -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // minus_A_32_f16_channel1 -> store
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(11));  // minus_A_64_f16_channel -> store
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(12));  // minus_A_64_f16_channel1 -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // diagonal_stack_16_f16_channel -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
         const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
         const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
@@ -841,37 +845,53 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        wait_flag_dev(0);  // minus_A_4_f16_channel -> minus_A_4_f16_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_64 -> Tinv_zeros
+        TEXPANDS(Tinv_zeros, 0.0f);
         {
-            auto from = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_4_f16_in, from);
+            auto from = view(A_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
+            TLOAD(A_cube, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_4_f16_in -> Tinv_below_4_left
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // minus_A_4_f16_channel -> store
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_64_h1 -> Tinv_zeros_h1
+        TEXPANDS(Tinv_zeros_h1, 0.0f);
+        wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in
+        {
+            auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+            TLOAD(diagonal_stack_A_4_f16_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_A_4_f16_in -> Tinv_below_4_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // diagonal_stack_A_4_f16_channel -> store
         wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
         {
-            auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
             TLOAD(Tinv_rows_2_f16_in, from);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_4_f16_in -> Tinv_below_4_left
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_A_4_f16_in -> Tinv_below_4_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
-        TEXTRACT(Tinv_below_4_left, minus_A_4_f16_in, 0, 0);
+        TEXTRACT(Tinv_below_4_left, diagonal_stack_A_4_f16_in, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
         TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
-        TMATMUL(Tinv_below_4, Tinv_below_4_left, Tinv_below_4_right);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_4_out;
+            TASSIGN(Tinv_below_4_out, 0x0 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_4_left;
+            TASSIGN(Tinv_below_4_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_4_right;
+            TASSIGN(Tinv_below_4_right, 0x0 + i * 32);
+            TMATMUL(Tinv_below_4_out, Tinv_below_4_left, Tinv_below_4_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_left -> Tinv_below_4_left_h1
-        wait_flag_dev(0);  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_h1
+        wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel1 -> diagonal_stack_A_4_f16_in_h1
         {
-            auto from = view(minus_A_4_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_4_f16_in_h1, from);
+            auto from = view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16);
+            TLOAD(diagonal_stack_A_4_f16_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_h1 -> Tinv_below_4_left_h1
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // minus_A_4_f16_channel1 -> store
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_h1 -> Tinv_below_4_left_h1
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // diagonal_stack_A_4_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
         TMOV(Tinv_below_4_f16, Tinv_below_4);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
@@ -880,59 +900,71 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(identity_product_right, identity, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_product_right -> identity_product
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_product_right -> identity_product
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
         TMATMUL(identity_product, identity_product_left, identity_product_right);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // identity_product_left -> Tinv_rows_4_left
         wait_flag_dev(0);  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
         {
-            auto from = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
+            auto from = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16);
             TLOAD(Tinv_rows_2_f16_in_h1, from);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_h1 -> Tinv_below_4_right_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_rows_2_f16_channel1 -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_h1 -> Tinv_below_4_left_h1
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_h1 -> Tinv_below_4_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_left -> Tinv_below_4_left_h1
-        TEXTRACT(Tinv_below_4_left_h1, minus_A_4_f16_in_h1, 0, 0);
+        TEXTRACT(Tinv_below_4_left_h1, diagonal_stack_A_4_f16_in_h1, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_h1 -> Tinv_below_4_right_h1
         TEXTRACT(Tinv_below_4_right_h1, Tinv_rows_2_f16_in_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
-        TMATMUL(Tinv_below_4_h1, Tinv_below_4_left_h1, Tinv_below_4_right_h1);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_4_h1_out;
+            TASSIGN(Tinv_below_4_h1_out, 0x2000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_4_h1_left;
+            TASSIGN(Tinv_below_4_h1_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_4_h1_right;
+            TASSIGN(Tinv_below_4_h1_right, 0x0 + i * 32);
+            TMATMUL(Tinv_below_4_h1_out, Tinv_below_4_h1_left, Tinv_below_4_h1_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left_h1 -> identity_product_left_h1
-        wait_flag_dev(0);  // minus_A_8_f16_channel -> minus_A_8_f16_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
+        wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in
         {
-            auto from = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_8_f16_in, from);
+            auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+            TLOAD(diagonal_stack_A_8_f16_in, from);
         }
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // minus_A_8_f16_channel -> store
-        wait_flag_dev(0);  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_h1
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_h1 -> minus_A_8_f16_in_h1
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // diagonal_stack_A_8_f16_channel -> store
+        wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel1 -> diagonal_stack_A_8_f16_in_h1
         {
-            auto from = view(minus_A_8_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_8_f16_in_h1, from);
+            auto from = view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16);
+            TLOAD(diagonal_stack_A_8_f16_in_h1, from);
         }
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // minus_A_8_f16_channel1 -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
-        TMOV(Tinv_below_4_f16_h1, Tinv_below_4_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_h1 -> Tinv_rows_4_right_h1
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // diagonal_stack_A_8_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // identity_product_left -> Tinv_rows_4_left
         TEXTRACT(Tinv_rows_4_left, Tinv_rows_2_f16_in, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
         TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right -> Tinv_rows_4
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right -> Tinv_rows_4
-        TMATMUL_ACC(Tinv_rows_4, identity_product, Tinv_rows_4_left, Tinv_rows_4_right);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_4_out;
+            TASSIGN(Tinv_rows_4_out, 0x1000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_4_left;
+            TASSIGN(Tinv_rows_4_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_4_right;
+            TASSIGN(Tinv_rows_4_right, 0x8000 + i * 32);
+            TMATMUL_ACC(Tinv_rows_4_out, Tinv_rows_4_out, Tinv_rows_4_left, Tinv_rows_4_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_4_left -> Tinv_rows_4_left_h1
-        wait_flag_dev(0);  // minus_A_16_f16_channel -> minus_A_16_f16_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
+        TMOV(Tinv_below_4_f16_h1, Tinv_below_4_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_h1 -> Tinv_rows_4_right_h1
+        wait_flag_dev(0);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in
         {
-            auto from = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_16_f16_in, from);
+            auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+            TLOAD(diagonal_stack_16_f16_in, from);
         }
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // minus_A_16_f16_channel -> store
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // diagonal_stack_16_f16_channel -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left_h1 -> identity_product_left_h1
         TEXTRACT(identity_product_left_h1, Tinv_rows_2_f16_in_h1, 0, 0);
         TEXTRACT(identity_product_right_h1, identity, 0, 0);
@@ -941,83 +973,88 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(identity_product_h1, identity_product_left_h1, identity_product_right_h1);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
         TMOV(Tinv_rows_4_f16, Tinv_rows_4);
-        wait_flag_dev(0);  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_h1
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_h1 -> minus_A_16_f16_in_h1
+        wait_flag_dev(0);  // diagonal_stack_16_f16_channel1 -> diagonal_stack_16_f16_in_h1
         {
-            auto from = view(minus_A_16_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_16_f16_in_h1, from);
+            auto from = view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16);
+            TLOAD(diagonal_stack_16_f16_in_h1, from);
         }
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // minus_A_16_f16_channel1 -> store
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_4_left -> Tinv_rows_4_left_h1
         TEXTRACT(Tinv_rows_4_left_h1, Tinv_rows_2_f16_in_h1, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_h1 -> Tinv_rows_4_right_h1
         TEXTRACT(Tinv_rows_4_right_h1, Tinv_below_4_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
-        TMATMUL_ACC(Tinv_rows_4_h1, identity_product_h1, Tinv_rows_4_left_h1, Tinv_rows_4_right_h1);
-        wait_flag_dev(0);  // minus_A_32_f16_channel -> minus_A_32_f16_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_4_h1_out;
+            TASSIGN(Tinv_rows_4_h1_out, 0x3000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_4_h1_left;
+            TASSIGN(Tinv_rows_4_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_4_h1_right;
+            TASSIGN(Tinv_rows_4_h1_right, 0x8000 + i * 32);
+            TMATMUL_ACC(Tinv_rows_4_h1_out, Tinv_rows_4_h1_out, Tinv_rows_4_h1_left, Tinv_rows_4_h1_right);
+        }
         {
-            auto from = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_32_f16_in, from);
+            auto from = view(A_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64);
+            TLOAD(A_cube_h1, from);
         }
         pipe_barrier(PIPE_ALL);
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // minus_A_32_f16_channel -> store
-        TMOV(Tinv_rows_4_f16_h1, Tinv_rows_4_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_h1 -> Tinv_below_8_right_h1
-        TEXTRACT(Tinv_below_8_left, minus_A_8_f16_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
+        TEXTRACT(Tinv_below_8_left, diagonal_stack_A_8_f16_in, 0, 0);
         TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right -> Tinv_below_8
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right -> Tinv_below_8
-        TMATMUL(Tinv_below_8, Tinv_below_8_left, Tinv_below_8_right);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_8_out;
+            TASSIGN(Tinv_below_8_out, 0x4000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_8_left;
+            TASSIGN(Tinv_below_8_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_8_right;
+            TASSIGN(Tinv_below_8_right, 0x0 + i * 32);
+            TMATMUL(Tinv_below_8_out, Tinv_below_8_left, Tinv_below_8_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
-        wait_flag_dev(0);  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_h1
-        {
-            auto from = view(minus_A_32_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_32_f16_in_h1, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_32_f16_in_h1 -> Tinv_below_32_left_h1
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // minus_A_32_f16_channel1 -> store
+        TMOV(Tinv_rows_4_f16_h1, Tinv_rows_4_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_h1 -> Tinv_below_8_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
         TMOV(Tinv_below_8_f16, Tinv_below_8);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_rows_8_right
-        TEXTRACT(Tinv_below_8_left_h1, minus_A_8_f16_in_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_h1 -> minus_A_8_f16_in_h1
+        TEXTRACT(Tinv_below_8_left_h1, diagonal_stack_A_8_f16_in_h1, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_h1 -> Tinv_below_8_right_h1
         TEXTRACT(Tinv_below_8_right_h1, Tinv_rows_4_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
-        TMATMUL(Tinv_below_8_h1, Tinv_below_8_left_h1, Tinv_below_8_right_h1);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_8_h1_out;
+            TASSIGN(Tinv_below_8_h1_out, 0x5000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_8_h1_left;
+            TASSIGN(Tinv_below_8_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_8_h1_right;
+            TASSIGN(Tinv_below_8_h1_right, 0x8000 + i * 32);
+            TMATMUL(Tinv_below_8_h1_out, Tinv_below_8_h1_left, Tinv_below_8_h1_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_8_left_h1 -> Tinv_rows_8_left_h1
-        wait_flag_dev(0);  // minus_A_64_f16_channel -> minus_A_64_f16_in
-        {
-            auto from = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_64_f16_in, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_64_f16_in -> Tinv_below_64_left
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(11));  // minus_A_64_f16_channel -> store
-        wait_flag_dev(0);  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_h1
-        {
-            auto from = view(minus_A_64_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(minus_A_64_f16_in_h1, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_64_f16_in_h1 -> Tinv_below_64_left_h1
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(12));  // minus_A_64_f16_channel1 -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
-        TMOV(Tinv_below_8_f16_h1, Tinv_below_8_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_h1 -> Tinv_rows_8_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
         TEXTRACT(Tinv_rows_8_left, Tinv_rows_4_f16, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_rows_8_right
         TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right -> Tinv_rows_8
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right -> Tinv_rows_8
-        TMATMUL_ACC(Tinv_rows_8, Tinv_rows_4, Tinv_rows_8_left, Tinv_rows_8_right);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_8_out;
+            TASSIGN(Tinv_rows_8_out, 0x1000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_8_left;
+            TASSIGN(Tinv_rows_8_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_8_right;
+            TASSIGN(Tinv_rows_8_right, 0x0 + i * 32);
+            TMATMUL_ACC(Tinv_rows_8_out, Tinv_rows_8_out, Tinv_rows_8_left, Tinv_rows_8_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
+        TMOV(Tinv_below_8_f16_h1, Tinv_below_8_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_h1 -> Tinv_rows_8_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
         TMOV(Tinv_rows_8_f16, Tinv_rows_8);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_below_16_right
@@ -1027,288 +1064,477 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_8_right_h1, Tinv_below_8_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
-        TMATMUL_ACC(Tinv_rows_8_h1, Tinv_rows_4_h1, Tinv_rows_8_left_h1, Tinv_rows_8_right_h1);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_8_h1_out;
+            TASSIGN(Tinv_rows_8_h1_out, 0x3000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_8_h1_left;
+            TASSIGN(Tinv_rows_8_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_8_h1_right;
+            TASSIGN(Tinv_rows_8_h1_right, 0x8000 + i * 32);
+            TMATMUL_ACC(Tinv_rows_8_h1_out, Tinv_rows_8_h1_out, Tinv_rows_8_h1_left, Tinv_rows_8_h1_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_left_h1 -> Tinv_below_16_left_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
-        TMOV(Tinv_rows_8_f16_h1, Tinv_rows_8_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_h1 -> Tinv_below_16_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
-        TEXTRACT(Tinv_below_16_left, minus_A_16_f16_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
+        TEXTRACT(Tinv_below_16_left, diagonal_stack_16_f16_in, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_below_16_right
         TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
-        TMATMUL(Tinv_below_16, Tinv_below_16_left, Tinv_below_16_right);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_16_out;
+            TASSIGN(Tinv_below_16_out, 0x6000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_16_left;
+            TASSIGN(Tinv_below_16_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_16_right;
+            TASSIGN(Tinv_below_16_right, 0x0 + i * 32);
+            TMATMUL(Tinv_below_16_out, Tinv_below_16_left, Tinv_below_16_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
+        TMOV(Tinv_rows_8_f16_h1, Tinv_rows_8_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_h1 -> Tinv_below_16_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
         TMOV(Tinv_below_16_f16, Tinv_below_16);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_rows_16_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_left_h1 -> Tinv_below_16_left_h1
-        TEXTRACT(Tinv_below_16_left_h1, minus_A_16_f16_in_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_h1 -> minus_A_16_f16_in_h1
+        TEXTRACT(Tinv_below_16_left_h1, diagonal_stack_16_f16_in_h1, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_h1 -> Tinv_below_16_right_h1
         TEXTRACT(Tinv_below_16_right_h1, Tinv_rows_8_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
-        TMATMUL(Tinv_below_16_h1, Tinv_below_16_left_h1, Tinv_below_16_right_h1);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_16_h1_out;
+            TASSIGN(Tinv_below_16_h1_out, 0x7000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_16_h1_left;
+            TASSIGN(Tinv_below_16_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_16_h1_right;
+            TASSIGN(Tinv_below_16_h1_right, 0x8000 + i * 32);
+            TMATMUL(Tinv_below_16_h1_out, Tinv_below_16_h1_left, Tinv_below_16_h1_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
-        TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
         TEXTRACT(Tinv_rows_16_left, Tinv_rows_8_f16, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_rows_16_right
         TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_16_right -> Tinv_rows_16
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_16_right -> Tinv_rows_16
-        TMATMUL_ACC(Tinv_rows_16, Tinv_rows_8, Tinv_rows_16_left, Tinv_rows_16_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_16_out;
+            TASSIGN(Tinv_rows_16_out, 0x1000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_16_left;
+            TASSIGN(Tinv_rows_16_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_16_right;
+            TASSIGN(Tinv_rows_16_right, 0x0 + i * 32);
+            TMATMUL_ACC(Tinv_rows_16_out, Tinv_rows_16_out, Tinv_rows_16_left, Tinv_rows_16_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_16_left -> Tinv_below_32_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
-        TMOV(Tinv_rows_16_f16, Tinv_rows_16);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16 -> Tinv_below_32_right
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
+        TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
+        {
+            TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
+            TASSIGN(Tinv_blocks_16_0_0_from, 0x1000);
+            L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
+            TASSIGN(Tinv_blocks_16_0_0, 0x2200);
+            TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
+            TASSIGN(Tinv_blocks_16_1_0_from, 0x1400);
+            L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
+            TASSIGN(Tinv_blocks_16_1_0, 0x2c00);
+            TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
+            TASSIGN(Tinv_blocks_16_2_0_from, 0x1800);
+            L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
+            TASSIGN(Tinv_blocks_16_2_0, 0x3600);
+            TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
+            TASSIGN(Tinv_blocks_16_3_0_from, 0x1c00);
+            L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
+            TASSIGN(Tinv_blocks_16_3_0, 0x4000);
+            TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_16 -> Tinv_below_32_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
         TEXTRACT(Tinv_rows_16_left_h1, Tinv_rows_8_f16_h1, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
         TEXTRACT(Tinv_rows_16_right_h1, Tinv_below_16_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
-        TMATMUL_ACC(Tinv_rows_16_h1, Tinv_rows_8_h1, Tinv_rows_16_left_h1, Tinv_rows_16_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_rows_16_f16_h1
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_16_h1_out;
+            TASSIGN(Tinv_rows_16_h1_out, 0x3000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_16_h1_left;
+            TASSIGN(Tinv_rows_16_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_16_h1_right;
+            TASSIGN(Tinv_rows_16_h1_right, 0x8000 + i * 32);
+            TMATMUL_ACC(Tinv_rows_16_h1_out, Tinv_rows_16_h1_out, Tinv_rows_16_h1_left, Tinv_rows_16_h1_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_rows_16_f16_h1
-        TMOV(Tinv_rows_16_f16_h1, Tinv_rows_16_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_f16_h1 -> Tinv_below_32_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_16_left -> Tinv_below_32_left
-        TEXTRACT(Tinv_below_32_left, minus_A_32_f16_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16 -> Tinv_below_32_right
-        TEXTRACT(Tinv_below_32_right, Tinv_rows_16_f16, 0, 0);
+        {
+            TileLeft<half, 16, 16> Tinv_below_32_left_0;
+            TASSIGN(Tinv_below_32_left_0, 0x0);
+            TEXTRACT(Tinv_below_32_left_0, A_cube, 16, 0);
+            TileLeft<half, 16, 16> Tinv_below_32_left_1;
+            TASSIGN(Tinv_below_32_left_1, 0x200);
+            TEXTRACT(Tinv_below_32_left_1, A_cube, 48, 32);
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_16 -> Tinv_below_32_right
+        {
+            TileRight<half, 16, 16> Tinv_below_32_right_0;
+            TASSIGN(Tinv_below_32_right_0, 0x0);
+            TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
+            TileRight<half, 16, 16> Tinv_below_32_right_1;
+            TASSIGN(Tinv_below_32_right_1, 0x200);
+            TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
+        }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
-        TMATMUL(Tinv_below_32, Tinv_below_32_left, Tinv_below_32_right);
+        for (int64_t i = 0; i < 32; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_32_out;
+            TASSIGN(Tinv_below_32_out, 0x8000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_32_left;
+            TASSIGN(Tinv_below_32_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_32_right;
+            TASSIGN(Tinv_below_32_right, 0x0 + i * 32);
+            TMATMUL(Tinv_below_32_out, Tinv_below_32_left, Tinv_below_32_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_rows_32_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_corner_32_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
+        {
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_0_0_from;
+            TASSIGN(Tinv_blocks_16_h1_0_0_from, 0x3000);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_0_0;
+            TASSIGN(Tinv_blocks_16_h1_0_0, 0x6200);
+            TMOV(Tinv_blocks_16_h1_0_0, Tinv_blocks_16_h1_0_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_1_0_from;
+            TASSIGN(Tinv_blocks_16_h1_1_0_from, 0x3400);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_1_0;
+            TASSIGN(Tinv_blocks_16_h1_1_0, 0x6c00);
+            TMOV(Tinv_blocks_16_h1_1_0, Tinv_blocks_16_h1_1_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_2_0_from;
+            TASSIGN(Tinv_blocks_16_h1_2_0_from, 0x3800);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_2_0;
+            TASSIGN(Tinv_blocks_16_h1_2_0, 0x7600);
+            TMOV(Tinv_blocks_16_h1_2_0, Tinv_blocks_16_h1_2_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_3_0_from;
+            TASSIGN(Tinv_blocks_16_h1_3_0_from, 0x3c00);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_3_0;
+            TASSIGN(Tinv_blocks_16_h1_3_0, 0x8000);
+            TMOV(Tinv_blocks_16_h1_3_0, Tinv_blocks_16_h1_3_0_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
         TMOV(Tinv_below_32_f16, Tinv_below_32);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_rows_32_right
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_corner_32_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_32_f16_in_h1 -> Tinv_below_32_left_h1
-        TEXTRACT(Tinv_below_32_left_h1, minus_A_32_f16_in_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_f16_h1 -> Tinv_below_32_right_h1
-        TEXTRACT(Tinv_below_32_right_h1, Tinv_rows_16_f16_h1, 0, 0);
+        {
+            TileLeft<half, 16, 16> Tinv_below_32_left_h1_0;
+            TASSIGN(Tinv_below_32_left_h1_0, 0x8000);
+            TEXTRACT(Tinv_below_32_left_h1_0, A_cube_h1, 16, 0);
+            TileLeft<half, 16, 16> Tinv_below_32_left_h1_1;
+            TASSIGN(Tinv_below_32_left_h1_1, 0x8200);
+            TEXTRACT(Tinv_below_32_left_h1_1, A_cube_h1, 48, 32);
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
+        {
+            TileRight<half, 16, 16> Tinv_below_32_right_h1_0;
+            TASSIGN(Tinv_below_32_right_h1_0, 0x8000);
+            TEXTRACT(Tinv_below_32_right_h1_0, Tinv_blocks_16_h1, 0, 0);
+            TileRight<half, 16, 16> Tinv_below_32_right_h1_1;
+            TASSIGN(Tinv_below_32_right_h1_1, 0x8200);
+            TEXTRACT(Tinv_below_32_right_h1_1, Tinv_blocks_16_h1, 32, 32);
+        }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
-        TMATMUL(Tinv_below_32_h1, Tinv_below_32_left_h1, Tinv_below_32_right_h1);
+        for (int64_t i = 0; i < 32; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_32_h1_out;
+            TASSIGN(Tinv_below_32_h1_out, 0x8800 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_32_h1_left;
+            TASSIGN(Tinv_below_32_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_32_h1_right;
+            TASSIGN(Tinv_below_32_h1_right, 0x8000 + i * 32);
+            TMATMUL(Tinv_below_32_h1_out, Tinv_below_32_h1_left, Tinv_below_32_h1_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_rows_32_left_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_corner_32_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_corner_32_left
+        {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_0;
+            TASSIGN(Tinv_corner_32_left_0, 0x0);
+            TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
+            TileLeft<half, 16, 16> Tinv_corner_32_left_1;
+            TASSIGN(Tinv_corner_32_left_1, 0x200);
+            TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_corner_32_right
+        TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_corner_32_right -> Tinv_corner_32
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_corner_32_right -> Tinv_corner_32
+        for (int64_t i = 0; i < 32; i += 16) {
+            TileAcc<float, 16, 16> Tinv_corner_32_out;
+            TASSIGN(Tinv_corner_32_out, 0x9000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_corner_32_left;
+            TASSIGN(Tinv_corner_32_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_corner_32_right;
+            TASSIGN(Tinv_corner_32_right, 0x0 + i * 32);
+            TMATMUL(Tinv_corner_32_out, Tinv_corner_32_left, Tinv_corner_32_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_32 -> Tinv_blocks_32
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_corner_32_left -> Tinv_below_64_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
         TMOV(Tinv_below_32_f16_h1, Tinv_below_32_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_rows_32_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_rows_32_left
-        TEXTRACT(Tinv_rows_32_left, Tinv_rows_16_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_rows_32_right
-        TEXTRACT(Tinv_rows_32_right, Tinv_below_32_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_32_right -> Tinv_rows_32
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_32_right -> Tinv_rows_32
-        TMATMUL_ACC(Tinv_rows_32, Tinv_rows_16, Tinv_rows_32_left, Tinv_rows_32_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_32 -> Tinv_rows_32_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> Tinv_below_64_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_32 -> Tinv_rows_32_f16
-        TMOV(Tinv_rows_32_f16, Tinv_rows_32);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_32_f16 -> Tinv_below_64_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_rows_32_left_h1
-        TEXTRACT(Tinv_rows_32_left_h1, Tinv_rows_16_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_rows_32_right_h1
-        TEXTRACT(Tinv_rows_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_32_right_h1 -> Tinv_rows_32_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_32_right_h1 -> Tinv_rows_32_h1
-        TMATMUL_ACC(Tinv_rows_32_h1, Tinv_rows_16_h1, Tinv_rows_32_left_h1, Tinv_rows_32_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_h1 -> Tinv_rows_32_f16_h1
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_h1 -> Tinv_below_64_left_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_h1 -> Tinv_rows_32_f16_h1
-        TMOV(Tinv_rows_32_f16_h1, Tinv_rows_32_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16_h1 -> Tinv_below_64_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> Tinv_below_64_left
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_64_f16_in -> Tinv_below_64_left
-        TEXTRACT(Tinv_below_64_left, minus_A_64_f16_in, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_32_f16 -> Tinv_below_64_right
-        TEXTRACT(Tinv_below_64_right, Tinv_rows_32_f16, 0, 0);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_32 -> Tinv_blocks_32
+        {
+            TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
+            TASSIGN(Tinv_blocks_32_0_0_from, 0x9000);
+            L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
+            TASSIGN(Tinv_blocks_32_0_0, 0x2400);
+            TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
+            TASSIGN(Tinv_blocks_32_1_0_from, 0x9400);
+            L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
+            TASSIGN(Tinv_blocks_32_1_0, 0x3800);
+            TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_32 -> Tinv_below_64_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_corner_32_left_h1
+        {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_0;
+            TASSIGN(Tinv_corner_32_left_h1_0, 0x8000);
+            TEXTRACT(Tinv_corner_32_left_h1_0, Tinv_blocks_16_h1, 16, 16);
+            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_1;
+            TASSIGN(Tinv_corner_32_left_h1_1, 0x8200);
+            TEXTRACT(Tinv_corner_32_left_h1_1, Tinv_blocks_16_h1, 48, 48);
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
+        TEXTRACT(Tinv_corner_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_corner_32_right_h1 -> Tinv_corner_32_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_corner_32_right_h1 -> Tinv_corner_32_h1
+        for (int64_t i = 0; i < 32; i += 16) {
+            TileAcc<float, 16, 16> Tinv_corner_32_h1_out;
+            TASSIGN(Tinv_corner_32_h1_out, 0x9800 + i * 64);
+            TileLeft<half, 16, 16> Tinv_corner_32_h1_left;
+            TASSIGN(Tinv_corner_32_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_corner_32_h1_right;
+            TASSIGN(Tinv_corner_32_h1_right, 0x8000 + i * 32);
+            TMATMUL(Tinv_corner_32_h1_out, Tinv_corner_32_h1_left, Tinv_corner_32_h1_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_corner_32_left_h1 -> Tinv_below_64_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_corner_32_left -> Tinv_below_64_left
+        TEXTRACT(Tinv_below_64_left, A_cube, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_32 -> Tinv_below_64_right
+        TEXTRACT(Tinv_below_64_right, Tinv_blocks_32, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_64_right -> Tinv_below_64
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_64_right -> Tinv_below_64
         TMATMUL(Tinv_below_64, Tinv_below_64_left, Tinv_below_64_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_corner_64_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
+        {
+            TileAcc<float, 16, 16> Tinv_blocks_32_h1_0_0_from;
+            TASSIGN(Tinv_blocks_32_h1_0_0_from, 0x9800);
+            L1Tile<half, 16, 16> Tinv_blocks_32_h1_0_0;
+            TASSIGN(Tinv_blocks_32_h1_0_0, 0x6400);
+            TMOV(Tinv_blocks_32_h1_0_0, Tinv_blocks_32_h1_0_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_32_h1_1_0_from;
+            TASSIGN(Tinv_blocks_32_h1_1_0_from, 0x9c00);
+            L1Tile<half, 16, 16> Tinv_blocks_32_h1_1_0;
+            TASSIGN(Tinv_blocks_32_h1_1_0, 0x7800);
+            TMOV(Tinv_blocks_32_h1_1_0, Tinv_blocks_32_h1_1_0_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_blocks_32_h1 -> Tinv_below_64_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
         TMOV(Tinv_below_64_f16, Tinv_below_64);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_h1 -> Tinv_below_64_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_64_f16_in_h1 -> Tinv_below_64_left_h1
-        TEXTRACT(Tinv_below_64_left_h1, minus_A_64_f16_in_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16_h1 -> Tinv_below_64_right_h1
-        TEXTRACT(Tinv_below_64_right_h1, Tinv_rows_32_f16_h1, 0, 0);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_corner_64_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_corner_32_left_h1 -> Tinv_below_64_left_h1
+        TEXTRACT(Tinv_below_64_left_h1, A_cube_h1, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_blocks_32_h1 -> Tinv_below_64_right_h1
+        TEXTRACT(Tinv_below_64_right_h1, Tinv_blocks_32_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_h1 -> Tinv_below_64_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_h1 -> Tinv_below_64_h1
         TMATMUL(Tinv_below_64_h1, Tinv_below_64_left_h1, Tinv_below_64_right_h1);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_left_h1 -> Tinv_left_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_left_h1 -> Tinv_corner_64_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_corner_64_left
+        TEXTRACT(Tinv_corner_64_left, Tinv_blocks_32, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_corner_64_right
+        TEXTRACT(Tinv_corner_64_right, Tinv_below_64_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right -> Tinv_corner_64
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right -> Tinv_corner_64
+        TMATMUL(Tinv_corner_64, Tinv_corner_64_left, Tinv_corner_64_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64 -> Tinv_blocks_64
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
         TMOV(Tinv_below_64_f16_h1, Tinv_below_64_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_h1 -> Tinv_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_left
-        TEXTRACT(Tinv_left, Tinv_rows_32_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_right
-        TEXTRACT(Tinv_right, Tinv_below_64_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right -> Tinv
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right -> Tinv
-        TMATMUL_ACC(Tinv, Tinv_rows_32, Tinv_left, Tinv_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_h1 -> Tinv_corner_64_right_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64 -> Tinv_blocks_64
+        {
+            TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
+            TASSIGN(Tinv_blocks_64_0_0_from, 0xc000);
+            L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
+            TASSIGN(Tinv_blocks_64_0_0, 0x2600);
+            TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
+            TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
+            TASSIGN(Tinv_blocks_64_0_16_from, 0xc800);
+            L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
+            TASSIGN(Tinv_blocks_64_0_16, 0x2e00);
+            TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_left_h1 -> Tinv_corner_64_left_h1
+        TEXTRACT(Tinv_corner_64_left_h1, Tinv_blocks_32_h1, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_h1 -> Tinv_corner_64_right_h1
+        TEXTRACT(Tinv_corner_64_right_h1, Tinv_below_64_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_corner_64_right_h1 -> Tinv_corner_64_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_corner_64_right_h1 -> Tinv_corner_64_h1
+        TMATMUL(Tinv_corner_64_h1, Tinv_corner_64_left_h1, Tinv_corner_64_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
+        {
+            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_0_from;
+            TASSIGN(Tinv_blocks_64_h1_0_0_from, 0xd000);
+            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_0;
+            TASSIGN(Tinv_blocks_64_h1_0_0, 0x6600);
+            TMOV(Tinv_blocks_64_h1_0_0, Tinv_blocks_64_h1_0_0_from);
+            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_16_from;
+            TASSIGN(Tinv_blocks_64_h1_0_16_from, 0xd800);
+            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_16;
+            TASSIGN(Tinv_blocks_64_h1_0_16, 0x6e00);
+            TMOV(Tinv_blocks_64_h1_0_16, Tinv_blocks_64_h1_0_16_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_64_h1 -> Tinv_left_h1
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
+        TEXTRACT(Tinv_left, Tinv_blocks_64, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_64 -> Tinv_zeros
+        TEXTRACT(Tinv_right, minus_identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right -> Tinv
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right -> Tinv
+        TMATMUL(Tinv, Tinv_left, Tinv_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv -> store
         {
             auto to = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
             TSTORE(to, Tinv);
         }
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_left_h1 -> Tinv_left_h1
-        TEXTRACT(Tinv_left_h1, Tinv_rows_32_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_h1 -> Tinv_right_h1
-        TEXTRACT(Tinv_right_h1, Tinv_below_64_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_h1 -> Tinv_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_h1 -> Tinv_h1
-        TMATMUL_ACC(Tinv_h1, Tinv_rows_32_h1, Tinv_left_h1, Tinv_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_h1 -> store
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_64_h1 -> Tinv_left_h1
+        TEXTRACT(Tinv_left_h1, Tinv_blocks_64_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_64_h1 -> Tinv_zeros_h1
+        TEXTRACT(Tinv_right_h1, minus_identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_right_h1 -> Tinv_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_right_h1 -> Tinv_h1
+        TMATMUL(Tinv_h1, Tinv_left_h1, Tinv_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_h1 -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_h1 -> identity_product_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_h1 -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_h1 -> store
         {
             auto to = view(Tinv_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64);
             TSTORE(to, Tinv_h1);
         }
     }
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_64 -> Tinv_zeros
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_64_h1 -> Tinv_zeros_h1
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_h1 -> identity_product_left
-    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_h1 -> minus_A_8_f16_in_h1
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_h1 -> minus_A_16_f16_in_h1
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x0);
-    UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x2000);
-    UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x4000);
-    UbTile<float, 32, 64> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0x6000);
-    UbTile<float, 32, 64> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0x8000);
-    UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0xa000);
-    UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0xc000);
-    UbTile<float, 32, 64> A;
-    TASSIGN(A, 0xe000);
-    UbTile<float, 32, 64> A_h1;
-    TASSIGN(A_h1, 0x10000);
-    UbTile<float, 32, 64> minus_A;
-    TASSIGN(minus_A, 0xe000);
-    UbTile<float, 32, 64> minus_A_2;
-    TASSIGN(minus_A_2, 0x12000);
-    UbTile<float, 32, 64> Tinv_rows_2;
-    TASSIGN(Tinv_rows_2, 0x12000);
-    UbTile<float, 32, 64> minus_A_h1;
-    TASSIGN(minus_A_h1, 0x10000);
-    UbTile<float, 32, 64> minus_A_4;
-    TASSIGN(minus_A_4, 0x14000);
-    UbTile<float, 32, 64> minus_A_2_h1;
-    TASSIGN(minus_A_2_h1, 0x16000);
-    UbTile<half, 32, 64> minus_A_4_f16;
-    TASSIGN(minus_A_4_f16, 0x18000);
-    UbTile<half, 32, 64> Tinv_rows_2_f16;
-    TASSIGN(Tinv_rows_2_f16, 0x19000);
-    UbTile<float, 32, 64> Tinv_rows_2_h1;
-    TASSIGN(Tinv_rows_2_h1, 0x16000);
-    UbTile<float, 32, 64> minus_A_4_h1;
-    TASSIGN(minus_A_4_h1, 0x1a000);
-    UbTile<half, 32, 64> minus_A_4_f16_h1;
-    TASSIGN(minus_A_4_f16_h1, 0x1c000);
-    UbTile<half, 32, 64> Tinv_rows_2_f16_h1;
-    TASSIGN(Tinv_rows_2_f16_h1, 0x1d000);
-    UbTile<float, 32, 64> minus_A_8;
-    TASSIGN(minus_A_8, 0x1e000);
-    UbTile<half, 32, 64> minus_A_8_f16;
-    TASSIGN(minus_A_8_f16, 0x20000);
-    UbTile<float, 32, 64> minus_A_8_h1;
-    TASSIGN(minus_A_8_h1, 0x21000);
-    UbTile<half, 32, 64> minus_A_8_f16_h1;
-    TASSIGN(minus_A_8_f16_h1, 0x23000);
-    UbTile<float, 32, 64> minus_A_16;
-    TASSIGN(minus_A_16, 0x24000);
-    UbTile<half, 32, 64> minus_A_16_f16;
-    TASSIGN(minus_A_16_f16, 0x26000);
-    UbTile<float, 32, 64> minus_A_16_h1;
-    TASSIGN(minus_A_16_h1, 0x27000);
-    UbTile<half, 32, 64> minus_A_16_f16_h1;
-    TASSIGN(minus_A_16_f16_h1, 0x29000);
-    UbTile<float, 32, 64> minus_A_32;
-    TASSIGN(minus_A_32, 0x2a000);
-    UbTile<half, 32, 64> minus_A_32_f16;
-    TASSIGN(minus_A_32_f16, 0x2c000);
-    UbTile<float, 32, 64> minus_A_32_h1;
-    TASSIGN(minus_A_32_h1, 0x12000);
-    UbTile<half, 32, 64> minus_A_32_f16_h1;
-    TASSIGN(minus_A_32_f16_h1, 0x14000);
-    UbTile<float, 32, 64> minus_A_64;
-    TASSIGN(minus_A_64, 0xe000);
-    UbTile<half, 32, 64> minus_A_64_f16;
-    TASSIGN(minus_A_64_f16, 0x15000);
-    UbTile<float, 32, 64> minus_A_64_h1;
-    TASSIGN(minus_A_64_h1, 0x10000);
-    UbTile<half, 32, 64> minus_A_64_f16_h1;
-    TASSIGN(minus_A_64_f16_h1, 0x16000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16;
+    TASSIGN(pairs_1_mask_of_16, 0x0);
+    UbTile<float, 32, 16> eye_mask_of_16;
+    TASSIGN(eye_mask_of_16, 0x800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16;
+    TASSIGN(pairs_2_mask_of_16, 0x1000);
+    UbTile<float, 32, 16> pairs_4_mask_of_16;
+    TASSIGN(pairs_4_mask_of_16, 0x1800);
+    UbTile<float, 32, 16> pairs_8_mask_of_16;
+    TASSIGN(pairs_8_mask_of_16, 0x2000);
+    UbTile<half, 32, 64> A;
+    TASSIGN(A, 0x2800);
+    UbTile<float, 32, 16> diagonal_stack_A;
+    TASSIGN(diagonal_stack_A, 0x3800);
+    UbTile<half, 32, 64> A_h1;
+    TASSIGN(A_h1, 0x4000);
+    UbTile<float, 32, 16> diagonal_stack_A_2;
+    TASSIGN(diagonal_stack_A_2, 0x5000);
+    UbTile<float, 32, 16> Tinv_rows_2;
+    TASSIGN(Tinv_rows_2, 0x5000);
+    UbTile<float, 32, 16> diagonal_stack_A_4;
+    TASSIGN(diagonal_stack_A_4, 0x5800);
+    UbTile<half, 32, 16> diagonal_stack_A_4_f16;
+    TASSIGN(diagonal_stack_A_4_f16, 0x6000);
+    UbTile<half, 32, 16> Tinv_rows_2_f16;
+    TASSIGN(Tinv_rows_2_f16, 0x6400);
+    UbTile<float, 32, 16> diagonal_stack_A_h1;
+    TASSIGN(diagonal_stack_A_h1, 0x6800);
+    UbTile<float, 32, 16> diagonal_stack_A_2_h1;
+    TASSIGN(diagonal_stack_A_2_h1, 0x7000);
+    UbTile<float, 32, 16> Tinv_rows_2_h1;
+    TASSIGN(Tinv_rows_2_h1, 0x7000);
+    UbTile<float, 32, 16> diagonal_stack_A_4_h1;
+    TASSIGN(diagonal_stack_A_4_h1, 0x7800);
+    UbTile<half, 32, 16> diagonal_stack_A_4_f16_h1;
+    TASSIGN(diagonal_stack_A_4_f16_h1, 0x8000);
+    UbTile<half, 32, 16> Tinv_rows_2_f16_h1;
+    TASSIGN(Tinv_rows_2_f16_h1, 0x8400);
+    UbTile<float, 32, 16> diagonal_stack_A_8;
+    TASSIGN(diagonal_stack_A_8, 0x8800);
+    UbTile<half, 32, 16> diagonal_stack_A_8_f16;
+    TASSIGN(diagonal_stack_A_8_f16, 0x9000);
+    UbTile<float, 32, 16> diagonal_stack_A_8_h1;
+    TASSIGN(diagonal_stack_A_8_h1, 0x9400);
+    UbTile<half, 32, 16> diagonal_stack_A_8_f16_h1;
+    TASSIGN(diagonal_stack_A_8_f16_h1, 0x9c00);
+    UbTile<float, 32, 16> diagonal_stack_16;
+    TASSIGN(diagonal_stack_16, 0x3800);
+    UbTile<half, 32, 16> diagonal_stack_16_f16;
+    TASSIGN(diagonal_stack_16_f16, 0xa000);
+    UbTile<float, 32, 16> diagonal_stack_16_h1;
+    TASSIGN(diagonal_stack_16_h1, 0x6800);
+    UbTile<half, 32, 16> diagonal_stack_16_f16_h1;
+    TASSIGN(diagonal_stack_16_f16_h1, 0xa400);
     // Tinv = unit_lower_inverse(A)
     {
-        auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(eye_mask, from);
+        auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_1_mask_of_16, from);
     }
     {
-        auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_1_mask, from);
+        auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(eye_mask_of_16, from);
     }
     {
-        auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_2_mask, from);
+        auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_2_mask_of_16, from);
     }
     {
-        auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_4_mask, from);
+        auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_4_mask_of_16, from);
     }
     {
-        auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_8_mask, from);
+        auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_8_mask_of_16, from);
     }
-    {
-        auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_16_mask, from);
-    }
-    {
-        auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_32_mask, from);
-    }
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_h1 -> A_h1
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_h1 -> minus_A_2_h1
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
         const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
         const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
@@ -1319,179 +1545,163 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         const int64_t part = part_of(rows, sub, 32);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
         {
             auto from = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
             TLOAD(A, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> minus_A
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_h1 -> A_h1
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> diagonal_stack_A
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> diagonal_stack_A
+        for (int64_t i = 0; i < 32; i += 16) {
+            UbBlock<half, 16, 64, 16> diagonal_stack_A_from;
+            TASSIGN(diagonal_stack_A_from, 0x2800 + (i * 65 + sub * 32) * 2);
+            UbTile<float, 16, 16> diagonal_stack_A_to;
+            TASSIGN(diagonal_stack_A_to, 0x3800 + i * 64);
+            TCVT(diagonal_stack_A_to, diagonal_stack_A_from, RoundMode::CAST_NONE);
+        }
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
         {
             auto from = view(A_ws_gm + (slot * HV + hv_1) * 4096 + sub * 32 * 64, 32, 64, 64);
             TLOAD(A_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> minus_A_h1
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> minus_A
-        TMULS(minus_A, A, -1.0f);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> diagonal_stack_A_h1
         pipe_barrier(PIPE_V);
-        TMUL(minus_A_2, minus_A, pairs_1_mask);
+        TMUL(diagonal_stack_A_2, diagonal_stack_A, pairs_1_mask_of_16);
         pipe_barrier(PIPE_V);
-        TADD(Tinv_rows_2, eye_mask, minus_A_2);
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> minus_A_h1
-        TMULS(minus_A_h1, A_h1, -1.0f);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
-        TMUL(minus_A_4, minus_A, pairs_2_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_h1 -> minus_A_2_h1
+        TSUB(Tinv_rows_2, diagonal_stack_A_2, eye_mask_of_16);
+        TMUL(diagonal_stack_A_4, diagonal_stack_A, pairs_2_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
         pipe_barrier(PIPE_V);
-        TMUL(minus_A_2_h1, minus_A_h1, pairs_1_mask);
-        TCVT(minus_A_4_f16, minus_A_4, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16 -> store
+        TCVT(diagonal_stack_A_4_f16, diagonal_stack_A_4, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_4_f16 -> store
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
         TCVT(Tinv_rows_2_f16, Tinv_rows_2, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16 -> store
-        wait_flag_dev(1);  // minus_A_4_f16_channel -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_4_f16 -> store
+        wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> store
         {
-            auto to = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_4_f16);
+            auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+            TSTORE(to, diagonal_stack_A_4_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_4_f16_channel -> minus_A_4_f16_in
-        pipe_barrier(PIPE_V);
-        TADD(Tinv_rows_2_h1, eye_mask, minus_A_2_h1);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
         wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
         {
-            auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
             TSTORE(to, Tinv_rows_2_f16);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-        TMUL(minus_A_4_h1, minus_A_h1, pairs_2_mask);
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> diagonal_stack_A_h1
+        for (int64_t i = 0; i < 32; i += 16) {
+            UbBlock<half, 16, 64, 16> diagonal_stack_A_h1_from;
+            TASSIGN(diagonal_stack_A_h1_from, 0x4000 + (i * 65 + sub * 32) * 2);
+            UbTile<float, 16, 16> diagonal_stack_A_h1_to;
+            TASSIGN(diagonal_stack_A_h1_to, 0x6800 + i * 64);
+            TCVT(diagonal_stack_A_h1_to, diagonal_stack_A_h1_from, RoundMode::CAST_NONE);
+        }
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_4_f16_h1, minus_A_4_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16_h1 -> store
+        TMUL(diagonal_stack_A_2_h1, diagonal_stack_A_h1, pairs_1_mask_of_16);
+        pipe_barrier(PIPE_V);
+        TSUB(Tinv_rows_2_h1, diagonal_stack_A_2_h1, eye_mask_of_16);
+        TMUL(diagonal_stack_A_4_h1, diagonal_stack_A_h1, pairs_2_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
+        pipe_barrier(PIPE_V);
+        TCVT(diagonal_stack_A_4_f16_h1, diagonal_stack_A_4_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_4_f16_h1 -> store
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
         TCVT(Tinv_rows_2_f16_h1, Tinv_rows_2_h1, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16_h1 -> store
-        wait_flag_dev(3);  // minus_A_4_f16_channel1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_4_f16_h1 -> store
+        wait_flag_dev(3);  // diagonal_stack_A_4_f16_channel1 -> store
         {
-            auto to = view(minus_A_4_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_4_f16_h1);
+            auto to = view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+            TSTORE(to, diagonal_stack_A_4_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_h1
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel1 -> diagonal_stack_A_4_f16_in_h1
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> store
         wait_flag_dev(4);  // Tinv_rows_2_f16_channel1 -> store
         {
-            auto to = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            auto to = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
             TSTORE(to, Tinv_rows_2_f16_h1);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
-        TMUL(minus_A_8, minus_A, pairs_4_mask);
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
+        TMUL(diagonal_stack_A_8, diagonal_stack_A, pairs_4_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_8_f16, minus_A_8, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_8_f16 -> store
-        TMUL(minus_A_8_h1, minus_A_h1, pairs_4_mask);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_8_f16 -> store
-        wait_flag_dev(5);  // minus_A_8_f16_channel -> store
+        TCVT(diagonal_stack_A_8_f16, diagonal_stack_A_8, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_A_8_f16 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_A_8_f16 -> store
+        wait_flag_dev(5);  // diagonal_stack_A_8_f16_channel -> store
         {
-            auto to = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_8_f16);
+            auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+            TSTORE(to, diagonal_stack_A_8_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_8_f16_channel -> minus_A_8_f16_in
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
+        TMUL(diagonal_stack_A_8_h1, diagonal_stack_A_h1, pairs_4_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_8_f16_h1, minus_A_8_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_h1 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_h1 -> store
-        wait_flag_dev(6);  // minus_A_8_f16_channel1 -> store
+        TCVT(diagonal_stack_A_8_f16_h1, diagonal_stack_A_8_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // diagonal_stack_A_8_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // diagonal_stack_A_8_f16_h1 -> store
+        wait_flag_dev(6);  // diagonal_stack_A_8_f16_channel1 -> store
         {
-            auto to = view(minus_A_8_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_8_f16_h1);
+            auto to = view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+            TSTORE(to, diagonal_stack_A_8_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_h1
-        TMUL(minus_A_16, minus_A, pairs_8_mask);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel1 -> diagonal_stack_A_8_f16_in_h1
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
+        TMUL(diagonal_stack_16, diagonal_stack_A, pairs_8_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_16_f16, minus_A_16, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_16_f16 -> store
-        TMUL(minus_A_16_h1, minus_A_h1, pairs_8_mask);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_16_f16 -> store
-        wait_flag_dev(7);  // minus_A_16_f16_channel -> store
+        TCVT(diagonal_stack_16_f16, diagonal_stack_16, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // diagonal_stack_16_f16 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // diagonal_stack_16_f16 -> store
+        wait_flag_dev(7);  // diagonal_stack_16_f16_channel -> store
         {
-            auto to = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_16_f16);
+            auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+            TSTORE(to, diagonal_stack_16_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_16_f16_channel -> minus_A_16_f16_in
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
+        TMUL(diagonal_stack_16_h1, diagonal_stack_A_h1, pairs_8_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_16_f16_h1, minus_A_16_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_h1 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_h1 -> store
-        wait_flag_dev(8);  // minus_A_16_f16_channel1 -> store
+        TCVT(diagonal_stack_16_f16_h1, diagonal_stack_16_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> store
+        wait_flag_dev(8);  // diagonal_stack_16_f16_channel1 -> store
         {
-            auto to = view(minus_A_16_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_16_f16_h1);
+            auto to = view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+            TSTORE(to, diagonal_stack_16_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_h1
-        TMUL(minus_A_32, minus_A, pairs_16_mask);
-        pipe_barrier(PIPE_V);
-        TCVT(minus_A_32_f16, minus_A_32, RoundMode::CAST_RINT);
-        pipe_barrier(PIPE_ALL);
-        TMUL(minus_A_32_h1, minus_A_h1, pairs_16_mask);
-        wait_flag_dev(9);  // minus_A_32_f16_channel -> store
-        {
-            auto to = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_32_f16);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_32_f16_channel -> minus_A_32_f16_in
-        pipe_barrier(PIPE_V);
-        TCVT(minus_A_32_f16_h1, minus_A_32_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16_h1 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16_h1 -> store
-        wait_flag_dev(10);  // minus_A_32_f16_channel1 -> store
-        {
-            auto to = view(minus_A_32_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_32_f16_h1);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_h1
-        TMUL(minus_A_64, minus_A, pairs_32_mask);
-        pipe_barrier(PIPE_V);
-        TCVT(minus_A_64_f16, minus_A_64, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_A_64_f16 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
-        TMUL(minus_A_64_h1, minus_A_h1, pairs_32_mask);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_A_64_f16 -> store
-        wait_flag_dev(11);  // minus_A_64_f16_channel -> store
-        {
-            auto to = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_64_f16);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_64_f16_channel -> minus_A_64_f16_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
-        pipe_barrier(PIPE_V);
-        TCVT(minus_A_64_f16_h1, minus_A_64_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16_h1 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_h1 -> A_h1
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16_h1 -> store
-        wait_flag_dev(12);  // minus_A_64_f16_channel1 -> store
-        {
-            auto to = view(minus_A_64_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, minus_A_64_f16_h1);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_h1
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_h1 -> minus_A_2_h1
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel1 -> diagonal_stack_16_f16_in_h1
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
     }
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_h1 -> A_h1
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_h1 -> minus_A_2_h1
-    wait_flag_dev(1);  // minus_A_4_f16_channel -> store
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
+    wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> store
     wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
-    wait_flag_dev(3);  // minus_A_4_f16_channel1 -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
+    wait_flag_dev(3);  // diagonal_stack_A_4_f16_channel1 -> store
     wait_flag_dev(4);  // Tinv_rows_2_f16_channel1 -> store
-    wait_flag_dev(5);  // minus_A_8_f16_channel -> store
-    wait_flag_dev(6);  // minus_A_8_f16_channel1 -> store
-    wait_flag_dev(7);  // minus_A_16_f16_channel -> store
-    wait_flag_dev(8);  // minus_A_16_f16_channel1 -> store
-    wait_flag_dev(9);  // minus_A_32_f16_channel -> store
-    wait_flag_dev(10);  // minus_A_32_f16_channel1 -> store
-    wait_flag_dev(11);  // minus_A_64_f16_channel -> store
-    wait_flag_dev(12);  // minus_A_64_f16_channel1 -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
+    wait_flag_dev(5);  // diagonal_stack_A_8_f16_channel -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
+    wait_flag_dev(6);  // diagonal_stack_A_8_f16_channel1 -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
+    wait_flag_dev(7);  // diagonal_stack_16_f16_channel -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
+    wait_flag_dev(8);  // diagonal_stack_16_f16_channel1 -> store
 #endif
 #endif
 }
@@ -2672,26 +2882,21 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     void *stream,
     uint8_t *A_ws_bytes,
     uint8_t *Tinv_ws_bytes,
-    uint8_t *eye_mask_bytes,
-    uint8_t *pairs_1_mask_bytes,
-    uint8_t *pairs_2_mask_bytes,
-    uint8_t *pairs_4_mask_bytes,
-    uint8_t *pairs_8_mask_bytes,
-    uint8_t *pairs_16_mask_bytes,
-    uint8_t *pairs_32_mask_bytes,
-    uint8_t *identity_float16_C_bytes,
-    uint8_t *minus_A_4_f16_channel_bytes,
+    uint8_t *minus_identity_float16_bytes,
+    uint8_t *pairs_1_mask_of_16_bytes,
+    uint8_t *eye_mask_of_16_bytes,
+    uint8_t *pairs_2_mask_of_16_bytes,
+    uint8_t *pairs_4_mask_of_16_bytes,
+    uint8_t *pairs_8_mask_of_16_bytes,
+    uint8_t *identity_float16_16_bytes,
+    uint8_t *diagonal_stack_A_4_f16_channel_bytes,
     uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *minus_A_8_f16_channel_bytes,
-    uint8_t *minus_A_16_f16_channel_bytes,
-    uint8_t *minus_A_32_f16_channel_bytes,
-    uint8_t *minus_A_64_f16_channel_bytes,
-    uint8_t *minus_A_4_f16_channel1_bytes,
+    uint8_t *diagonal_stack_A_8_f16_channel_bytes,
+    uint8_t *diagonal_stack_16_f16_channel_bytes,
+    uint8_t *diagonal_stack_A_4_f16_channel1_bytes,
     uint8_t *Tinv_rows_2_f16_channel1_bytes,
-    uint8_t *minus_A_8_f16_channel1_bytes,
-    uint8_t *minus_A_16_f16_channel1_bytes,
-    uint8_t *minus_A_32_f16_channel1_bytes,
-    uint8_t *minus_A_64_f16_channel1_bytes,
+    uint8_t *diagonal_stack_A_8_f16_channel1_bytes,
+    uint8_t *diagonal_stack_16_f16_channel1_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2703,7 +2908,7 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, minus_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, minus_A_8_f16_channel_bytes, minus_A_16_f16_channel_bytes, minus_A_32_f16_channel_bytes, minus_A_64_f16_channel_bytes, minus_A_4_f16_channel1_bytes, Tinv_rows_2_f16_channel1_bytes, minus_A_8_f16_channel1_bytes, minus_A_16_f16_channel1_bytes, minus_A_32_f16_channel1_bytes, minus_A_64_f16_channel1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, minus_identity_float16_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, diagonal_stack_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, diagonal_stack_A_8_f16_channel_bytes, diagonal_stack_16_f16_channel_bytes, diagonal_stack_A_4_f16_channel1_bytes, Tinv_rows_2_f16_channel1_bytes, diagonal_stack_A_8_f16_channel1_bytes, diagonal_stack_16_f16_channel1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_U_weight_U_offset_fp16(
@@ -4702,6 +4907,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])
@@ -4825,7 +5031,7 @@ TABLES = Tables(
     ),
     workspaces=(
         ("G_ws", (64,), "float32"),
-        ("A_ws", (64, 64), "float32"),
+        ("A_ws", (64, 64), "float16"),
         ("Tinv_ws", (64, 64), "float16"),
         ("U_weight_ws", (64, 128), "float16"),
         ("U_offset_ws", (64, 128), "float32"),

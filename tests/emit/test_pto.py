@@ -70,7 +70,7 @@ def test_forms_and_inverses(form, inverse, schedule):
     check(fn, problem([40, 0, 33], 1, 2, 32, 32, gate=-0.2))
 
 
-CHANGES = ({"inverse_block": 16}, {"value_heads": 1, "inverse_block": 16}, {"order": "page"},
+CHANGES = ({"inverse_block": 32}, {"value_heads": 1, "inverse_block": 0}, {"order": "page"},
            {"value_heads": 1, "order": "page", "cache_masks": False}, {"channel_slots": 2}, {"l0_slots": 1})
 
 

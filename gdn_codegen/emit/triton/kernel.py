@@ -35,7 +35,8 @@ from .functions import called
 from .head import WIDTH, Head
 
 rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment": "vectorise", "join": "vectorise",
-                        "halves": "decayed_products", "block": "decompose", "from_quarters": "decompose",
+                        "halves": "decayed_products", "block": "decompose", "blocks": "decompose",
+                        "diagonal_stack": "decompose", "insert": "decompose", "from_quarters": "decompose",
                         "signal": "synchronise", "wait": "synchronise",
                         "of_token": "token_groups", "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups",
                         "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent",
