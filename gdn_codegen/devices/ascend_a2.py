@@ -20,7 +20,7 @@ FITTED = CycleModel(
 ASCEND_A2 = Cores(
     "ascend_a2", "pto",
     {"UB": 184 * 1024, "L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 128 * 1024},
-    heads={"product": 16, "interleaved": 2},  # a cube core multiplies 16 rows or more
+    heads={"columns": 16, "interleaved": 2},  # of 16 float32 numbers a token each vector core loads 32 bytes
     operand="L1", product="L0C", loaded="UB", vector="UB", tile="UB", number="",
     inverts_blocks=True,
     agents=("vector", "cube"),

@@ -225,7 +225,8 @@ def _row(attrs: Attrs, *args: Tile) -> Tile:
 def _cumsum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("cumsum", 1, args)
     _need(args[0].rank >= 1, lambda: "cumsum takes a tile with a row for each token; got a number")
-    return args[0]
+    _need(args[0].rank == 2 or not attrs.get("by_head"), lambda: f"cumsum: by_head takes a column for each head; got {args[0]}")
+    return args[0].transposed if attrs.get("by_head") else args[0]
 
 
 def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
@@ -511,6 +512,8 @@ def _of_four(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d:
 
 def _sums(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
     x = x.clamp(min=attrs["least"]) if "least" in attrs else x
+    if attrs.get("by_head"):
+        return x.cumsum(0).T
     return x.cumsum(0) - x if attrs.get("exclusive") else x.cumsum(0)
 
 
@@ -593,8 +596,9 @@ op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is tr
    sums=lambda attrs: () if attrs.get("stacked") else ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))),
    vjp=vjps.matmul)
 op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept. `exclusive`: without the token "
-   "itself. `clamp_decay` computes this of a vector as a difference", _cumsum, _sums, attrs=("least", "exclusive"),
-   zero=zeros.columns, text=texts.cumsum, sums=lambda attrs: ((0, 0),), across_rows=True, vjp=vjps.cumsum)
+   "itself. `clamp_decay` computes this of a vector as a difference. `by_head`: of a tile with a column for each head, as rows",
+   _cumsum, _sums, attrs=("least", "exclusive", "by_head"), zero=zeros.running_sums, text=texts.cumsum,
+   sums=lambda attrs: ((0, 0),), across_rows=True, vjp=vjps.cumsum)
 op("segment", "`size` entries of a vector, beginning at `start`", _segment, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"), view=ALL_AGENTS)
 op("join", "the concatenation of vectors, with dim `dim`", _join, _joined, attrs=("dim",))

@@ -54,6 +54,11 @@ def columns(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ..
     return zero[0] - ROWS
 
 
+def running_sums(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Columns of the operand, which are rows of the result by head."""
+    return transpose(zero[0] - ROWS, bool(attrs.get("by_head")))
+
+
 def diagonal(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
     """Entry i is zero if row i or column i of the operand is zero."""
     return ROWS if zero[0] else NONE

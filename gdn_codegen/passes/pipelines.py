@@ -50,8 +50,8 @@ from .cut.kernels import cut
 from .cut.partition import partition
 from .cut.warm_up import warm_up
 from .cut.warm_up_bounds import warm_up_bounds
+from .heads.columns import heads_by_columns
 from .heads.key_head import heads_by_key_head
-from .heads.product import heads_by_product
 from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
 from .launch.by_length import by_length
@@ -216,7 +216,7 @@ GROUPS: Passes = (
 CORES: Passes = (
     *FRONT,
     ("column_pieces", lambda p, c: column_pieces(p, c.schedule)),
-    ("heads_by_product", lambda p, c: heads_by_product(p, c.schedule, c.cores)),
+    ("heads_by_columns", lambda p, c: heads_by_columns(p, c.schedule, c.cores)),
     ("whole_vectors", lambda p, c: whole_vectors(p)),
     ("across_rows", lambda p, c: across_rows(p)),
     ("vectorise", lambda p, c: vectorise(p)),

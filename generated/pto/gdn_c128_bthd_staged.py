@@ -26,7 +26,7 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "G": ("gated_delta_rule_G_fp16", ["lower_64_mask"], [0, 1, 0, 0]),
+    "G": ("gated_delta_rule_G_fp16", [], [0, 1, 0]),
     "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_kT_channel"], [0, 0, 0, 1, 0, 2, 0]),
     "Tinv": ("gated_delta_rule_Tinv_fp16", ["minus_identity_float16", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "diagonal_stack_A_4_f16_channel", "Tinv_rows_2_f16_channel", "diagonal_stack_A_8_f16_channel", "diagonal_stack_16_f16_channel", "diagonal_stack_A_4_f16_channel1", "Tinv_rows_2_f16_channel1", "diagonal_stack_A_8_f16_channel1", "diagonal_stack_16_f16_channel1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "U_weight_U_offset": ("gated_delta_rule_U_weight_U_offset_fp16", ["beta_v_f16_channel", "beta_exp_G_k_f16_channel"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
@@ -61,7 +61,6 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
-    "lower_64_mask": ("lower 1.0 0.0", [64, 64], "float32"),
     "strictly_lower_fill": ("strictly_lower 0.0 -inf", [128, 128], "float32"),
     "minus_identity_float16": ("eye -1.0 0.0", [128, 128], "float16"),
     "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [128, 16], "float32"),
@@ -202,6 +201,54 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
 }
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int group = Rows < 64 ? 8 : 16, groups = Rows / group;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    if constexpr (groups > 1) {
+        for (int i = 0; i + 1 < group; ++i) {
+            UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+            TASSIGN(before, at + (group - 1) * Cols * 4);
+            TASSIGN(now, at + (group + i) * Cols * 4);
+            TADD(now, now, before);
+        }
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
+}
 #endif
 #endif
 
@@ -209,12 +256,10 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * @brief G over chunks.
  * g: input, token, [C] float32
  * G_ws: workspace, slot, [C] float32
- * lower_64_mask: workspace, const, [64, 64] float32
  */
 PTO_ENTRY void gated_delta_rule_G_fp16(
     __gm__ uint8_t *g_bytes,
     __gm__ uint8_t *G_ws_bytes,
-    __gm__ uint8_t *lower_64_mask_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -228,127 +273,56 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     set_ffts_base_addr(ffts);
     __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 64> lower_64_mask;
-    TASSIGN(lower_64_mask, 0x0);
-    UbWide<float, 128> g_wide;
-    TASSIGN(g_wide, 0x4000);
-    UbTile<float, 1, 128> g;
-    TASSIGN(g, 0x6000);
-    UbTile<float, 1, 128> exp_g;
-    TASSIGN(exp_g, 0x6200);
-    UbTile<float, 1, 128> exp_g_times_0;
-    TASSIGN(exp_g_times_0, 0x6200);
-    UbTile<float, 1, 128> g_max_minus_105;
-    TASSIGN(g_max_minus_105, 0x6000);
-    UbTile<float, 1, 128> exp_g_times_0_sum;
-    TASSIGN(exp_g_times_0_sum, 0x6000);
-    UbTile<float, 1, 64> exp_g_segment;
-    TASSIGN(exp_g_segment, 0x6000);
-    UbTile<float, 1, 64> exp_g_segment_2;
-    TASSIGN(exp_g_segment_2, 0x6100);
-    UbTile<float, 64, 64> exp_g_expand;
-    TASSIGN(exp_g_expand, 0x6400);
-    UbTile<float, 64, 64> exp_g_expand_2;
-    TASSIGN(exp_g_expand_2, 0xa400);
-    UbTile<float, 64, 64> exp_g_scaled;
-    TASSIGN(exp_g_scaled, 0x6400);
-    UbTile<float, 64, 64> lower_64_scaled;
-    TASSIGN(lower_64_scaled, 0xa400);
-    UbTile<float, 1, 64> exp_g_row_sum;
-    TASSIGN(exp_g_row_sum, 0x12400);
-    UbTile<float, 1, 64> lower_64_row_sum;
-    TASSIGN(lower_64_row_sum, 0x16500);
-    UbTile<float, 1, 64> lower_64_row_sum_2;
-    TASSIGN(lower_64_row_sum_2, 0x16500);
-    UbTile<float, 1, 128> G;
-    TASSIGN(G, 0x16600);
-    UbTile<float, 128, 8> g_scratch;
-    TASSIGN(g_scratch, 0x5000);
-    UbTile<float, 64, 64> exp_g_row_sum_scratch;
-    TASSIGN(exp_g_row_sum_scratch, 0xe400);
-    UbTile<float, 64, 64> lower_64_row_sum_scratch;
-    TASSIGN(lower_64_row_sum_scratch, 0x12500);
-    // G = cumsum(g)
-    {
-        auto from = view(lower_64_mask_gm, 64, 64, 64);
-        TLOAD(lower_64_mask, from);
-    }
+    UbTile<float, 128, 8> g;
+    TASSIGN(g, 0x0);
+    UbTile<float, 8, 128> G;
+    TASSIGN(G, 0x3000);
+    UbTile<float, 256, 8> G_scratch;
+    TASSIGN(G_scratch, 0x1000);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
-    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
-        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 128);
+    for (int64_t item = get_block_idx(); item < slots * ((HV + 15) / 16); item += get_block_num()) {
+        const int64_t hv = item % ((HV + 15) / 16) * 16, h = hv / (HV / H);
+        const int64_t heads = HV - hv < 16 ? HV - hv : 16;
+        const int64_t mine = part_of(heads, sub, 8);
+        const int64_t slot = item / ((HV + 15) / 16), n = sequence_of(cu_seqlens, N, slot, 128);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 128 - n;
         if (c * 128 >= length) continue;
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         const int64_t part = part_of(rows, sub, 64);
-        UbWidePart<float, 128> g_raw(rows);
-        TASSIGN(g_raw, 0x4000);
-        auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-        TLOAD(g_raw, g_raw_from);
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
-        fill_wide(g_raw, rows, 0x4000);
-        pipe_barrier(PIPE_V);
-        TTRANS(g, g_wide, g_scratch);
-        pipe_barrier(PIPE_V);
-        TEXP(exp_g, g);
-        pipe_barrier(PIPE_V);
-        TMULS(exp_g_times_0, exp_g, 0.0f);
-        TMAXS(g_max_minus_105, g, -105.0f);
-        pipe_barrier(PIPE_V);
-        TADD(exp_g_times_0_sum, g_max_minus_105, exp_g_times_0);
-        pipe_barrier(PIPE_V);
-        TCOLEXPAND(exp_g_expand, exp_g_segment);
-        TCOLEXPAND(exp_g_expand_2, exp_g_segment_2);
-        pipe_barrier(PIPE_V);
-        TMUL(exp_g_scaled, exp_g_expand, lower_64_mask);
-        TMUL(lower_64_scaled, exp_g_expand_2, lower_64_mask);
-        pipe_barrier(PIPE_V);
-        {
-            UbCol<float, 64> sums;
-            TASSIGN(sums, 0x12400);
-            TROWSUM(sums, exp_g_scaled, exp_g_row_sum_scratch);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
+        UbPart<float, 128, 8> g_raw(rows, mine);
+        TASSIGN(g_raw, 0x0);
+        if (mine > 0) {
+            auto from = view(g_gm + token_at(HV, hv + sub * 8, 1, b, T, t), rows, mine, token_stride(HV, 1));
+            TLOAD(g_raw, from);
         }
-        set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_g_row_sum -> last_exp_g_row_sum
-        {
-            UbCol<float, 64> sums;
-            TASSIGN(sums, 0x16500);
-            TROWSUM(sums, lower_64_scaled, lower_64_row_sum_scratch);
-        }
-        wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_g_row_sum -> last_exp_g_row_sum
-        const float last_exp_g_row_sum = exp_g_row_sum.GetValue(63);
-        pipe_barrier(PIPE_V);
-        TADDS(lower_64_row_sum_2, lower_64_row_sum, last_exp_g_row_sum);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
+        if (rows < 128 || mine < 8) fill_tile(g, g_raw, mine, 0x0);
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
         pipe_barrier(PIPE_V);
-        {
-            UbTile<float, 1, 64> to;
-            TASSIGN(to, 0x16600);
-            TMOV(to, exp_g_row_sum);
-        }
-        {
-            UbTile<float, 1, 64> to;
-            TASSIGN(to, 0x16700);
-            TMOV(to, lower_64_row_sum_2);
-        }
+        // G = cumsum(g)
+        running_sums<128, 8, true>(G, g, 0x1000, -105.0f);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
-        {
-            UbTile<float, 1, 64> mine;
-            TASSIGN(mine, 0x16600 + sub * 256);
-            auto to = view(G_ws_gm + (slot * HV + hv) * 128 + sub * 64, 1, 64, 64);
-            TSTORE(to, mine);
+        if (mine > 0) {
+            UbPart<float, 8, 128> valid(mine, 128);
+            TASSIGN(valid, 0x3000);
+            auto to = view(G_ws_gm + (slot * HV + hv) * 128 + sub * 1024, mine, 128, 128);
+            TSTORE(to, valid);
         }
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     }
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
 #endif
 #endif
@@ -3204,7 +3178,6 @@ extern "C" int call_gated_delta_rule_G_fp16(
     void *stream,
     uint8_t *g_bytes,
     uint8_t *G_ws_bytes,
-    uint8_t *lower_64_mask_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3216,7 +3189,7 @@ extern "C" int call_gated_delta_rule_G_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_G_fp16<<<block_dim, nullptr, stream>>>(g_bytes, G_ws_bytes, lower_64_mask_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_G_fp16<<<block_dim, nullptr, stream>>>(g_bytes, G_ws_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_A_fp16(

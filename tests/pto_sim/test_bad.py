@@ -84,7 +84,7 @@ VEC = {
     "uninitialised-output": ["[uninitialised]", "GM buffer 1"],
     "header-scratch": ["[uninitialised]", "UB bytes [188416"],
     "scratch-too-small": ["[scratch]", "8 rows of 256 want a scratch tile of 8 x 128, not 8 x 64"],
-    "shifted-overlap": ["[overlap]"],
+    "shifted-overlap": ["[overlap]"], "columns-overlap": ["[overlap]"],
     "shape-mismatch": ["[shape]", "operand 1 has 4 x 64 valid elements, the result 8 x 64"],
     "load-shape": ["[shape]", "the tile has 8 x 64 valid elements, the global tensor 4 x 64"],
     "no-rows": ["[shape]", "0 x 64 valid elements"],
@@ -164,6 +164,10 @@ def test_blocks_race(lib, concurrent):
     message = run(lib, "vec_rules", "blocks-race", blocks=2, concurrent=concurrent)
     check(message, ["[race] WAW on GM buffer 1", "{blocks}", "block 1 vector 0", "of block 0 vector 0",
                     "only a device-wide barrier"])
+
+
+def test_other_columns_of_the_same_rows_do_not_overlap(lib):
+    assert run(lib, "vec_rules", "other-columns") == ""
 
 
 def test_neighbours_in_one_block_of_bytes_do_not_race(lib):

@@ -99,6 +99,18 @@ def _row_sum(k: KernelWriter, o: Op) -> list[str]:
                    f"TROWSUM(sums, {k.name(o.args[0])}, {o.out}_scratch);"])
 
 
+@rule("cumsum")
+def _running_sums(k: KernelWriter, o: Op) -> list[str]:
+    """Running sums of the columns of this core's heads, each a row of the result."""
+    least = o.attr("least")
+    x = k.buffer(o.args[0])
+    scratch = next(b for b in k.k.buffers if b.name == f"{o.out}_scratch")
+    rows = ", ".join(map(str, x.shape))
+    bound = "false" if least is None else "true"
+    places = f"{k.name(o.out)}, {k.name(o.args[0])}, {hex(scratch.offset)}"
+    return [f"running_sums<{rows}, {bound}>({places}, {literal(least or 0.0)});"]
+
+
 @rule("join")
 def _join(k: KernelWriter, o: Op) -> list[str]:
     lines, at = [], 0
@@ -138,7 +150,7 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
             if o.attr("transposed"):
                 raise EmitError(f"pto cannot transpose a block of a tile ({o.out}); transpose the tile before")
             return [f"TEXTRACT({out}, {k.name(part.args[0])}, {part.attr('row')}, {part.attr('col')});"]
-        if bool(o.attr("transposed")) == k.by_head(x):
+        if not o.attr("transposed"):
             return [f"TEXTRACT({out}, {k.name(x)}, 0, 0);"]
         transposed = f"{out}_from"
         return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {transposed};", f"TRESHAPE({transposed}, {k.name(x)});",

@@ -104,7 +104,7 @@ class _Rules:
         if o.kind == "sigmoid":
             y = op("add", op("exp", op("mul", x, number(-1.0))), number(1.0))
             return b.op("exp", op("mul", op("log", y), number(-1.0)), name=o.out, line=o.line)
-        if o.kind == "cumsum":
+        if o.kind == "cumsum" and not o.attr("by_head"):
             return self.cumsum(o, b)
         if o.kind == "expand" and self.defs[x].kind == "col":
             assert o.type is not None

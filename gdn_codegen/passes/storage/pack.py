@@ -117,9 +117,11 @@ class KernelValues:
             place = self.reuse(o, space, shape) or Place(o.out, space, shape, v.type[o.out].dtype, o.agent, self.at, self.at)
         place.end = max(place.end, self.live.last[o.out])
         self.home[o.out] = place
-        if o.kind in ("row_sum", "transpose") or (o.kind == "move" and o.args[0] in v.spread):
+        if o.kind in ("row_sum", "transpose", "cumsum") or (o.kind == "move" and o.args[0] in v.spread):
             source = self.home[o.args[0]]
-            self.scratch.append(Place(f"{o.out}_scratch", space, source.shape, source.dtype, o.agent, self.at, self.at))
+            rows, cols = source.shape
+            more = 2 if o.kind == "cumsum" else 1  # the sums, and what their transposition needs
+            self.scratch.append(Place(f"{o.out}_scratch", space, (more * rows, cols), source.dtype, o.agent, self.at, self.at))
 
     def reuse(self, o: Op, space: str, shape: tuple[int, ...]) -> Place | None:
         """The place of an operand without later readers, if the elementwise op `o` can overwrite it. Otherwise None."""
