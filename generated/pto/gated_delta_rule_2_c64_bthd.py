@@ -242,11 +242,12 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 
 // Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
 // If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
-// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
 template <int Rows, int Cols, bool Bounded, typename Out, typename X>
 AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
 {
-    constexpr int group = Rows < 64 ? 8 : 16, groups = Rows / group;
+    constexpr int groups = 8, group = Rows / groups;
     UbTile<float, Rows, Cols> sums, rest;
     TASSIGN(sums, at);
     TASSIGN(rest, at + Rows * Cols * 4);
@@ -276,13 +277,11 @@ AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
         TADD(now, now, before);
     }
     pipe_barrier(PIPE_V);
-    if constexpr (groups > 1) {
-        for (int i = 0; i + 1 < group; ++i) {
-            UbBlock<float, groups - 1, group * Cols, Cols> before, now;
-            TASSIGN(before, at + (group - 1) * Cols * 4);
-            TASSIGN(now, at + (group + i) * Cols * 4);
-            TADD(now, now, before);
-        }
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
     }
     pipe_barrier(PIPE_V);
     TTRANS(out, sums, rest);

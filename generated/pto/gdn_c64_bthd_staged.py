@@ -30,7 +30,7 @@ SYMBOLS = {
     "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_kT_channel"], [0, 0, 0, 1, 0, 2, 0]),
     "Tinv": ("gated_delta_rule_Tinv_fp16", ["minus_identity_float16", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "diagonal_stack_A_4_f16_channel", "Tinv_rows_2_f16_channel", "diagonal_stack_A_8_f16_channel", "diagonal_stack_16_f16_channel", "diagonal_stack_A_4_f16_channel1", "Tinv_rows_2_f16_channel1", "diagonal_stack_A_8_f16_channel1", "diagonal_stack_16_f16_channel1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "U_weight_U_offset": ("gated_delta_rule_U_weight_U_offset_fp16", ["beta_v_f16_channel", "beta_exp_G_k_f16_channel"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
-    "S_U": ("gated_delta_rule_S_U_fp16", ["S_f16_channel", "U_weight_S_channel", "U_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
+    "S_U": ("gated_delta_rule_S_U_fp16", ["S_f16_0_channel", "S_f16_1_channel", "U_weight_S_0_channel", "U_weight_S_1_channel", "U_decay_to_end_f16_0_channel", "U_decay_to_end_f16_1_channel", "S_next_0_part_channel", "S_next_1_part_channel"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "q_S_channel1", "q_kT_channel1", "q_kT_D_f16_channel1", "o_sum_part_channel1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
@@ -46,10 +46,14 @@ CHANNELS = {
     "diagonal_stack_16_f16_channel1": ([64, 16], "float16"),
     "beta_v_f16_channel": ([64, 128], "float16"),
     "beta_exp_G_k_f16_channel": ([64, 128], "float16"),
-    "S_f16_channel": ([128, 128], "float16"),
-    "U_weight_S_channel": ([64, 128], "float32"),
-    "U_decay_to_end_f16_channel": ([64, 128], "float16"),
-    "S_next_part_channel": ([128, 128], "float32"),
+    "S_f16_0_channel": ([128, 64], "float16"),
+    "S_f16_1_channel": ([128, 64], "float16"),
+    "U_weight_S_0_channel": ([64, 64], "float32"),
+    "U_weight_S_1_channel": ([64, 64], "float32"),
+    "U_decay_to_end_f16_0_channel": ([64, 64], "float16"),
+    "U_decay_to_end_f16_1_channel": ([64, 64], "float16"),
+    "S_next_0_part_channel": ([128, 64], "float32"),
+    "S_next_1_part_channel": ([128, 64], "float32"),
     "q_S_channel": ([64, 128], "float32"),
     "q_kT_channel": ([64, 64], "float32"),
     "q_kT_D_f16_channel": ([64, 64], "float16"),
@@ -204,11 +208,12 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 
 // Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
 // If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
-// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
 template <int Rows, int Cols, bool Bounded, typename Out, typename X>
 AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
 {
-    constexpr int group = Rows < 64 ? 8 : 16, groups = Rows / group;
+    constexpr int groups = 8, group = Rows / groups;
     UbTile<float, Rows, Cols> sums, rest;
     TASSIGN(sums, at);
     TASSIGN(rest, at + Rows * Cols * 4);
@@ -238,13 +243,11 @@ AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
         TADD(now, now, before);
     }
     pipe_barrier(PIPE_V);
-    if constexpr (groups > 1) {
-        for (int i = 0; i + 1 < group; ++i) {
-            UbBlock<float, groups - 1, group * Cols, Cols> before, now;
-            TASSIGN(before, at + (group - 1) * Cols * 4);
-            TASSIGN(now, at + (group + i) * Cols * 4);
-            TADD(now, now, before);
-        }
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
     }
     pipe_barrier(PIPE_V);
     TTRANS(out, sums, rest);
@@ -2000,10 +2003,14 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
  * U_offset_ws: workspace, slot, [C, V] float32
  * S_ws: workspace, slot, [K, V] float16
  * U_ws: workspace, slot, [C, V] float16
- * S_f16_channel: workspace, block, [K, V] float16
- * U_weight_S_channel: workspace, block, [C, V] float32
- * U_decay_to_end_f16_channel: workspace, block, [C, V] float16
- * S_next_part_channel: workspace, block, [K, V] float32
+ * S_f16_0_channel: workspace, block, [K, 64] float16
+ * S_f16_1_channel: workspace, block, [K, 64] float16
+ * U_weight_S_0_channel: workspace, block, [C, 64] float32
+ * U_weight_S_1_channel: workspace, block, [C, 64] float32
+ * U_decay_to_end_f16_0_channel: workspace, block, [C, 64] float16
+ * U_decay_to_end_f16_1_channel: workspace, block, [C, 64] float16
+ * S_next_0_part_channel: workspace, block, [K, 64] float32
+ * S_next_1_part_channel: workspace, block, [K, 64] float32
  */
 PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ uint8_t *k_bytes,
@@ -2014,10 +2021,14 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ uint8_t *U_offset_ws_bytes,
     __gm__ uint8_t *S_ws_bytes,
     __gm__ uint8_t *U_ws_bytes,
-    __gm__ uint8_t *S_f16_channel_bytes,
-    __gm__ uint8_t *U_weight_S_channel_bytes,
-    __gm__ uint8_t *U_decay_to_end_f16_channel_bytes,
-    __gm__ uint8_t *S_next_part_channel_bytes,
+    __gm__ uint8_t *S_f16_0_channel_bytes,
+    __gm__ uint8_t *S_f16_1_channel_bytes,
+    __gm__ uint8_t *U_weight_S_0_channel_bytes,
+    __gm__ uint8_t *U_weight_S_1_channel_bytes,
+    __gm__ uint8_t *U_decay_to_end_f16_0_channel_bytes,
+    __gm__ uint8_t *U_decay_to_end_f16_1_channel_bytes,
+    __gm__ uint8_t *S_next_0_part_channel_bytes,
+    __gm__ uint8_t *S_next_1_part_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2039,32 +2050,52 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(U_offset_ws_bytes);
     __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(S_ws_bytes);
     __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
-    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
-    __gm__ float *U_weight_S_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_channel_bytes);
-    __gm__ half *U_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_channel_bytes);
-    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
+    __gm__ half *S_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_0_channel_bytes);
+    __gm__ half *S_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_1_channel_bytes);
+    __gm__ float *U_weight_S_0_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_0_channel_bytes);
+    __gm__ float *U_weight_S_1_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_1_channel_bytes);
+    __gm__ half *U_decay_to_end_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_0_channel_bytes);
+    __gm__ half *U_decay_to_end_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_1_channel_bytes);
+    __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_0_part_channel_bytes);
+    __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_1_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 128> U_weight;
     TASSIGN(U_weight, 0x0);
     L1Tile<half, 64, 128> k;
     TASSIGN(k, 0x4000);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x8000);
-    TileLeft<half, 64, 128> U_weight_S_left;
-    TASSIGN(U_weight_S_left, 0x0);
-    TileRight<half, 128, 128> U_weight_S_right;
-    TASSIGN(U_weight_S_right, 0x0);
-    TileAcc<float, 64, 128> U_weight_S;
-    TASSIGN(U_weight_S, 0x0);
-    L1Tile<half, 64, 128> U_decay_to_end_f16_in;
-    TASSIGN(U_decay_to_end_f16_in, 0x10000);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x8000);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x8000);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x8000);
+    L1Tile<half, 128, 64> S_f16_0_in;
+    TASSIGN(S_f16_0_in, 0x8000);
+    L1Tile<half, 128, 64> S_f16_1_in;
+    TASSIGN(S_f16_1_in, 0xc000);
+    TileLeft<half, 64, 128> U_weight_S_0_left;
+    TASSIGN(U_weight_S_0_left, 0x0);
+    TileRight<half, 128, 64> U_weight_S_0_right;
+    TASSIGN(U_weight_S_0_right, 0x0);
+    TileAcc<float, 64, 64> U_weight_S_0;
+    TASSIGN(U_weight_S_0, 0x0);
+    TileLeft<half, 64, 128> U_weight_S_1_left;
+    TASSIGN(U_weight_S_1_left, 0x8000);
+    TileRight<half, 128, 64> U_weight_S_1_right;
+    TASSIGN(U_weight_S_1_right, 0x8000);
+    TileAcc<float, 64, 64> U_weight_S_1;
+    TASSIGN(U_weight_S_1, 0x4000);
+    L1Tile<half, 64, 64> U_decay_to_end_f16_0_in;
+    TASSIGN(U_decay_to_end_f16_0_in, 0x10000);
+    TileLeft<half, 128, 64> S_next_0_part_left;
+    TASSIGN(S_next_0_part_left, 0x0);
+    TileRight<half, 64, 64> S_next_0_part_right;
+    TASSIGN(S_next_0_part_right, 0x0);
+    TileAcc<float, 128, 64> S_next_0_part;
+    TASSIGN(S_next_0_part, 0x8000);
+    L1Tile<half, 64, 64> U_decay_to_end_f16_1_in;
+    TASSIGN(U_decay_to_end_f16_1_in, 0x12000);
+    TileLeft<half, 128, 64> S_next_1_part_left;
+    TASSIGN(S_next_1_part_left, 0x8000);
+    TileRight<half, 64, 64> S_next_1_part_right;
+    TASSIGN(S_next_1_part_right, 0x8000);
+    TileAcc<float, 128, 64> S_next_1_part;
+    TASSIGN(S_next_1_part, 0x10000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -2079,57 +2110,97 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 auto from = view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
                 TLOAD(U_weight, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_0_left
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
             L1Part<half, 64, 128> k_raw(rows, 128);
             TASSIGN(k_raw, 0x4000);
             auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
             TLOAD(k_raw, k_raw_from);
             if (rows < 64) TFILLPAD(k_raw, k_raw);
-            wait_flag_dev(0);  // S_f16_channel -> S_f16_in
+            wait_flag_dev(0);  // S_f16_0_channel -> S_f16_0_in
             {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
+                auto from = view(S_f16_0_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TLOAD(S_f16_0_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> U_weight_S_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_left
-            TEXTRACT(U_weight_S_left, U_weight, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> U_weight_S_right
-            TEXTRACT(U_weight_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_right -> U_weight_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_right -> U_weight_S
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_0_in -> U_weight_S_0_right
+            wait_flag_dev(0);  // S_f16_1_channel -> S_f16_1_in
+            {
+                auto from = view(S_f16_1_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TLOAD(S_f16_1_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_1_in -> U_weight_S_1_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_0_left
+            TEXTRACT(U_weight_S_0_left, U_weight, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_0_in -> U_weight_S_0_right
+            TEXTRACT(U_weight_S_0_right, S_f16_0_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_0_right -> U_weight_S_0
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_0_right -> U_weight_S_0
             // U = U_offset - U_weight @ S
-            TMATMUL(U_weight_S, U_weight_S_left, U_weight_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
+            TMATMUL(U_weight_S_0, U_weight_S_0_left, U_weight_S_0_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S_0 -> store
+            TEXTRACT(U_weight_S_1_left, U_weight, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_1_in -> U_weight_S_1_right
+            TEXTRACT(U_weight_S_1_right, S_f16_1_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_weight_S_1_right -> U_weight_S_1
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_weight_S_1_right -> U_weight_S_1
+            TMATMUL(U_weight_S_1, U_weight_S_1_left, U_weight_S_1_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight_S_1 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S_0 -> store
             {
-                auto to = view(U_weight_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, U_weight_S);
+                auto to = view(U_weight_S_0_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, U_weight_S_0);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_channel -> U_weight_S_in
-            wait_flag_dev(0);  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_0_channel -> U_weight_S_0_in
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight_S_1 -> store
             {
-                auto from = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(U_decay_to_end_f16_in, from);
+                auto to = view(U_weight_S_1_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, U_weight_S_1);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
-            L1View<half, 128, 64> S_next_part_left_from;
-            TRESHAPE(S_next_part_left_from, k);
-            TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
-            TEXTRACT(S_next_part_right, U_decay_to_end_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_1_channel -> U_weight_S_1_in
+            wait_flag_dev(0);  // U_decay_to_end_f16_0_channel -> U_decay_to_end_f16_0_in
+            {
+                auto from = view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(U_decay_to_end_f16_0_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // U_decay_to_end_f16_0_in -> S_next_0_part_right
+            L1View<half, 128, 64> S_next_0_part_left_from;
+            TRESHAPE(S_next_0_part_left_from, k);
+            TEXTRACT(S_next_0_part_left, S_next_0_part_left_from, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // U_decay_to_end_f16_0_in -> S_next_0_part_right
+            TEXTRACT(S_next_0_part_right, U_decay_to_end_f16_0_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_0_part_right -> S_next_0_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_0_part_right -> S_next_0_part
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
+            TMATMUL(S_next_0_part, S_next_0_part_left, S_next_0_part_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_0_part -> store
+            wait_flag_dev(0);  // U_decay_to_end_f16_1_channel -> U_decay_to_end_f16_1_in
             {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
+                auto from = view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(U_decay_to_end_f16_1_in, from);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U_decay_to_end_f16_1_in -> S_next_1_part_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_0_part -> store
+            {
+                auto to = view(S_next_0_part_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TSTORE(to, S_next_0_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_0_part_channel -> S_next_0_part_in
+            L1View<half, 128, 64> S_next_1_part_left_from;
+            TRESHAPE(S_next_1_part_left_from, k);
+            TEXTRACT(S_next_1_part_left, S_next_1_part_left_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U_decay_to_end_f16_1_in -> S_next_1_part_right
+            TEXTRACT(S_next_1_part_right, U_decay_to_end_f16_1_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_next_1_part_right -> S_next_1_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_next_1_part_right -> S_next_1_part
+            TMATMUL(S_next_1_part, S_next_1_part_left, S_next_1_part_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_1_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_1_part -> store
+            {
+                auto to = view(S_next_1_part_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TSTORE(to, S_next_1_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_1_part_channel -> S_next_1_part_in
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
     }
@@ -2138,16 +2209,26 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x0);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x0);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x0);
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x8000);
-    UbTile<float, 32, 128> U_offset;
-    TASSIGN(U_offset, 0xc000);
+    UbTile<float, 64, 64> S_0_0_raw;
+    TASSIGN(S_0_0_raw, 0x0);
+    UbTile<float, 64, 64> S_0_0;
+    TASSIGN(S_0_0, 0x0);
+    UbTile<float, 64, 64> S_0_1_raw;
+    TASSIGN(S_0_1_raw, 0x4000);
+    UbTile<float, 64, 64> S_0_1;
+    TASSIGN(S_0_1, 0x4000);
+    UbTile<float, 64, 64> S_0_2;
+    TASSIGN(S_0_2, 0x0);
+    UbTile<float, 64, 64> S_1;
+    TASSIGN(S_1, 0x4000);
+    UbTile<half, 64, 64> S_f16_0;
+    TASSIGN(S_f16_0, 0x8000);
+    UbTile<float, 32, 64> U_offset_0;
+    TASSIGN(U_offset_0, 0xa000);
+    UbTile<half, 64, 64> S_f16_1;
+    TASSIGN(S_f16_1, 0xc000);
+    UbTile<float, 32, 64> U_offset_1;
+    TASSIGN(U_offset_1, 0xe000);
     UbTile<float, 1, 64> G;
     TASSIGN(G, 0x10000);
     UbTile<float, 1, 64> G_times_minus_1;
@@ -2160,62 +2241,103 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     TASSIGN(decay_to_end_col, 0x10100 + sub * 128);
     UbTile<float, 1, 64> exp_G;
     TASSIGN(exp_G, 0x10000);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x10200);
-    UbTile<float, 32, 128> U_weight_S_in;
-    TASSIGN(U_weight_S_in, 0x18200);
-    UbTile<float, 32, 128> U;
-    TASSIGN(U, 0xc000);
-    UbTile<float, 32, 128> U_decay_to_end;
-    TASSIGN(U_decay_to_end, 0x1c200);
-    UbTile<half, 32, 128> U_decay_to_end_f16;
-    TASSIGN(U_decay_to_end_f16, 0x20200);
-    UbTile<half, 32, 128> U_f16;
-    TASSIGN(U_f16, 0x22200);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x24200);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x0);
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    UbTile<float, 64, 64> chunk_decay_S_0;
+    TASSIGN(chunk_decay_S_0, 0x10200);
+    UbTile<float, 64, 64> chunk_decay_S_1;
+    TASSIGN(chunk_decay_S_1, 0x14200);
+    UbTile<float, 32, 64> U_weight_S_0_in;
+    TASSIGN(U_weight_S_0_in, 0x18200);
+    UbTile<float, 32, 64> U_0;
+    TASSIGN(U_0, 0xa000);
+    UbTile<float, 32, 64> U_decay_to_end_0;
+    TASSIGN(U_decay_to_end_0, 0x1a200);
+    UbTile<float, 32, 64> U_weight_S_1_in;
+    TASSIGN(U_weight_S_1_in, 0x1c200);
+    UbTile<half, 32, 64> U_decay_to_end_f16_0;
+    TASSIGN(U_decay_to_end_f16_0, 0x1e200);
+    UbTile<half, 32, 64> U_f16_0;
+    TASSIGN(U_f16_0, 0x1f200);
+    UbTile<float, 32, 64> U_1;
+    TASSIGN(U_1, 0xe000);
+    UbTile<float, 32, 64> U_decay_to_end_1;
+    TASSIGN(U_decay_to_end_1, 0x20200);
+    UbTile<half, 32, 64> U_decay_to_end_f16_1;
+    TASSIGN(U_decay_to_end_f16_1, 0x22200);
+    UbTile<half, 32, 64> U_f16_1;
+    TASSIGN(U_f16_1, 0x23200);
+    UbTile<float, 64, 64> S_next_0_part_in;
+    TASSIGN(S_next_0_part_in, 0x24200);
+    UbTile<float, 64, 64> S_next_0;
+    TASSIGN(S_next_0, 0x0);
+    UbTile<float, 64, 64> S_next_1_part_in;
+    TASSIGN(S_next_1_part_in, 0x28200);
+    UbTile<float, 64, 64> S_next_1;
+    TASSIGN(S_next_1, 0x4000);
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
         if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
+            TLOAD(S_0_0_raw, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
-        if (!has_initial_state) TEXPANDS(S_0, 0);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_0_raw -> S_0_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_0_raw -> S_0_0
+        if (!has_initial_state) TEXPANDS(S_0_0, 0);
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
+        if (has_initial_state) {
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
+            TLOAD(S_0_1_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_1_raw -> S_0_1
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_1_raw -> S_0_1
+        if (!has_initial_state) TEXPANDS(S_0_1, 0);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U_1 -> U_offset_1
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
             pipe_barrier(PIPE_V);
-            TCVT(S_f16, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
+            TCVT(S_f16_0, S_0_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
             {
-                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(U_offset, from);
+                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 0, 32, 64, 128);
+                TLOAD(U_offset_0, from);
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
+            TCVT(S_f16_1, S_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16_1 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
             {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
+                auto to = view(S_f16_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TSTORE(to, S_f16_0);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_0_channel -> S_f16_0_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U_1 -> U_offset_1
+            {
+                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 64, 32, 64, 128);
+                TLOAD(U_offset_1, from);
+            }
+            {
+                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
+                TSTORE(to, S_f16_0);
+            }
             {
                 auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
                 TLOAD(G, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_times_minus_1
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G -> G_times_minus_1
             set_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_times_minus_1
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16_1 -> store
+            {
+                auto to = view(S_f16_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TSTORE(to, S_f16_1);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_1_channel -> S_f16_1_in
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G -> G_times_minus_1
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TMULS(G_times_minus_1, G, -1.0f);
             wait_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
@@ -2228,59 +2350,102 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> chunk_decay
             wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> chunk_decay
             const float chunk_decay = exp_G.GetValue(63);
-            TMULS(chunk_decay_S, S, chunk_decay);
+            TMULS(chunk_decay_S_0, S_0_2, chunk_decay);
             {
-                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
+                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
+                TSTORE(to, S_f16_1);
             }
-            wait_flag_dev(1);  // U_weight_S_channel -> U_weight_S_in
+            TMULS(chunk_decay_S_1, S_1, chunk_decay);
+            wait_flag_dev(1);  // U_weight_S_0_channel -> U_weight_S_0_in
             {
-                auto from = view(U_weight_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(U_weight_S_in, from);
+                auto from = view(U_weight_S_0_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(U_weight_S_0_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_weight_S_in -> U
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_weight_S_in -> U
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_weight_S_0_in -> U_0
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_weight_S_0_in -> U_0
             // U = U_offset - U_weight @ S
-            TSUB(U, U_offset, U_weight_S_in);
+            TSUB(U_0, U_offset_0, U_weight_S_0_in);
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TROWEXPANDMUL(U_decay_to_end, U, decay_to_end_col);
+            TROWEXPANDMUL(U_decay_to_end_0, U_0, decay_to_end_col);
+            wait_flag_dev(1);  // U_weight_S_1_channel -> U_weight_S_1_in
+            {
+                auto from = view(U_weight_S_1_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(U_weight_S_1_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_weight_S_1_in -> U_1
             pipe_barrier(PIPE_V);
-            TCVT(U_decay_to_end_f16, U_decay_to_end, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_decay_to_end_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_decay_to_end_f16 -> store
+            TCVT(U_decay_to_end_f16_0, U_decay_to_end_0, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_decay_to_end_f16_0 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_decay_to_end_f16_0 -> store
             {
-                auto to = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, U_decay_to_end_f16);
+                auto to = view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, U_decay_to_end_f16_0);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
-            TCVT(U_f16, U, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_f16 -> store
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_0_channel -> U_decay_to_end_f16_0_in
+            TCVT(U_f16_0, U_0, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U_f16_0 -> store
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_weight_S_1_in -> U_1
+            // U = U_offset - U_weight @ S
+            TSUB(U_1, U_offset_1, U_weight_S_1_in);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U_f16_0 -> store
             {
-                auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, U_f16);
+                auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 0, 32, 64, 128);
+                TSTORE(to, U_f16_0);
             }
-            wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in
+            pipe_barrier(PIPE_V);
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            TROWEXPANDMUL(U_decay_to_end_1, U_1, decay_to_end_col);
+            pipe_barrier(PIPE_V);
+            TCVT(U_decay_to_end_f16_1, U_decay_to_end_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // U_decay_to_end_f16_1 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // U_decay_to_end_f16_1 -> store
             {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
+                auto to = view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, U_decay_to_end_f16_1);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
-            TADD(S_next, chunk_decay_S, S_next_part_in);
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_1_channel -> U_decay_to_end_f16_1_in
+            TCVT(U_f16_1, U_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_f16_1 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U_1 -> U_offset_1
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_f16_1 -> store
+            {
+                auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 64, 32, 64, 128);
+                TSTORE(to, U_f16_1);
+            }
+            wait_flag_dev(1);  // S_next_0_part_channel -> S_next_0_part_in
+            {
+                auto from = view(S_next_0_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TLOAD(S_next_0_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_0_part_in -> S_next_0
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_0_part_in -> S_next_0
+            TADD(S_next_0, chunk_decay_S_0, S_next_0_part_in);
+            wait_flag_dev(1);  // S_next_1_part_channel -> S_next_1_part_in
+            {
+                auto from = view(S_next_1_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TLOAD(S_next_1_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_1_part_in -> S_next_1
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_1_part_in -> S_next_1
+            TADD(S_next_1, chunk_decay_S_1, S_next_1_part_in);
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U_1 -> U_offset_1
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_next_0 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_next_0 -> store
         if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
+            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
+            TSTORE(to, S_0_2);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
+        if (has_final_state) {
+            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
+            TSTORE(to, S_1);
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     }
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
 #endif
 #endif
 }
@@ -2946,10 +3111,14 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint8_t *U_offset_ws_bytes,
     uint8_t *S_ws_bytes,
     uint8_t *U_ws_bytes,
-    uint8_t *S_f16_channel_bytes,
-    uint8_t *U_weight_S_channel_bytes,
-    uint8_t *U_decay_to_end_f16_channel_bytes,
-    uint8_t *S_next_part_channel_bytes,
+    uint8_t *S_f16_0_channel_bytes,
+    uint8_t *S_f16_1_channel_bytes,
+    uint8_t *U_weight_S_0_channel_bytes,
+    uint8_t *U_weight_S_1_channel_bytes,
+    uint8_t *U_decay_to_end_f16_0_channel_bytes,
+    uint8_t *U_decay_to_end_f16_1_channel_bytes,
+    uint8_t *S_next_0_part_channel_bytes,
+    uint8_t *S_next_1_part_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2963,7 +3132,7 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, S_f16_channel_bytes, U_weight_S_channel_bytes, U_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
+    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, S_f16_0_channel_bytes, S_f16_1_channel_bytes, U_weight_S_0_channel_bytes, U_weight_S_1_channel_bytes, U_decay_to_end_f16_0_channel_bytes, U_decay_to_end_f16_1_channel_bytes, S_next_0_part_channel_bytes, S_next_1_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_o_fp16(
