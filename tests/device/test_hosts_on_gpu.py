@@ -32,7 +32,7 @@ def all_served(host):
 
 
 def no_worse(error, got, own, want):
-    """Each result is as near to the one on a CPU as the host's own, in which names may be missing that the host cannot compute here."""
+    """Each result is as near to the one on a CPU as the host's own. Of that, names may be missing which the host refuses here."""
     assert got.keys() == want.keys()
     errors = {n: (error(got[n].cpu(), y), error(own[n].cpu(), y) if n in own else None) for n, y in want.items()}
     print(*(f"{n}: {ours:.1e} ({theirs or 0:.1e})" for n, (ours, theirs) in errors.items()))
