@@ -61,7 +61,7 @@ class Problem:
 #: The kinds of ops whose meaning is here, since it depends on more than operands: on the instance, or on the op's own type.
 OWN_MEANING = frozenset({
     "load", "store", "resume", "warm_up_length", "return_unless_negative", "claim_part", "clear_counter", "claim_item",
-    "next_item", "const", "scalar", "cast", "full", "eye", "expand", "row_max", "of_token", "valid"})
+    "next_item", "const", "scalar", "cast", "full", "eye", "expand", "row_max", "of_token", "valid", "latest"})
 
 
 class _Leave(Exception):
@@ -87,10 +87,10 @@ class _At:
         new.__dict__.update(self.__dict__, **changes)
         return new
 
-    def columns(self, o: Op) -> tuple[int, int]:
+    def columns(self, o: Op, sizes: dict[str, int]) -> tuple[int, int]:
         """The first column that a load or store of a piece moves, and how many."""
         first, size = o.attr("piece")
-        return self.column + first, size
+        return self.column + first, sizes[size] if isinstance(size, str) else size
 
 
 class Interpreter:
@@ -319,6 +319,8 @@ class Interpreter:
             env[o.out] = self.of_type(o, env, sizes)
         elif kind == "of_token":
             env[o.out] = env[o.args[0]][at.chunk % len(env[o.args[0]])]
+        elif kind == "latest":
+            env[o.out] = env[o.args[0]][self.rows(at, sizes) - 1]
         elif kind == "valid" and attrs.get("given"):
             env[o.out] = env[o.args[0]]  # an absent tensor is zero to begin with
         elif kind == "valid":
@@ -443,7 +445,7 @@ class Interpreter:
             tile = torch.zeros(shape, dtype=x.dtype)
             tile[tuple([slice(n) for n in x.shape])] = x
         if attrs.get("piece"):
-            tile = tile.narrow(-1, *at.columns(o))
+            tile = tile.narrow(-1, *at.columns(o, sizes))
         if size := attrs.get("middle"):
             tile = tile[torch.arange(len(tile)) // (2 * size) * (2 * size) + size - 1]
         if attrs.get("unfilled"):
@@ -493,7 +495,7 @@ class Interpreter:
         to = self.memory[t.name][self.place(k, t, at, sizes, attrs.get("heads", 0))]
         x = x.T if attrs.get("transposed") else x[None] if attrs.get("one_token") else x
         if attrs.get("piece"):
-            first, size = at.columns(o)
+            first, size = at.columns(o, sizes)
             to = to[..., first:first + size]  # memory has fewer columns than the tile, if that has padding
         to.copy_(x if x.shape == to.shape else x[tuple([slice(n) for n in to.shape])])
 

@@ -39,6 +39,7 @@ LEGAL = {
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": """
         neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle from_middle halves eye pairs column_sum diagonal
+        delay advance latest
         diagonal_blocks row_max""",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks",
     "cut..assigned placed..checked": """

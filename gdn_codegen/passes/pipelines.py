@@ -32,6 +32,7 @@ from .algebra.decompose import decompose
 from .algebra.early_terms import early_terms
 from .algebra.fold_into_inverse import fold_into_inverse
 from .algebra.masks import masks
+from .algebra.moved_rows import moved_rows
 from .algebra.norms_from_products import norms_from_products
 from .algebra.operand_scales import operand_scales
 from .algebra.precision import precision
@@ -215,6 +216,7 @@ CORES: Passes = (
     *FRONT,
     ("column_pieces", lambda p, c: column_pieces(p, c.schedule)),
     ("heads_by_product", lambda p, c: heads_by_product(p, c.schedule, c.cores)),
+    ("moved_rows", lambda p, c: moved_rows(p)),
     ("whole_vectors", lambda p, c: whole_vectors(p)),
     ("across_rows", lambda p, c: across_rows(p)),
     ("vectorise", lambda p, c: vectorise(p)),
