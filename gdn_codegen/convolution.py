@@ -202,7 +202,9 @@ def _convolved(x: Tensor, weight: Any, bias: Tensor | None, before: Tensor | Non
         _fail("chunk_size", repr(chunk_size), f"None, {', '.join(map(str, CHUNKS))}")
     groups = (D // _group(D), _group(D))
     rows = x.view(*x.shape[:2], *groups)
-    op = _op(choose(x.device.type, target), DTYPES[x.dtype], groups[1], chunk_size, schedule, not rows.is_contiguous())
+    key = (x.device.type, target, DTYPES[x.dtype], groups[1], chunk_size, schedule, not rows.is_contiguous())
+    if torch.compiler.is_compiling() or key not in _BUILT:  # a trace must not look at what it is about to add to
+        _build(*key)
     taps = weight.float().t().reshape(W, *groups)
     more = {f"w{n}": taps[W - 1 - n] for n in range(2, W)}
     if bias is not None:
@@ -211,13 +213,19 @@ def _convolved(x: Tensor, weight: Any, bias: Tensor | None, before: Tensor | Non
         last = before.float().permute(2, 0, 1).reshape(before.shape[2], -1, *groups)
         more |= {f"initial_s{n}": last[len(last) - n] for n in range(1, len(last) + 1)}
     wanted = final and kept > 0
-    y, *after = op(rows, taps[W - 1], taps[W - 2], **more, linear=float(activation is None), cu_seqlens=cu_seqlens,
+    y, *after = _BUILT[key](rows, taps[W - 1], taps[W - 2], **more, linear=float(activation is None), cu_seqlens=cu_seqlens,
                    output_final_state=wanted)
     state = torch.stack(after[:kept][::-1], -1).flatten(1, 2).to(x.dtype) if wanted else None
     return y.flatten(2).view(x.shape[0], T, D), state
 
 
-def _op(target: str, dtype: str, width: int, chunk_size: int | None, schedule: Any, strided: bool) -> Any:
-    """The page's op for heads of so many channels."""
-    return compiled(find("causal_conv1d"), target=target, dtype=dtype, head_dim_k=width, head_dim_v=width,
-                    chunk=chunk_size or 64, schedule=schedule or "fused", contract=Contract(strided=strided))
+#: The page's ops by what they are built for: device, target, dtype, channels of a head, chunk, schedule, and whether x is a view.
+_BUILT: dict[tuple[Any, ...], Any] = {}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _build(device: str, target: str, dtype: str, width: int, chunk_size: int | None, schedule: Any, strided: bool) -> None:
+    """Build the page's op for heads of so many channels. torch.compile calls this, and does not trace it."""
+    _BUILT[device, target, dtype, width, chunk_size, schedule, strided] = compiled(
+        find("causal_conv1d"), target=choose(device, target), dtype=dtype, head_dim_k=width, head_dim_v=width,
+        chunk=chunk_size or 64, schedule=schedule or "fused", contract=Contract(strided=strided))

@@ -144,3 +144,14 @@ def test_positional_arguments_are_flas():
     (want,) = (f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef) and f.name == "causal_conv1d")
     ours = inspect.signature(gdn_codegen.causal_conv1d).parameters.values()
     assert [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD] == [a.arg for a in want.args.args]
+
+
+@pytest.mark.slow
+def test_compiled_whole():
+    """torch.compile builds the page's op while it traces, also in the first call, and takes the call as one node."""
+    x, weight, bias, state = drawn(T=20, N=1, D=32)
+    f = lambda x, state: causal_conv1d(x, weight, bias, None, state, True, "silu", target="triton", chunk_size=32)
+    whole = torch.compile(f, fullgraph=True, backend="aot_eager")
+    for given in (x, x.clone().requires_grad_()):
+        for got, want in zip(whole(given, state), f(given, state), strict=True):
+            assert torch.equal(got, want)
