@@ -20,7 +20,7 @@ from .runtime.build import CHUNKS, HEAD_DIMS
 from .runtime.call.normalise import check_cpu_ends, check_plain, shape_of
 from .runtime.call.request import DTYPES
 from .runtime.targets import choose
-from .schedule import Schedule
+from .schedule import Schedule, varied
 from .schedule.contract import Contract
 
 ACTIVATIONS = ("silu", "swish")
@@ -28,6 +28,8 @@ ACTIVATIONS = ("silu", "swish")
 WIDTHS = (2, 3, 4)
 #: Channels of an instance, the preferred ones first.
 GROUPS = (64, 128, 32, *sorted((n for n in HEAD_DIMS if n not in (64, 128, 32)), reverse=True))
+#: The schedule where chunks need no state, by target: a kernel over chunks, and one that runs the last chunk of each sequence.
+APART = {"triton": varied("fused", kernels=(("@output",), ("@state",)))}
 #: What FLA calls its own kernels. All give the same results.
 BACKENDS = ("triton", "cuda", "mix")
 
@@ -226,6 +228,8 @@ _BUILT: dict[tuple[Any, ...], Any] = {}
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _build(device: str, target: str, dtype: str, width: int, chunk_size: int | None, schedule: Any, strided: bool) -> None:
     """Build the page's op for heads of so many channels. torch.compile calls this, and does not trace it."""
+    chosen, chunk = choose(device, target), chunk_size or 64
+    plan = schedule or (APART.get(chosen, "fused") if chunk > 1 else "fused")
     _BUILT[device, target, dtype, width, chunk_size, schedule, strided] = compiled(
-        find("causal_conv1d"), target=choose(device, target), dtype=dtype, head_dim_k=width, head_dim_v=width,
-        chunk=chunk_size or 64, schedule=schedule or "fused", contract=Contract(strided=strided))
+        find("causal_conv1d"), target=chosen, dtype=dtype, head_dim_k=width, head_dim_v=width, chunk=chunk, schedule=plan,
+        contract=Contract(strided=strided))

@@ -235,6 +235,8 @@ class Interpreter:
 
     def iterations(self, k: Kernel, lp: Loop, at: _At, sizes: dict[str, int]) -> list[_At]:
         """The position (_At) of each iteration of a loop."""
+        if lp.index == "last":
+            return [at.to(chunk=i, iteration=0) for i in range(self.chunks(at))[-1:]]
         if lp.index == "part":
             return [at.to(part=i) for i in range(at.part)]
         if lp.index == "columns":
@@ -283,7 +285,11 @@ class Interpreter:
                 assert o.type is not None
                 env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
             return
-        if kind not in OWN_MEANING:
+        if kind == "delay" and attrs.get("given"):
+            env[o.out] = env[o.args[0]].clone()
+            for n, row in enumerate(o.args[1:] if at.chunk == 0 else ()):
+                env[o.out][n:n + 1] = env[row]
+        elif kind not in OWN_MEANING:
             if (known := OPS[kind]).effect != "sync":
                 assert known.evaluate is not None, kind
                 env[o.out] = known.evaluate(attrs, *[env[a] for a in o.args])
@@ -439,6 +445,11 @@ class Interpreter:
             return torch.zeros(moved.shape(sizes), dtype=self.memory[t.name].dtype)
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         shape = t.moved(heads).shape(sizes)
+        if by := attrs.get("delay", 0):
+            first, begin = self.starts[at.seq], at.chunk * sizes["C"] - by
+            rows = self.memory[t.name][first + max(0, begin):first + begin + self.rows(at, sizes), at.head // (
+                1 if t.heads == "HV" else self.problem.value_heads // self.problem.heads)]
+            x = torch.cat([rows.new_zeros(max(0, min(-begin, self.rows(at, sizes))), *rows.shape[1:]), rows])
         if x.shape == shape:  # most tiles, which have no padding
             tile = x.clone(memory_format=torch.contiguous_format)
         else:

@@ -567,8 +567,9 @@ op("from_quarters", "a tile made of its four quarters: upper left, upper right, 
 op("last", "the last row of a tile, as a vector, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1],
    zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True, vjp=vjps.last)
-op("delay", "the rows of a tile moved down by as many tokens as further operands. These are the first rows, in their order",
-   _delayed, _delay, zero=zeros.delayed, text=texts.delay, across_rows=True, vjp=vjps.delay)
+op("delay", "the rows of a tile moved down by as many tokens as further operands. These are the first rows, in their order. "
+   "`given`: the rows lie so already, and the further operands are the first rows in a sequence's first chunk only",
+   _delayed, _delay, attrs=("given",), zero=zeros.delayed, text=texts.delay, across_rows=True, vjp=vjps.delay)
 op("advance", "the rows of a tile moved up by `by` tokens. Its last rows are zero", _matrix("advance"), _advance, attrs=("by",),
    zero=zeros.same, text=texts.advance, across_rows=True)
 op("latest", "the row of the chunk's last token, which in a ragged tail is not the last row", _drop_first,
@@ -639,12 +640,12 @@ op("load", "a tile from global memory. An asynchronous copy arrives at the barri
    "the last entry of a vector, or the last row of a tile in a channel. `one_token`: the row of a chunk's only token, without "
    "the axis of tokens. `tokens`: the rows of a group of so many such tokens, in which this one is. `described`: uses a tensor "
    "descriptor of the sequence's rows. `unfilled`: rows past the sequence's end may hold anything. `piece`: (first, size), only "
-   "these columns of rows in memory; the size may be a dim. `begun`: "
-   "the copy of a ragged tail begins with that of this value, an earlier load. "
+   "these columns of rows in memory; the size may be a dim. `delay`: the "
+   "rows of this number of tokens before, zeros before the sequence's first token. `begun`: the copy of a ragged tail begins with that of this value, an earlier load. "
    "`middle`: in each row the middle row of its 2 middle rows, the last of their first half",
    _loaded, effect="read",
    attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
-          "tokens", "unfilled", "piece", "middle", "begun"))
+          "tokens", "unfilled", "piece", "middle", "begun", "delay"))
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
    "`one_token`, `piece`: as for load", _effect,
    effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token", "piece"))

@@ -8,6 +8,8 @@ from .kernel import KernelWriter, rule
 @rule("delay", "advance")
 def moved_rows(w: KernelWriter, o: Op, x: Text, *before: Text) -> Text:
     """The rows of a tile, moved down or up. `tl.gather` takes them from other threads."""
+    if o.attr("given"):
+        return _first_rows(w, o, x, before)
     rows, columns = (w.dim(d) for d in w.type[o.args[0]].dims)
     i, by = w.index(w.type[o.args[0]].dims[0], 0, 2), o.attr("by", 0) - len(before)
     there = f"tl.maximum({i} - {-by}, 0)" if by < 0 else f"tl.minimum({i} + {by}, {rows} - 1)"
@@ -17,6 +19,14 @@ def moved_rows(w: KernelWriter, o: Op, x: Text, *before: Text) -> Text:
     for n, row in enumerate(before):
         moved = f"tl.where({i} == {n}, {row.at(ATOM)}[None, :], {moved})"
     return Text(moved)
+
+
+def _first_rows(w: KernelWriter, o: Op, x: Text, before: tuple[Text, ...]) -> Text:
+    """A tile whose rows lie as they should, but for the first ones of a sequence."""
+    i, made = w.index(w.type[o.args[0]].dims[0], 0, 2), str(x)
+    for n, row in enumerate(before):
+        made = f"tl.where(({i} == {n}) & (t == 0), {row.at(ATOM)}[None, :], {made})"
+    return Text(made)
 
 
 @rule("latest")

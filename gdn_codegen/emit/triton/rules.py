@@ -177,13 +177,14 @@ def load(w: KernelWriter, o: Op) -> None:
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
     w.piece, w.middle = (t.dims[-1], *o.attr("piece")) if o.attr("piece") else (), o.attr("middle", 0)
     transposed, one_token = o.attr("transposed", False), o.attr("one_token", False)
+    w.delay = o.attr("delay", 0)
     if o.attr("described"):
         text = f"{name} = {w.rows(t)}.load([t, 0])"
     else:
         mask = w.mask(t, transposed, one_token)
         at = w.pointers(t, transposed, o.attr("parts_ahead", 0), o.attr("last", False), one_token)
         text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
-    w.piece, w.middle = (), 0
+    w.piece, w.middle, w.delay = (), 0, 0
     dtype = f"tl.{t.dtype}"
     if t.dtype == "bfloat16" and len(t.dims) > 1 + one_token:  # ops convert a vector to float32 where they read it
         dtype = w.use("OPERAND")
