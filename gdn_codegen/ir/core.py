@@ -88,7 +88,7 @@ class Carry:
 @dataclass(frozen=True)
 class Loop:
     """A loop. index: what it iterates over. "chunk": the chunks of a sequence in order, or of one part in a grid over parts.
-    "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
+    "last": the last chunk of a sequence, if it has one. "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
     core group or thread block runs. "columns": pieces of K, of `step` columns, in a kernel over chunks. warm_up: the value with
     the warm-up length: the loop begins this number of chunks before its part, if it is positive. Stores have no effect in the
     iterations of the warm-up. step: -1 from the last chunk to the first. Parts, and what is before them, are counted from there.

@@ -61,7 +61,7 @@ class Problem:
 #: The kinds of ops whose meaning is here, since it depends on more than operands: on the instance, or on the op's own type.
 OWN_MEANING = frozenset({
     "load", "store", "resume", "warm_up_length", "return_unless_negative", "claim_part", "clear_counter", "claim_item",
-    "next_item", "const", "scalar", "cast", "full", "eye", "expand", "row_max", "of_token", "valid"})
+    "next_item", "const", "scalar", "cast", "full", "eye", "expand", "row_max", "of_token", "valid", "latest"})
 
 
 class _Leave(Exception):
@@ -87,10 +87,10 @@ class _At:
         new.__dict__.update(self.__dict__, **changes)
         return new
 
-    def columns(self, o: Op) -> tuple[int, int]:
+    def columns(self, o: Op, sizes: dict[str, int]) -> tuple[int, int]:
         """The first column that a load or store of a piece moves, and how many."""
         first, size = o.attr("piece")
-        return self.column + first, size
+        return self.column + first, sizes[size] if isinstance(size, str) else size
 
 
 class Interpreter:
@@ -235,6 +235,8 @@ class Interpreter:
 
     def iterations(self, k: Kernel, lp: Loop, at: _At, sizes: dict[str, int]) -> list[_At]:
         """The position (_At) of each iteration of a loop."""
+        if lp.index == "last":
+            return [at.to(chunk=i, iteration=0) for i in range(self.chunks(at))[-1:]]
         if lp.index == "part":
             return [at.to(part=i) for i in range(at.part)]
         if lp.index == "columns":
@@ -283,7 +285,11 @@ class Interpreter:
                 assert o.type is not None
                 env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
             return
-        if kind not in OWN_MEANING:
+        if kind == "delay" and attrs.get("given"):
+            env[o.out] = env[o.args[0]].clone()
+            for n, row in enumerate(o.args[1:] if at.chunk == 0 else ()):
+                env[o.out][n:n + 1] = env[row]
+        elif kind not in OWN_MEANING:
             if (known := OPS[kind]).effect != "sync":
                 assert known.evaluate is not None, kind
                 env[o.out] = known.evaluate(attrs, *[env[a] for a in o.args])
@@ -319,6 +325,8 @@ class Interpreter:
             env[o.out] = self.of_type(o, env, sizes)
         elif kind == "of_token":
             env[o.out] = env[o.args[0]][at.chunk % len(env[o.args[0]])]
+        elif kind == "latest":
+            env[o.out] = env[o.args[0]][self.rows(at, sizes) - 1]
         elif kind == "valid" and attrs.get("given"):
             env[o.out] = env[o.args[0]]  # an absent tensor is zero to begin with
         elif kind == "valid":
@@ -438,13 +446,18 @@ class Interpreter:
             return torch.zeros(moved.shape(sizes), dtype=self.memory[t.name].dtype)
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         shape = t.moved(heads).shape(sizes)
+        if by := attrs.get("delay", 0):
+            first, begin = self.starts[at.seq], at.chunk * sizes["C"] - by
+            rows = self.memory[t.name][first + max(0, begin):first + begin + self.rows(at, sizes), at.head // (
+                1 if t.heads == "HV" else self.problem.value_heads // self.problem.heads)]
+            x = torch.cat([rows.new_zeros(max(0, min(-begin, self.rows(at, sizes))), *rows.shape[1:]), rows])
         if x.shape == shape:  # most tiles, which have no padding
             tile = x.clone(memory_format=torch.contiguous_format)
         else:
             tile = torch.zeros(shape, dtype=x.dtype)
             tile[tuple([slice(n) for n in x.shape])] = x
         if attrs.get("piece"):
-            tile = tile.narrow(-1, *at.columns(o))
+            tile = tile.narrow(-1, *at.columns(o, sizes))
         if size := attrs.get("middle"):
             tile = tile[torch.arange(len(tile)) // (2 * size) * (2 * size) + size - 1]
         if attrs.get("unfilled"):
@@ -494,7 +507,7 @@ class Interpreter:
         to = self.memory[t.name][self.place(k, t, at, sizes, attrs.get("heads", 0))]
         x = x.T if attrs.get("transposed") else x[None] if attrs.get("one_token") else x
         if attrs.get("piece"):
-            first, size = at.columns(o)
+            first, size = at.columns(o, sizes)
             to = to[..., first:first + size]  # memory has fewer columns than the tile, if that has padding
         to.copy_(x if x.shape == to.shape else x[tuple([slice(n) for n in to.shape])])
 

@@ -274,6 +274,15 @@ def _decayed_matmul_type(attrs: Attrs, *args: Tile) -> Tile:
     return a
 
 
+def _delayed(attrs: Attrs, *args: Tile) -> Tile:
+    _need(len(args) > 1, lambda: f"delay takes a tile, and a row for each token of the delay; got {len(args)} operand(s)")
+    x = args[0]
+    _need(x.rank == 2 and all(r == Tile(x.dims[1:], x.dtype) for r in args[1:]),
+          lambda: "delay takes a tile with a row for each token, and rows of its width and dtype; got "
+                  f"{', '.join(map(str, args))}")
+    return x
+
+
 def _of_token(attrs: Attrs, *args: Tile) -> Tile:
     _arity("of_token", 1, args)
     _need(args[0].rank > 0 and isinstance(args[0].dims[0], int),
@@ -517,6 +526,16 @@ def _sums(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
     return x.cumsum(0) - x if attrs.get("exclusive") else x.cumsum(0)
 
 
+def _delay(attrs: Attrs, x: torch.Tensor, *before: torch.Tensor) -> torch.Tensor:
+    import torch
+    return torch.cat([torch.stack(before), x])[:len(x)]
+
+
+def _advance(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+    import torch
+    return torch.cat([x[attrs["by"]:], torch.zeros_like(x[:attrs["by"]])])
+
+
 def _middle(x: torch.Tensor, size: int) -> torch.Tensor:
     """For each row of x, the last row of the first half of its 2 size rows."""
     import torch
@@ -616,6 +635,13 @@ op("from_quarters", "a tile made of its four quarters: upper left, upper right, 
 op("last", "the last row of a tile, as a vector, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1],
    zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True, vjp=vjps.last)
+op("delay", "the rows of a tile moved down by as many tokens as further operands. These are the first rows, in their order. "
+   "`given`: the rows lie so already, and the further operands are the first rows in a sequence's first chunk only",
+   _delayed, _delay, attrs=("given",), zero=zeros.delayed, text=texts.delay, across_rows=True, vjp=vjps.delay)
+op("advance", "the rows of a tile moved up by `by` tokens. Its last rows are zero", _matrix("advance"), _advance, attrs=("by",),
+   zero=zeros.same, text=texts.advance, across_rows=True)
+op("latest", "the row of the chunk's last token, which in a ragged tail is not the last row", _drop_first,
+   zero=zeros.columns_of, text=texts.last, across_rows=True, vjp=vjps.latest)
 op("to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
    "their first half: x[i] - x[m] in the second half, x[m] - x[i] in the first. With sums y before each token as second operand "
    "y[i] - x[m] in the second half. `given`: the last operand has x[m] in each row", _sums_of_rows("to_middle"), _to_middle,
@@ -682,11 +708,12 @@ op("load", "a tile from global memory. An asynchronous copy arrives at the barri
    "the last entry of a vector, or the last row of a tile in a channel. `one_token`: the row of a chunk's only token, without "
    "the axis of tokens. `tokens`: the rows of a group of so many such tokens, in which this one is. `described`: uses a tensor "
    "descriptor of the sequence's rows. `unfilled`: rows past the sequence's end may hold anything. `piece`: (first, size), only "
-   "these columns of rows in memory. `begun`: the copy of a ragged tail begins with that of this value, an earlier load. "
+   "these columns of rows in memory; the size may be a dim. `delay`: the "
+   "rows of this number of tokens before, zeros before the sequence's first token. `begun`: the copy of a ragged tail begins with that of this value, an earlier load. "
    "`middle`: in each row the middle row of its 2 middle rows, the last of their first half",
    _loaded, effect="read",
    attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
-          "tokens", "unfilled", "piece", "middle", "begun"))
+          "tokens", "unfilled", "piece", "middle", "begun", "delay"))
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
    "`one_token`, `piece`: as for load", _effect,
    effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token", "piece"))

@@ -28,6 +28,7 @@ def misplaced(p: Program, t: Tensor) -> Iterator[str]:
 def has_columns(p: Program, t: Tensor, o: Op) -> bool:
     """Whether the rows of the tiles of `t` have the columns that a load or store moves."""
     first, size = o.attr("piece")
+    size = p.sizes[size] if isinstance(size, str) else size
     return bool(t.dims) and not o.attr("heads") and not o.attr("last") and 0 <= first < first + size <= t.tile.shape(p.sizes)[-1]
 
 

@@ -40,12 +40,13 @@ LEGAL = {
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": """
         neg sigmoid lower strictly_lower resume Tensor.cleared to_middle from_middle halves eye pairs column_sum diagonal
+        delay advance latest delay.given load.delay
         diagonal_blocks row_max""",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks",
     "cut..assigned placed..checked": """
         load.one_token store.one_token
         warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
-        Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
+        Loop.warm_up Kernel.slices grid parts; loop part; loop before; loop last; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
     "decomposed..checked": """

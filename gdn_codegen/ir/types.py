@@ -157,7 +157,7 @@ class Tensor:
         return _tile(self.dims, self.dtype)
 
     def moved(self, heads: int = 0, transposed: bool = False, last: bool = False, one_token: bool = False,
-              tokens: int = 0, piece: tuple[int, int] | None = None) -> Tile:
+              tokens: int = 0, piece: tuple[int, Dim] | None = None) -> Tile:
         """The type of what one load or store moves.
 
         By default this is the tile of one head, or its transpose if `transposed`. heads: for a tensor with one value for each

@@ -171,7 +171,7 @@ class _Kernel:
             if self.env.get(c.init) != c.type:
                 raise self.fail(None, f"carried {c.name} starts as {c.init}, which is {self.env.get(c.init)}, not {c.type}")
             self.define(None, c.name, c.type)
-        self.body(lp.body, inside or lp.index in ("chunk", "before"))
+        self.body(lp.body, inside or lp.index in ("chunk", "before", "last"))
         for c in lp.carried:
             if self.env.get(c.next) != c.type:
                 raise self.fail(None, f"carried {c.name} becomes {c.next}: {self.env.get(c.next)}, not {c.type}")
@@ -252,6 +252,8 @@ class _Kernel:
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
         if at.get("piece") and not has_columns(self.p, t, o):
             raise self.fail(o, f"moves the columns {at['piece']} of {name}; accepted: (first, size) within the rows of its tiles")
+        if at.get("delay") and (t.index != "token" or len(t.dims) != 2 or at.keys() & {"transposed", "described", "one_token", "channel"}):
+            raise self.fail(o, f"loads rows of earlier tokens of {name}; accepted: of a tile of tokens, as it lies")
         row = at.get("one_token", False), at.get("tokens", 0), at.get("piece")
         moved = t.moved(heads, at.get("transposed", False), last, *row)
         if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (

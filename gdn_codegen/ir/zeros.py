@@ -59,6 +59,16 @@ def running_sums(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axe
     return transpose(zero[0] - ROWS, bool(attrs.get("by_head")))
 
 
+def columns_of(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """For a result that is one row of the operand, as a vector."""
+    return frozenset(n - 1 for n in zero[0] - ROWS)
+
+
+def delayed(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """For rows of the first operand, which may move to the padding, and vectors: columns that are zero in all operands."""
+    return (zero[0] - ROWS) if all(0 in z for z in zero[1:]) else NONE
+
+
 def diagonal(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
     """Entry i is zero if row i or column i of the operand is zero."""
     return ROWS if zero[0] else NONE

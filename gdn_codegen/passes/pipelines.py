@@ -32,9 +32,11 @@ from .algebra.decompose import decompose
 from .algebra.early_terms import early_terms
 from .algebra.fold_into_inverse import fold_into_inverse
 from .algebra.masks import masks
+from .algebra.moved_rows import moved_rows
 from .algebra.norms_from_products import norms_from_products
 from .algebra.operand_scales import operand_scales
 from .algebra.precision import precision
+from .algebra.recent_rows import recent_rows
 from .algebra.residuals import residuals
 from .algebra.reuse_products import reuse_products
 from .algebra.rewrite import rewrite
@@ -47,6 +49,7 @@ from .algebra.whole_vectors import whole_vectors
 from .cut.comments import comments
 from .cut.decay_bound import decay_bound
 from .cut.kernels import cut
+from .cut.last_chunk import last_chunk
 from .cut.partition import partition
 from .cut.warm_up import warm_up
 from .cut.warm_up_bounds import warm_up_bounds
@@ -123,6 +126,7 @@ FRONT: Passes = (
     ("split_sums", lambda p, c: split_sums(p, c.schedule)),
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
+    ("recent_rows", lambda p, c: recent_rows(p, c.device)),
     ("clamp_decay", lambda p, c: clamp_decay(p)),
     ("decayed_products", lambda p, c: decayed_products(p, c.dtype, joint=isinstance(c.device, Groups))),
     ("row_scales", lambda p, c: row_scales(p)),
@@ -130,6 +134,7 @@ FRONT: Passes = (
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("residuals", lambda p, c: residuals(p, c.schedule, c.dtype)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
+    ("last_chunk", lambda p, c: last_chunk(p)),
     ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("norms_from_products", lambda p, c: norms_from_products(p, c.dtype)),
@@ -217,6 +222,7 @@ CORES: Passes = (
     *FRONT,
     ("column_pieces", lambda p, c: column_pieces(p, c.schedule)),
     ("heads_by_columns", lambda p, c: heads_by_columns(p, c.schedule, c.cores)),
+    ("moved_rows", lambda p, c: moved_rows(p)),
     ("whole_vectors", lambda p, c: whole_vectors(p)),
     ("across_rows", lambda p, c: across_rows(p)),
     ("vectorise", lambda p, c: vectorise(p)),

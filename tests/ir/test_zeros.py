@@ -36,6 +36,7 @@ CASES = {
     "cumsum": [*(((x,), a) for x in (C, CK) for a in ({}, {"least": -0.5})), *(((x,), {"exclusive": True}) for x in (C, CK)),
                ((CK,), {"by_head": True})],
     "to_middle": [((CK,), {"size": 4}), ((CK, CK), {"size": 4})],
+    "delay": [((CK, ("K",)), {}), ((CK, ("K",), ("K",)), {})], "advance": [((CK,), {"by": 2})], "latest": [((CK,), {})],
     "halves": [((CK, CK), {"size": 2}), ((CC, CC), {"size": 2})],
     "from_middle": [((CK,), {"size": 4}), ((CK, CK), {"size": 4})],
     "decayed_product": [((CK,) * n, {}) for n in (3, 4)],
