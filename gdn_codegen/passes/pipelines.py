@@ -36,8 +36,8 @@ from .algebra.moved_rows import moved_rows
 from .algebra.norms_from_products import norms_from_products
 from .algebra.operand_scales import operand_scales
 from .algebra.precision import precision
-from .algebra.residuals import residuals
 from .algebra.recent_rows import recent_rows
+from .algebra.residuals import residuals
 from .algebra.reuse_products import reuse_products
 from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
