@@ -63,6 +63,9 @@ OWN_MEANING = frozenset({
     "load", "store", "resume", "warm_up_length", "return_unless_negative", "claim_part", "clear_counter", "claim_item",
     "next_item", "const", "scalar", "cast", "full", "eye", "expand", "row_max", "of_token", "valid", "latest"})
 
+#: Those of them that take rows by the place of the chunk.
+ROWS = frozenset({"of_token", "latest", "valid", "delay"})
+
 
 class _Leave(Exception):
     """Ends the current instance."""
@@ -285,10 +288,8 @@ class Interpreter:
                 assert o.type is not None
                 env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
             return
-        if kind == "delay" and attrs.get("given"):
-            env[o.out] = env[o.args[0]].clone()
-            for n, row in enumerate(o.args[1:] if at.chunk == 0 else ()):
-                env[o.out][n:n + 1] = env[row]
+        if kind in ROWS:
+            env[o.out] = self.of_rows(o, [env[a] for a in o.args], at, sizes)
         elif kind not in OWN_MEANING:
             if (known := OPS[kind]).effect != "sync":
                 assert known.evaluate is not None, kind
@@ -323,16 +324,6 @@ class Interpreter:
             env[o.out] = x if x.dtype is dtype else x.to(dtype)
         elif kind in ("full", "eye", "expand", "row_max"):
             env[o.out] = self.of_type(o, env, sizes)
-        elif kind == "of_token":
-            env[o.out] = env[o.args[0]][at.chunk % len(env[o.args[0]])]
-        elif kind == "latest":
-            env[o.out] = env[o.args[0]][self.rows(at, sizes) - 1]
-        elif kind == "valid" and attrs.get("given"):
-            env[o.out] = env[o.args[0]]  # an absent tensor is zero to begin with
-        elif kind == "valid":
-            x = env[o.args[0]].clone()
-            x[self.rows(at, sizes):] = 0
-            env[o.out] = x
 
     def later(self, k: Kernel, at: _At, ahead: int, sizes: dict[str, int]) -> tuple[_At, bool]:
         """The position so many iterations later, and whether it is past the last one. Outside of the loop, `at` is before the
@@ -348,6 +339,23 @@ class Interpreter:
             env[o.out] = self.memory[o.attr("tensor")].add_(1).clone()
         elif o.kind == "next_item" and env[o.args[0]] != at.iteration + 1:
             raise ValueError(f"next_item: got {env[o.args[0]]}; accepted: {at.iteration + 1}, the item after this one")
+
+    def of_rows(self, o: Op, args: list[torch.Tensor], at: _At, sizes: dict[str, int]) -> torch.Tensor:
+        """The value of an op on rows that depends on the chunk's place in the sequence, or on how many tokens it has."""
+        x, *first = args
+        if o.kind == "of_token":
+            return x[at.chunk % len(x)]
+        if o.kind == "latest":
+            return x[self.rows(at, sizes) - 1]
+        if o.attr("given"):  # valid: an absent tensor is zero to begin with. delay: `first` are rows of a sequence's first chunk
+            return torch.cat([torch.stack(first), x[len(first):]])[:len(x)] if first and at.chunk == 0 else x
+        if o.kind == "delay":
+            moved = OPS[o.kind].evaluate
+            assert moved is not None
+            return moved(dict(o.attrs), *args)
+        x = x.clone()
+        x[self.rows(at, sizes):] = 0
+        return x
 
     def of_type(self, o: Op, env: dict[str, torch.Tensor], sizes: dict[str, int]) -> torch.Tensor:
         """The value of an op that depends on its type or on extents: a constant tile, the identity, a broadcast operand, or

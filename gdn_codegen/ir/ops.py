@@ -708,8 +708,8 @@ op("load", "a tile from global memory. An asynchronous copy arrives at the barri
    "the last entry of a vector, or the last row of a tile in a channel. `one_token`: the row of a chunk's only token, without "
    "the axis of tokens. `tokens`: the rows of a group of so many such tokens, in which this one is. `described`: uses a tensor "
    "descriptor of the sequence's rows. `unfilled`: rows past the sequence's end may hold anything. `piece`: (first, size), only "
-   "these columns of rows in memory; the size may be a dim. `delay`: the "
-   "rows of this number of tokens before, zeros before the sequence's first token. `begun`: the copy of a ragged tail begins with that of this value, an earlier load. "
+   "these columns of rows in memory; the size may be a dim. `begun`: the copy of a ragged tail begins with that of this "
+   "value, an earlier load. `delay`: the rows of this number of tokens before, zeros before the sequence's first token. "
    "`middle`: in each row the middle row of its 2 middle rows, the last of their first half",
    _loaded, effect="read",
    attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",

@@ -32,6 +32,12 @@ def has_columns(p: Program, t: Tensor, o: Op) -> bool:
     return bool(t.dims) and not o.attr("heads") and not o.attr("last") and 0 <= first < first + size <= t.tile.shape(p.sizes)[-1]
 
 
+def can_be_delayed(t: Tensor, o: Op) -> bool:
+    """Whether a load of `t` may begin some tokens before the chunk: of a tile of tokens, as it lies."""
+    changed = ("transposed", "described", "one_token", "channel")
+    return t.index == "token" and len(t.dims) == 2 and not any(o.attr(x) for x in changed)
+
+
 def takes_columns(p: Program, k: Kernel, lp: Loop) -> bool:
     """Whether a loop over columns takes pieces of K, in a kernel over chunks, and has no loop inside."""
     moved = {o.attr("piece") for o in lp.ops if o.attr("piece")}

@@ -1,8 +1,8 @@
 """recent_rows: loads the rows of earlier tokens from memory, so that they need no state. For devices that load a tile some tokens
 before the chunk (`Device.moved_loads`).
 
-A state whose next value is `latest(x)` is, before a chunk, the row of x of the token before it. If x is an input, that row lies in
-memory. So `delay(x, r, s)` with such states is a load that begins two tokens before the chunk. Only before a sequence's first
+A state whose next value is `latest(x)` is, before a chunk, the row of x of the token before it. If x is an input, that row lies
+in memory. So `delay(x, r, s)` with such states is a load that begins two tokens before the chunk. Only before a sequence's first
 token memory has none of its rows: there are the initial states. Then chunks need nothing of each other, and `cut` makes them
 parallel.
 
