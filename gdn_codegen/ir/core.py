@@ -88,10 +88,10 @@ class Carry:
 @dataclass(frozen=True)
 class Loop:
     """A loop. index: what it iterates over. "chunk": the chunks of a sequence in order, or of one part in a grid over parts.
-    "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
-    core group or thread block runs. "columns": pieces of K, of `step` columns, in a kernel over chunks. warm_up: the value with
-    the warm-up length: the loop begins this number of chunks before its part, if it is positive. Stores have no effect in the
-    iterations of the warm-up. step: -1 from the last chunk to the first. Parts, and what is before them, are counted from there.
+    "last": the last chunk of a sequence, if it has one. "before": the chunks of the warm-up before a part. "part": the earlier
+    parts of the sequence. "item": the instances that one core group or thread block runs. "columns": pieces of K, of `step`
+    columns, in a kernel over chunks. warm_up: the value with the warm-up length: the loop begins this number of chunks before its
+    part, if it is positive, and stores nothing there. step: -1 from the last chunk to the first, from where parts are counted.
 
     A loop "before" with carried values hands them to the next loop, over the chunks of the part. The names in its body are the
     names of the same ops in that loop.

@@ -29,7 +29,8 @@ STAGES = {
 #: WAY", "loop INDEX", or "index INDEX" of a tensor. An attribute that the table does not list is legal wherever its op is.
 LEGAL = {
     "traced..checked": """
-        const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full expand
+        const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
+        expand cumsum
         Program.dims Program.extents Program.tokens Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over Tensor.wide
         grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head;
         index slot; Loop.step""",
@@ -38,17 +39,19 @@ LEGAL = {
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": """
-        neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle from_middle halves eye pairs column_sum diagonal
+        neg sigmoid lower strictly_lower resume Tensor.cleared to_middle from_middle halves eye pairs column_sum diagonal
+        delay advance latest delay.given load.delay
         diagonal_blocks row_max""",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks",
     "cut..assigned placed..checked": """
         load.one_token store.one_token
         warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
-        Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
+        Loop.warm_up Kernel.slices grid parts; loop part; loop before; loop last; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
     "decomposed..checked": """
-        load.piece store.piece segment join block load.last load.heads store.heads batch product; index const""",
+        load.piece store.piece segment join block blocks diagonal_stack insert matmul.stacked cumsum.by_head
+        load.last load.heads store.heads batch columns; index const""",
     "decomposed..assigned placed..checked": """
         loop columns;
         diag_inverse load.middle to_middle.given from_middle.given maximum.bound minimum.bound""",

@@ -26,17 +26,16 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("delta_rule_o_S_fp16", ["strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "lower_mask", "identity_float16_C", "k_kT_channel", "below_beta_k_neg_4_f16_channel", "Tinv_rows_2_f16_channel", "below_beta_k_neg_8_f16_channel", "below_beta_k_16_f16_channel", "below_beta_k_32_f16_channel", "below_beta_k_64_f16_channel", "S_f16_channel", "k_S_channel", "beta_v_minus_k_S_f16_channel", "q_kT_channel", "lower_q_kT_f16_channel", "o_sum_channel", "S_next_part_channel"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("delta_rule_o_S_fp16", ["minus_identity_float16", "strictly_lower_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "lower_mask", "identity_float16_16", "k_kT_channel", "below_beta_k_kT_f16_channel", "below_diagonal_4_f16_channel", "Tinv_rows_2_f16_channel", "below_diagonal_8_f16_channel", "below_diagonal_16_f16_channel", "S_f16_channel", "k_S_channel", "beta_v_minus_k_S_f16_channel", "q_kT_channel", "lower_q_kT_f16_channel", "o_sum_channel", "S_next_part_channel"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
     "k_kT_channel": ([64, 64], "float32"),
-    "below_beta_k_neg_4_f16_channel": ([64, 64], "float16"),
-    "Tinv_rows_2_f16_channel": ([64, 64], "float16"),
-    "below_beta_k_neg_8_f16_channel": ([64, 64], "float16"),
-    "below_beta_k_16_f16_channel": ([64, 64], "float16"),
-    "below_beta_k_32_f16_channel": ([64, 64], "float16"),
-    "below_beta_k_64_f16_channel": ([64, 64], "float16"),
+    "below_beta_k_kT_f16_channel": ([64, 64], "float16"),
+    "below_diagonal_4_f16_channel": ([64, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ([64, 16], "float16"),
+    "below_diagonal_8_f16_channel": ([64, 16], "float16"),
+    "below_diagonal_16_f16_channel": ([64, 16], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
     "k_S_channel": ([64, 128], "float32"),
     "beta_v_minus_k_S_f16_channel": ([64, 128], "float16"),
@@ -47,16 +46,15 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
+    "minus_identity_float16": ("eye -1.0 0.0", [64, 64], "float16"),
     "strictly_lower_mask": ("strictly_lower 1.0 0.0", [64, 64], "float32"),
-    "eye_mask": ("eye 1.0 0.0", [64, 64], "float32"),
-    "pairs_1_mask": ("pairs:1 1.0 0.0", [64, 64], "float32"),
-    "pairs_2_mask": ("pairs:2 1.0 0.0", [64, 64], "float32"),
-    "pairs_4_mask": ("pairs:4 1.0 0.0", [64, 64], "float32"),
-    "pairs_8_mask": ("pairs:8 1.0 0.0", [64, 64], "float32"),
-    "pairs_16_mask": ("pairs:16 1.0 0.0", [64, 64], "float32"),
-    "pairs_32_mask": ("pairs:32 1.0 0.0", [64, 64], "float32"),
+    "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [64, 16], "float32"),
+    "eye_mask_of_16": ("eye 1.0 0.0", [64, 16], "float32"),
+    "pairs_2_mask_of_16": ("pairs:2 1.0 0.0", [64, 16], "float32"),
+    "pairs_4_mask_of_16": ("pairs:4 1.0 0.0", [64, 16], "float32"),
+    "pairs_8_mask_of_16": ("pairs:8 1.0 0.0", [64, 16], "float32"),
     "lower_mask": ("lower 1.0 0.0", [64, 64], "float32"),
-    "identity_float16_C": ("eye 1.0 0.0", [64, 64], "float16"),
+    "identity_float16_16": ("eye 1.0 0.0", [16, 16], "float16"),
 }
 
 SOURCE = r'''
@@ -78,6 +76,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -186,6 +186,53 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
 }
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int groups = 8, group = Rows / groups;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
+}
 #endif
 #endif
 
@@ -198,23 +245,21 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
+ * minus_identity_float16: workspace, const, [C, C] float16
  * strictly_lower_mask: workspace, const, [C, C] float32
- * eye_mask: workspace, const, [C, C] float32
- * pairs_1_mask: workspace, const, [C, C] float32
- * pairs_2_mask: workspace, const, [C, C] float32
- * pairs_4_mask: workspace, const, [C, C] float32
- * pairs_8_mask: workspace, const, [C, C] float32
- * pairs_16_mask: workspace, const, [C, C] float32
- * pairs_32_mask: workspace, const, [C, C] float32
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32
+ * eye_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32
  * lower_mask: workspace, const, [C, C] float32
- * identity_float16_C: workspace, const, [C, C] float16
+ * identity_float16_16: workspace, const, [16, 16] float16
  * k_kT_channel: workspace, block, [C, C] float32
- * below_beta_k_neg_4_f16_channel: workspace, block, [C, C] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
- * below_beta_k_neg_8_f16_channel: workspace, block, [C, C] float16
- * below_beta_k_16_f16_channel: workspace, block, [C, C] float16
- * below_beta_k_32_f16_channel: workspace, block, [C, C] float16
- * below_beta_k_64_f16_channel: workspace, block, [C, C] float16
+ * below_beta_k_kT_f16_channel: workspace, block, [C, C] float16
+ * below_diagonal_4_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * below_diagonal_8_f16_channel: workspace, block, [C, 16] float16
+ * below_diagonal_16_f16_channel: workspace, block, [C, 16] float16
  * S_f16_channel: workspace, block, [K, V] float16
  * k_S_channel: workspace, block, [C, V] float32
  * beta_v_minus_k_S_f16_channel: workspace, block, [C, V] float16
@@ -231,23 +276,21 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *minus_identity_float16_bytes,
     __gm__ uint8_t *strictly_lower_mask_bytes,
-    __gm__ uint8_t *eye_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_bytes,
-    __gm__ uint8_t *pairs_2_mask_bytes,
-    __gm__ uint8_t *pairs_4_mask_bytes,
-    __gm__ uint8_t *pairs_8_mask_bytes,
-    __gm__ uint8_t *pairs_16_mask_bytes,
-    __gm__ uint8_t *pairs_32_mask_bytes,
+    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
+    __gm__ uint8_t *eye_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
     __gm__ uint8_t *lower_mask_bytes,
-    __gm__ uint8_t *identity_float16_C_bytes,
+    __gm__ uint8_t *identity_float16_16_bytes,
     __gm__ uint8_t *k_kT_channel_bytes,
-    __gm__ uint8_t *below_beta_k_neg_4_f16_channel_bytes,
+    __gm__ uint8_t *below_beta_k_kT_f16_channel_bytes,
+    __gm__ uint8_t *below_diagonal_4_f16_channel_bytes,
     __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *below_beta_k_neg_8_f16_channel_bytes,
-    __gm__ uint8_t *below_beta_k_16_f16_channel_bytes,
-    __gm__ uint8_t *below_beta_k_32_f16_channel_bytes,
-    __gm__ uint8_t *below_beta_k_64_f16_channel_bytes,
+    __gm__ uint8_t *below_diagonal_8_f16_channel_bytes,
+    __gm__ uint8_t *below_diagonal_16_f16_channel_bytes,
     __gm__ uint8_t *S_f16_channel_bytes,
     __gm__ uint8_t *k_S_channel_bytes,
     __gm__ uint8_t *beta_v_minus_k_S_f16_channel_bytes,
@@ -276,23 +319,21 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
     __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
-    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
-    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
-    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
-    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
-    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
-    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
-    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
     __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(lower_mask_bytes);
-    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
-    __gm__ half *below_beta_k_neg_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_neg_4_f16_channel_bytes);
+    __gm__ half *below_beta_k_kT_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_kT_f16_channel_bytes);
+    __gm__ half *below_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_diagonal_4_f16_channel_bytes);
     __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *below_beta_k_neg_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_neg_8_f16_channel_bytes);
-    __gm__ half *below_beta_k_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_16_f16_channel_bytes);
-    __gm__ half *below_beta_k_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_32_f16_channel_bytes);
-    __gm__ half *below_beta_k_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_64_f16_channel_bytes);
+    __gm__ half *below_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_diagonal_8_f16_channel_bytes);
+    __gm__ half *below_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_diagonal_16_f16_channel_bytes);
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
     __gm__ float *k_S_channel_gm = reinterpret_cast<__gm__ float *>(k_S_channel_bytes);
     __gm__ half *beta_v_minus_k_S_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta_v_minus_k_S_f16_channel_bytes);
@@ -302,10 +343,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
-    L1Tile<half, 64, 64> identity;
-    TASSIGN(identity, 0x0);
+    L1Tile<half, 64, 64> minus_identity;
+    TASSIGN(minus_identity, 0x0);
+    L1Tile<half, 16, 16> identity;
+    TASSIGN(identity, 0x2000);
     L1Tile<half, 64, 128> k_first;
-    TASSIGN(k_first, 0x2000);
+    TASSIGN(k_first, 0x2200);
     TileLeft<half, 64, 128> k_kT_left_first;
     TASSIGN(k_kT_left_first, 0x0);
     TileRight<half, 128, 64> k_kT_right_first;
@@ -313,268 +356,288 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     TileAcc<float, 64, 64> k_kT_first;
     TASSIGN(k_kT_first, 0x0);
     L1Tile<half, 64, 128> q_first;
-    TASSIGN(q_first, 0xa000);
+    TASSIGN(q_first, 0xa200);
+    L1Tile<half, 64, 64> Tinv_zeros_first;
+    TASSIGN(Tinv_zeros_first, 0x12200);
     TileLeft<half, 64, 128> q_kT_left_first;
     TASSIGN(q_kT_left_first, 0x8000);
     TileRight<half, 128, 64> q_kT_right_first;
     TASSIGN(q_kT_right_first, 0x8000);
     TileAcc<float, 64, 64> q_kT_first;
-    TASSIGN(q_kT_first, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_neg_4_f16_in_first;
-    TASSIGN(below_beta_k_neg_4_f16_in_first, 0x12000);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_first;
-    TASSIGN(Tinv_rows_2_f16_in_first, 0x14000);
-    TileLeft<half, 64, 64> Tinv_below_4_left_first;
+    TASSIGN(q_kT_first, 0x4000);
+    L1Tile<half, 64, 64> below_beta_k_kT_f16_in_first;
+    TASSIGN(below_beta_k_kT_f16_in_first, 0x14200);
+    L1Tile<half, 64, 16> below_diagonal_4_f16_in_first;
+    TASSIGN(below_diagonal_4_f16_in_first, 0x16200);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_first;
+    TASSIGN(Tinv_rows_2_f16_in_first, 0x16a00);
+    TileLeft<half, 64, 16> Tinv_below_4_left_first;
     TASSIGN(Tinv_below_4_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_below_4_right_first;
+    TileRight<half, 64, 16> Tinv_below_4_right_first;
     TASSIGN(Tinv_below_4_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4_first;
-    TASSIGN(Tinv_below_4_first, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_neg_8_f16_in_first;
-    TASSIGN(below_beta_k_neg_8_f16_in_first, 0x16000);
-    L1Tile<half, 64, 64> below_beta_k_16_f16_in_first;
-    TASSIGN(below_beta_k_16_f16_in_first, 0x18000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16_first;
-    TASSIGN(Tinv_below_4_f16_first, 0x1a000);
-    TileLeft<half, 64, 64> identity_product_left_first;
+    TileAcc<float, 64, 16> Tinv_below_4_first;
+    TASSIGN(Tinv_below_4_first, 0x8000);
+    L1Tile<half, 64, 16> below_diagonal_8_f16_in_first;
+    TASSIGN(below_diagonal_8_f16_in_first, 0x17200);
+    L1Tile<half, 64, 16> Tinv_below_4_f16_first;
+    TASSIGN(Tinv_below_4_f16_first, 0x17a00);
+    TileLeft<half, 64, 16> identity_product_left_first;
     TASSIGN(identity_product_left_first, 0x8000);
-    TileRight<half, 64, 64> identity_product_right_first;
+    TileRight<half, 16, 16> identity_product_right_first;
     TASSIGN(identity_product_right_first, 0x8000);
-    TileAcc<float, 64, 64> identity_product_first;
-    TASSIGN(identity_product_first, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_32_f16_in_first;
-    TASSIGN(below_beta_k_32_f16_in_first, 0x1c000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_first;
+    TileAcc<float, 64, 16> identity_product_first;
+    TASSIGN(identity_product_first, 0x9000);
+    L1Tile<half, 64, 16> below_diagonal_16_f16_in_first;
+    TASSIGN(below_diagonal_16_f16_in_first, 0x18200);
+    TileLeft<half, 64, 16> Tinv_rows_4_left_first;
     TASSIGN(Tinv_rows_4_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_4_right_first;
+    TileRight<half, 64, 16> Tinv_rows_4_right_first;
     TASSIGN(Tinv_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_4_first;
-    TASSIGN(Tinv_rows_4_first, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_64_f16_in_first;
-    TASSIGN(below_beta_k_64_f16_in_first, 0x1e000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16_first;
-    TASSIGN(Tinv_rows_4_f16_first, 0x20000);
-    L1Tile<half, 64, 64> lower_q_kT_f16_in_first;
-    TASSIGN(lower_q_kT_f16_in_first, 0x22000);
-    TileLeft<half, 64, 64> Tinv_below_8_left_first;
+    TileAcc<float, 64, 16> Tinv_rows_4_first;
+    TASSIGN(Tinv_rows_4_first, 0x9000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16_first;
+    TASSIGN(Tinv_rows_4_f16_first, 0x18a00);
+    TileLeft<half, 64, 16> Tinv_below_8_left_first;
     TASSIGN(Tinv_below_8_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_8_right_first;
+    TileRight<half, 64, 16> Tinv_below_8_right_first;
     TASSIGN(Tinv_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_8_first;
-    TASSIGN(Tinv_below_8_first, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16_first;
-    TASSIGN(Tinv_below_8_f16_first, 0x26000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_first;
+    TileAcc<float, 64, 16> Tinv_below_8_first;
+    TASSIGN(Tinv_below_8_first, 0xa000);
+    L1Tile<half, 64, 64> lower_q_kT_f16_in_first;
+    TASSIGN(lower_q_kT_f16_in_first, 0x19200);
+    L1Tile<half, 64, 16> Tinv_below_8_f16_first;
+    TASSIGN(Tinv_below_8_f16_first, 0x1d200);
+    TileLeft<half, 64, 16> Tinv_rows_8_left_first;
     TASSIGN(Tinv_rows_8_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_8_right_first;
+    TileRight<half, 64, 16> Tinv_rows_8_right_first;
     TASSIGN(Tinv_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_8_first;
-    TASSIGN(Tinv_rows_8_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16_first;
-    TASSIGN(Tinv_rows_8_f16_first, 0x28000);
-    TileLeft<half, 64, 64> Tinv_below_16_left_first;
+    TileAcc<float, 64, 16> Tinv_rows_8_first;
+    TASSIGN(Tinv_rows_8_first, 0x9000);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16_first;
+    TASSIGN(Tinv_rows_8_f16_first, 0x1da00);
+    TileLeft<half, 64, 16> Tinv_below_16_left_first;
     TASSIGN(Tinv_below_16_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_right_first;
+    TileRight<half, 64, 16> Tinv_below_16_right_first;
     TASSIGN(Tinv_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_first;
-    TASSIGN(Tinv_below_16_first, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16_first;
-    TASSIGN(Tinv_below_16_f16_first, 0x2a000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_first;
+    TileAcc<float, 64, 16> Tinv_below_16_first;
+    TASSIGN(Tinv_below_16_first, 0xb000);
+    L1Tile<half, 64, 16> Tinv_below_16_f16_first;
+    TASSIGN(Tinv_below_16_f16_first, 0x1e200);
+    TileLeft<half, 64, 16> Tinv_rows_16_left_first;
     TASSIGN(Tinv_rows_16_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_16_right_first;
+    TileRight<half, 64, 16> Tinv_rows_16_right_first;
     TASSIGN(Tinv_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_16_first;
-    TASSIGN(Tinv_rows_16_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16_first;
-    TASSIGN(Tinv_rows_16_f16_first, 0x2c000);
-    TileLeft<half, 64, 64> Tinv_below_32_left_first;
+    TileAcc<float, 64, 16> Tinv_rows_16_first;
+    TASSIGN(Tinv_rows_16_first, 0x9000);
+    L1Tile<half, 64, 64> Tinv_blocks_16_first;
+    TASSIGN(Tinv_blocks_16_first, 0x12200);
+    TileLeft<half, 32, 16> Tinv_below_32_left_first;
     TASSIGN(Tinv_below_32_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_right_first;
+    TileRight<half, 32, 16> Tinv_below_32_right_first;
     TASSIGN(Tinv_below_32_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_first;
-    TASSIGN(Tinv_below_32_first, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16_first;
-    TASSIGN(Tinv_below_32_f16_first, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_first;
-    TASSIGN(Tinv_rows_32_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right_first;
-    TASSIGN(Tinv_rows_32_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32_first;
-    TASSIGN(Tinv_rows_32_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16_first;
-    TASSIGN(Tinv_rows_32_f16_first, 0x30000);
-    TileLeft<half, 64, 64> Tinv_below_64_left_first;
+    TileAcc<float, 32, 16> Tinv_below_32_first;
+    TASSIGN(Tinv_below_32_first, 0xc000);
+    L1Tile<half, 32, 16> Tinv_below_32_f16_first;
+    TASSIGN(Tinv_below_32_f16_first, 0x1ea00);
+    TileLeft<half, 32, 16> Tinv_corner_32_left_first;
+    TASSIGN(Tinv_corner_32_left_first, 0x0);
+    TileRight<half, 32, 16> Tinv_corner_32_right_first;
+    TASSIGN(Tinv_corner_32_right_first, 0x0);
+    TileAcc<float, 32, 16> Tinv_corner_32_first;
+    TASSIGN(Tinv_corner_32_first, 0xc800);
+    L1Tile<half, 64, 64> Tinv_blocks_32_first;
+    TASSIGN(Tinv_blocks_32_first, 0x12200);
+    TileLeft<half, 32, 32> Tinv_below_64_left_first;
     TASSIGN(Tinv_below_64_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_right_first;
+    TileRight<half, 32, 32> Tinv_below_64_right_first;
     TASSIGN(Tinv_below_64_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_first;
-    TASSIGN(Tinv_below_64_first, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16_first;
-    TASSIGN(Tinv_below_64_f16_first, 0x32000);
+    TileAcc<float, 32, 32> Tinv_below_64_first;
+    TASSIGN(Tinv_below_64_first, 0xd000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16_first;
+    TASSIGN(Tinv_below_64_f16_first, 0x1ee00);
+    TileLeft<half, 32, 32> Tinv_corner_64_left_first;
+    TASSIGN(Tinv_corner_64_left_first, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_right_first;
+    TASSIGN(Tinv_corner_64_right_first, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64_first;
+    TASSIGN(Tinv_corner_64_first, 0xe000);
+    L1Tile<half, 64, 64> Tinv_blocks_64_first;
+    TASSIGN(Tinv_blocks_64_first, 0x12200);
     TileLeft<half, 64, 64> Tinv_left_first;
-    TASSIGN(Tinv_left_first, 0x0);
+    TASSIGN(Tinv_left_first, 0x8000);
     TileRight<half, 64, 64> Tinv_right_first;
-    TASSIGN(Tinv_right_first, 0x0);
+    TASSIGN(Tinv_right_first, 0x8000);
     TileAcc<float, 64, 64> Tinv_first;
-    TASSIGN(Tinv_first, 0x0);
+    TASSIGN(Tinv_first, 0xf000);
     L1Tile<half, 64, 64> Tinv_f16_first;
-    TASSIGN(Tinv_f16_first, 0x34000);
+    TASSIGN(Tinv_f16_first, 0x1f600);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> k;
     L1Tile<half, 64, 64> Tinv_f16;
     L1Tile<half, 64, 64> lower_q_kT_f16_in;
     L1Tile<half, 64, 128> k_next;
     TileLeft<half, 64, 128> k_kT_left_next;
-    TASSIGN(k_kT_left_next, 0x8000);
+    TASSIGN(k_kT_left_next, 0x0);
     TileRight<half, 128, 64> k_kT_right_next;
-    TASSIGN(k_kT_right_next, 0x8000);
+    TASSIGN(k_kT_right_next, 0x0);
     TileAcc<float, 64, 64> k_kT_next;
-    TASSIGN(k_kT_next, 0x0);
+    TASSIGN(k_kT_next, 0x13000);
     L1Tile<half, 64, 128> q_next;
+    L1Tile<half, 64, 64> Tinv_zeros_next;
+    TASSIGN(Tinv_zeros_next, 0x23600);
     L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x38000);
+    TASSIGN(S_f16_in, 0x25600);
     TileLeft<half, 64, 128> q_kT_left_next;
-    TASSIGN(q_kT_left_next, 0x0);
+    TASSIGN(q_kT_left_next, 0x8000);
     TileRight<half, 128, 64> q_kT_right_next;
-    TASSIGN(q_kT_right_next, 0x0);
+    TASSIGN(q_kT_right_next, 0x8000);
     TileAcc<float, 64, 64> q_kT_next;
-    TASSIGN(q_kT_next, 0x0);
+    TASSIGN(q_kT_next, 0x17000);
     TileLeft<half, 64, 128> k_S_left;
-    TASSIGN(k_S_left, 0x8000);
+    TASSIGN(k_S_left, 0x0);
     TileRight<half, 128, 128> k_S_right;
-    TASSIGN(k_S_right, 0x8000);
+    TASSIGN(k_S_right, 0x0);
     TileAcc<float, 64, 128> k_S;
     TASSIGN(k_S, 0x0);
+    L1Tile<half, 64, 64> below_beta_k_kT_f16_in_next;
+    TASSIGN(below_beta_k_kT_f16_in_next, 0x2d600);
+    L1Tile<half, 64, 16> below_diagonal_4_f16_in_next;
+    TASSIGN(below_diagonal_4_f16_in_next, 0x2f600);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_next;
+    TASSIGN(Tinv_rows_2_f16_in_next, 0x2fe00);
+    L1Tile<half, 64, 16> below_diagonal_8_f16_in_next;
+    TASSIGN(below_diagonal_8_f16_in_next, 0x30600);
     TileLeft<half, 64, 128> q_S_left;
-    TASSIGN(q_S_left, 0x0);
+    TASSIGN(q_S_left, 0x8000);
     TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x0);
+    TASSIGN(q_S_right, 0x8000);
     TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_neg_4_f16_in_next;
-    TASSIGN(below_beta_k_neg_4_f16_in_next, 0x40000);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_next;
-    TASSIGN(Tinv_rows_2_f16_in_next, 0x42000);
-    L1Tile<half, 64, 64> below_beta_k_neg_8_f16_in_next;
-    TASSIGN(below_beta_k_neg_8_f16_in_next, 0x44000);
-    TileLeft<half, 64, 64> Tinv_below_4_left_next;
-    TASSIGN(Tinv_below_4_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_4_right_next;
-    TASSIGN(Tinv_below_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_4_next;
-    TASSIGN(Tinv_below_4_next, 0x8000);
-    L1Tile<half, 64, 64> below_beta_k_16_f16_in_next;
-    TASSIGN(below_beta_k_16_f16_in_next, 0x46000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16_next;
-    TASSIGN(Tinv_below_4_f16_next, 0x48000);
-    TileLeft<half, 64, 64> identity_product_left_next;
-    TASSIGN(identity_product_left_next, 0x0);
-    TileRight<half, 64, 64> identity_product_right_next;
-    TASSIGN(identity_product_right_next, 0x0);
-    TileAcc<float, 64, 64> identity_product_next;
-    TASSIGN(identity_product_next, 0x8000);
-    L1Tile<half, 64, 64> below_beta_k_32_f16_in_next;
-    TASSIGN(below_beta_k_32_f16_in_next, 0x4a000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_next;
-    TASSIGN(Tinv_rows_4_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_4_right_next;
-    TASSIGN(Tinv_rows_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_4_next;
-    TASSIGN(Tinv_rows_4_next, 0x8000);
-    L1Tile<half, 64, 64> below_beta_k_64_f16_in_next;
-    TASSIGN(below_beta_k_64_f16_in_next, 0x4c000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16_next;
-    TASSIGN(Tinv_rows_4_f16_next, 0x4e000);
-    TileLeft<half, 64, 64> Tinv_below_8_left_next;
-    TASSIGN(Tinv_below_8_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_below_8_right_next;
-    TASSIGN(Tinv_below_8_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_8_next;
-    TASSIGN(Tinv_below_8_next, 0xc000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16_next;
-    TASSIGN(Tinv_below_8_f16_next, 0x50000);
-    L1Tile<half, 64, 128> beta_v_minus_k_S_f16_in;
-    TASSIGN(beta_v_minus_k_S_f16_in, 0x52000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_next;
-    TASSIGN(Tinv_rows_8_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_8_right_next;
-    TASSIGN(Tinv_rows_8_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_8_next;
-    TASSIGN(Tinv_rows_8_next, 0x8000);
+    TASSIGN(q_S, 0x8000);
+    L1Tile<half, 64, 16> below_diagonal_16_f16_in_next;
+    TASSIGN(below_diagonal_16_f16_in_next, 0x30e00);
     L1Tile<half, 64, 64> lower_q_kT_f16_in_next;
+    TileLeft<half, 64, 16> Tinv_below_4_left_next;
+    TASSIGN(Tinv_below_4_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_below_4_right_next;
+    TASSIGN(Tinv_below_4_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_below_4_next;
+    TASSIGN(Tinv_below_4_next, 0x10000);
+    L1Tile<half, 64, 16> Tinv_below_4_f16_next;
+    TASSIGN(Tinv_below_4_f16_next, 0x31600);
+    TileLeft<half, 64, 16> identity_product_left_next;
+    TASSIGN(identity_product_left_next, 0x8000);
+    TileRight<half, 16, 16> identity_product_right_next;
+    TASSIGN(identity_product_right_next, 0x8000);
+    TileAcc<float, 64, 16> identity_product_next;
+    TASSIGN(identity_product_next, 0x11000);
+    TileLeft<half, 64, 16> Tinv_rows_4_left_next;
+    TASSIGN(Tinv_rows_4_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_4_right_next;
+    TASSIGN(Tinv_rows_4_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_4_next;
+    TASSIGN(Tinv_rows_4_next, 0x11000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16_next;
+    TASSIGN(Tinv_rows_4_f16_next, 0x31e00);
+    TileLeft<half, 64, 16> Tinv_below_8_left_next;
+    TASSIGN(Tinv_below_8_left_next, 0x8000);
+    TileRight<half, 64, 16> Tinv_below_8_right_next;
+    TASSIGN(Tinv_below_8_right_next, 0x8000);
+    TileAcc<float, 64, 16> Tinv_below_8_next;
+    TASSIGN(Tinv_below_8_next, 0x12000);
+    L1Tile<half, 64, 16> Tinv_below_8_f16_next;
+    TASSIGN(Tinv_below_8_f16_next, 0x32600);
+    TileLeft<half, 64, 16> Tinv_rows_8_left_next;
+    TASSIGN(Tinv_rows_8_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_8_right_next;
+    TASSIGN(Tinv_rows_8_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_8_next;
+    TASSIGN(Tinv_rows_8_next, 0x11000);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16_next;
+    TASSIGN(Tinv_rows_8_f16_next, 0x32e00);
+    TileLeft<half, 64, 16> Tinv_below_16_left_next;
+    TASSIGN(Tinv_below_16_left_next, 0x8000);
+    TileRight<half, 64, 16> Tinv_below_16_right_next;
+    TASSIGN(Tinv_below_16_right_next, 0x8000);
+    TileAcc<float, 64, 16> Tinv_below_16_next;
+    TASSIGN(Tinv_below_16_next, 0x13000);
+    L1Tile<half, 64, 16> Tinv_below_16_f16_next;
+    TASSIGN(Tinv_below_16_f16_next, 0x33600);
+    TileLeft<half, 64, 16> Tinv_rows_16_left_next;
+    TASSIGN(Tinv_rows_16_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_16_right_next;
+    TASSIGN(Tinv_rows_16_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_16_next;
+    TASSIGN(Tinv_rows_16_next, 0x11000);
+    L1Tile<half, 64, 64> Tinv_blocks_16_next;
+    TASSIGN(Tinv_blocks_16_next, 0x23600);
+    TileLeft<half, 32, 16> Tinv_below_32_left_next;
+    TASSIGN(Tinv_below_32_left_next, 0x8000);
+    TileRight<half, 32, 16> Tinv_below_32_right_next;
+    TASSIGN(Tinv_below_32_right_next, 0x8000);
+    TileAcc<float, 32, 16> Tinv_below_32_next;
+    TASSIGN(Tinv_below_32_next, 0x14000);
+    L1Tile<half, 32, 16> Tinv_below_32_f16_next;
+    TASSIGN(Tinv_below_32_f16_next, 0x33e00);
+    TileLeft<half, 32, 16> Tinv_corner_32_left_next;
+    TASSIGN(Tinv_corner_32_left_next, 0x0);
+    TileRight<half, 32, 16> Tinv_corner_32_right_next;
+    TASSIGN(Tinv_corner_32_right_next, 0x0);
+    TileAcc<float, 32, 16> Tinv_corner_32_next;
+    TASSIGN(Tinv_corner_32_next, 0x14800);
+    L1Tile<half, 64, 64> Tinv_blocks_32_next;
+    TASSIGN(Tinv_blocks_32_next, 0x23600);
+    TileLeft<half, 32, 32> Tinv_below_64_left_next;
+    TASSIGN(Tinv_below_64_left_next, 0x8000);
+    TileRight<half, 32, 32> Tinv_below_64_right_next;
+    TASSIGN(Tinv_below_64_right_next, 0x8000);
+    TileAcc<float, 32, 32> Tinv_below_64_next;
+    TASSIGN(Tinv_below_64_next, 0x15000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16_next;
+    TASSIGN(Tinv_below_64_f16_next, 0x34200);
+    TileLeft<half, 32, 32> Tinv_corner_64_left_next;
+    TASSIGN(Tinv_corner_64_left_next, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_right_next;
+    TASSIGN(Tinv_corner_64_right_next, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64_next;
+    TASSIGN(Tinv_corner_64_next, 0x16000);
+    L1Tile<half, 64, 64> Tinv_blocks_64_next;
+    TASSIGN(Tinv_blocks_64_next, 0x23600);
+    L1Tile<half, 64, 128> beta_v_minus_k_S_f16_in;
+    TASSIGN(beta_v_minus_k_S_f16_in, 0x34a00);
+    TileLeft<half, 64, 64> Tinv_left_next;
+    TASSIGN(Tinv_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_right_next;
+    TASSIGN(Tinv_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_next;
+    TASSIGN(Tinv_next, 0x17000);
+    L1Tile<half, 64, 64> Tinv_f16_next;
     TileLeft<half, 64, 64> U_left;
     TASSIGN(U_left, 0x0);
     TileRight<half, 64, 128> U_right;
     TASSIGN(U_right, 0x0);
     TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16_next;
-    TASSIGN(Tinv_rows_8_f16_next, 0x56000);
+    TASSIGN(U, 0x0);
     L1Tile<half, 64, 128> U_f16;
-    TASSIGN(U_f16, 0x58000);
-    TileLeft<half, 64, 64> Tinv_below_16_left_next;
-    TASSIGN(Tinv_below_16_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_right_next;
-    TASSIGN(Tinv_below_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_next;
-    TASSIGN(Tinv_below_16_next, 0x1c000);
+    TASSIGN(U_f16, 0x38a00);
     TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x0);
+    TASSIGN(S_next_part_left, 0x8000);
     TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x0);
+    TASSIGN(S_next_part_right, 0x8000);
     TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0xc000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16_next;
-    TASSIGN(Tinv_below_16_f16_next, 0x5c000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_next;
-    TASSIGN(Tinv_rows_16_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_right_next;
-    TASSIGN(Tinv_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_16_next;
-    TASSIGN(Tinv_rows_16_next, 0x8000);
+    TASSIGN(S_next_part, 0x10000);
     TileLeft<half, 64, 64> o_sum_left;
     TASSIGN(o_sum_left, 0x0);
     TileRight<half, 64, 128> o_sum_right;
     TASSIGN(o_sum_right, 0x0);
     TileAcc<float, 64, 128> o_sum;
-    TASSIGN(o_sum, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16_next;
-    TASSIGN(Tinv_rows_16_f16_next, 0x5e000);
-    TileLeft<half, 64, 64> Tinv_below_32_left_next;
-    TASSIGN(Tinv_below_32_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_right_next;
-    TASSIGN(Tinv_below_32_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_next;
-    TASSIGN(Tinv_below_32_next, 0xc000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16_next;
-    TASSIGN(Tinv_below_32_f16_next, 0x60000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_next;
-    TASSIGN(Tinv_rows_32_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right_next;
-    TASSIGN(Tinv_rows_32_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32_next;
-    TASSIGN(Tinv_rows_32_next, 0x8000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16_next;
-    TASSIGN(Tinv_rows_32_f16_next, 0x62000);
-    TileLeft<half, 64, 64> Tinv_below_64_left_next;
-    TASSIGN(Tinv_below_64_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_right_next;
-    TASSIGN(Tinv_below_64_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_next;
-    TASSIGN(Tinv_below_64_next, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_64_f16_next;
-    TASSIGN(Tinv_below_64_f16_next, 0x64000);
-    TileLeft<half, 64, 64> Tinv_left_next;
-    TASSIGN(Tinv_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_right_next;
-    TASSIGN(Tinv_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_next;
-    TASSIGN(Tinv_next, 0x8000);
-    L1Tile<half, 64, 64> Tinv_f16_next;
+    TASSIGN(o_sum, 0x8000);
     // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
     {
-        auto from = view(identity_float16_C_gm, 64, 64, 64);
+        auto from = view(minus_identity_float16_gm, 64, 64, 64);
+        TLOAD(minus_identity, from);
+    }
+    {
+        auto from = view(identity_float16_16_gm, 16, 16, 16);
         TLOAD(identity, from);
     }
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -585,7 +648,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         L1Part<half, 64, 128> k_raw_first(rows_next, 128);
-        TASSIGN(k_raw_first, 0x2000);
+        TASSIGN(k_raw_first, 0x2200);
         auto k_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
         if (rows_next > 0) TLOAD(k_raw_first, k_raw_first_from);
         if (rows_next > 0) {
@@ -604,13 +667,14 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL(k_kT_first, k_kT_left_first, k_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         L1Part<half, 64, 128> q_raw_first(rows_next, 128);
-        TASSIGN(q_raw_first, 0xa000);
+        TASSIGN(q_raw_first, 0xa200);
         auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
         if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
+        if (rows_next > 0) TEXPANDS(Tinv_zeros_first, 0.0f);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         if (rows_next > 0) {
             {
@@ -618,7 +682,6 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 TSTORE(to, k_kT_first);
             }
         }
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT_first -> q_kT_first
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
         if (rows_next > 0) TEXTRACT(q_kT_left_first, q_first, 0, 0);
@@ -629,7 +692,6 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_first -> q_kT_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_first -> q_kT_first
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT_first -> q_kT_first
         // o = scale * (q @ S + lower(q @ k.T) @ U)
         if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
@@ -641,86 +703,114 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_first
-        wait_flag_dev(1);  // below_beta_k_neg_4_f16_channel -> below_beta_k_neg_4_f16_in_first
+        wait_flag_dev(1);  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(below_beta_k_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_neg_4_f16_in_first, from);
+                auto from = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(below_beta_k_kT_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_beta_k_neg_4_f16_in_first -> Tinv_below_4_left_first
+        // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+        wait_flag_dev(1);  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(below_diagonal_4_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_diagonal_4_f16_in_first -> Tinv_below_4_left_first
         wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
                 TLOAD(Tinv_rows_2_f16_in_first, from);
             }
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_beta_k_neg_4_f16_in_first -> Tinv_below_4_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, below_beta_k_neg_4_f16_in_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_diagonal_4_f16_in_first -> Tinv_below_4_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, below_diagonal_4_f16_in_first, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_rows_2_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
-        // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-        if (rows_next > 0) TMATMUL(Tinv_below_4_first, Tinv_below_4_left_first, Tinv_below_4_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_4_first_out;
+                TASSIGN(Tinv_below_4_first_out, 0x8000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_4_first_left;
+                TASSIGN(Tinv_below_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_4_first_right;
+                TASSIGN(Tinv_below_4_first_right, 0x0 + i * 32);
+                TMATMUL(Tinv_below_4_first_out, Tinv_below_4_first_left, Tinv_below_4_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
-        wait_flag_dev(1);  // below_beta_k_neg_8_f16_channel -> below_beta_k_neg_8_f16_in_first
+        wait_flag_dev(1);  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(below_beta_k_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_neg_8_f16_in_first, from);
+                auto from = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(below_diagonal_8_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_beta_k_neg_8_f16_in_first -> Tinv_below_8_left_first
-        wait_flag_dev(1);  // below_beta_k_16_f16_channel -> below_beta_k_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(below_beta_k_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_16_f16_in_first, from);
-            }
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_beta_k_16_f16_in_first -> Tinv_below_16_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_8_f16_in_first -> Tinv_below_8_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         if (rows_next > 0) TMOV(Tinv_below_4_f16_first, Tinv_below_4_first);
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // Tinv_below_4_first -> identity_product_first
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_rows_4_right_first
         if (rows_next > 0) TEXTRACT(identity_product_left_first, Tinv_rows_2_f16_in_first, 0, 0);
         if (rows_next > 0) TEXTRACT(identity_product_right_first, identity, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_first -> identity_product_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_first -> identity_product_first
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // Tinv_below_4_first -> identity_product_first
         if (rows_next > 0) TMATMUL(identity_product_first, identity_product_left_first, identity_product_right_first);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
-        wait_flag_dev(1);  // below_beta_k_32_f16_channel -> below_beta_k_32_f16_in_first
+        wait_flag_dev(1);  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(below_beta_k_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_32_f16_in_first, from);
+                auto from = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(below_diagonal_16_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // below_beta_k_32_f16_in_first -> Tinv_below_32_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_diagonal_16_f16_in_first -> Tinv_below_16_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_first, Tinv_rows_2_f16_in_first, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_rows_4_right_first
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_first, Tinv_below_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_first, identity_product_first, Tinv_rows_4_left_first, Tinv_rows_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
-        wait_flag_dev(1);  // below_beta_k_64_f16_channel -> below_beta_k_64_f16_in_first
         if (rows_next > 0) {
-            {
-                auto from = view(below_beta_k_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_64_f16_in_first, from);
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_4_first_out;
+                TASSIGN(Tinv_rows_4_first_out, 0x9000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_4_first_left;
+                TASSIGN(Tinv_rows_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_4_first_right;
+                TASSIGN(Tinv_rows_4_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_4_first_out, Tinv_rows_4_first_out, Tinv_rows_4_first_left, Tinv_rows_4_first_right);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // below_beta_k_64_f16_in_first -> Tinv_below_64_left_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_4_f16_first, Tinv_rows_4_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_8_f16_in_first -> Tinv_below_8_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_8_left_first, below_diagonal_8_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_8_first_out;
+                TASSIGN(Tinv_below_8_first_out, 0xa000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_8_first_left;
+                TASSIGN(Tinv_below_8_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_8_first_right;
+                TASSIGN(Tinv_below_8_first_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_8_first_out, Tinv_below_8_first_left, Tinv_below_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag_dev(1);  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_first
         if (rows_next > 0) {
             {
@@ -728,15 +818,6 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 TLOAD(lower_q_kT_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_beta_k_neg_8_f16_in_first -> Tinv_below_8_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_8_left_first, below_beta_k_neg_8_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
-        if (rows_next > 0) TMATMUL(Tinv_below_8_first, Tinv_below_8_left_first, Tinv_below_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         if (rows_next > 0) TMOV(Tinv_below_8_f16_first, Tinv_below_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_rows_8_right_first
@@ -745,18 +826,38 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_first, Tinv_below_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_first, Tinv_rows_4_first, Tinv_rows_8_left_first, Tinv_rows_8_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_8_first_out;
+                TASSIGN(Tinv_rows_8_first_out, 0x9000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_8_first_left;
+                TASSIGN(Tinv_rows_8_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_8_first_right;
+                TASSIGN(Tinv_rows_8_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_8_first_out, Tinv_rows_8_first_out, Tinv_rows_8_first_left, Tinv_rows_8_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_8_f16_first, Tinv_rows_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_below_16_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_beta_k_16_f16_in_first -> Tinv_below_16_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_16_left_first, below_beta_k_16_f16_in_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_diagonal_16_f16_in_first -> Tinv_below_16_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_16_left_first, below_diagonal_16_f16_in_first, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_below_16_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_16_right_first, Tinv_rows_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
-        if (rows_next > 0) TMATMUL(Tinv_below_16_first, Tinv_below_16_left_first, Tinv_below_16_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_16_first_out;
+                TASSIGN(Tinv_below_16_first_out, 0xb000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_16_first_left;
+                TASSIGN(Tinv_below_16_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_16_first_right;
+                TASSIGN(Tinv_below_16_first_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_16_first_out, Tinv_below_16_first_left, Tinv_below_16_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         if (rows_next > 0) TMOV(Tinv_below_16_f16_first, Tinv_below_16_first);
@@ -766,56 +867,169 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_first, Tinv_below_16_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_first, Tinv_rows_8_first, Tinv_rows_16_left_first, Tinv_rows_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
-        if (rows_next > 0) TMOV(Tinv_rows_16_f16_first, Tinv_rows_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_below_32_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // below_beta_k_32_f16_in_first -> Tinv_below_32_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_32_left_first, below_beta_k_32_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_32_right_first, Tinv_rows_16_f16_first, 0, 0);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_16_first_out;
+                TASSIGN(Tinv_rows_16_first_out, 0x9000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_16_first_left;
+                TASSIGN(Tinv_rows_16_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_16_first_right;
+                TASSIGN(Tinv_rows_16_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_16_first_out, Tinv_rows_16_first_out, Tinv_rows_16_first_left, Tinv_rows_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_0_0_from;
+                TASSIGN(Tinv_blocks_16_first_0_0_from, 0x9000);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_0_0;
+                TASSIGN(Tinv_blocks_16_first_0_0, 0x12200);
+                TMOV(Tinv_blocks_16_first_0_0, Tinv_blocks_16_first_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_1_0_from;
+                TASSIGN(Tinv_blocks_16_first_1_0_from, 0x9400);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_1_0;
+                TASSIGN(Tinv_blocks_16_first_1_0, 0x12c00);
+                TMOV(Tinv_blocks_16_first_1_0, Tinv_blocks_16_first_1_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_2_0_from;
+                TASSIGN(Tinv_blocks_16_first_2_0_from, 0x9800);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_2_0;
+                TASSIGN(Tinv_blocks_16_first_2_0, 0x13600);
+                TMOV(Tinv_blocks_16_first_2_0, Tinv_blocks_16_first_2_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_3_0_from;
+                TASSIGN(Tinv_blocks_16_first_3_0_from, 0x9c00);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_3_0;
+                TASSIGN(Tinv_blocks_16_first_3_0, 0x14000);
+                TMOV(Tinv_blocks_16_first_3_0, Tinv_blocks_16_first_3_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> Tinv_below_32_left_first_0;
+                TASSIGN(Tinv_below_32_left_first_0, 0x8000);
+                TEXTRACT(Tinv_below_32_left_first_0, below_beta_k_kT_f16_in_first, 16, 0);
+                TileLeft<half, 16, 16> Tinv_below_32_left_first_1;
+                TASSIGN(Tinv_below_32_left_first_1, 0x8200);
+                TEXTRACT(Tinv_below_32_left_first_1, below_beta_k_kT_f16_in_first, 48, 32);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileRight<half, 16, 16> Tinv_below_32_right_first_0;
+                TASSIGN(Tinv_below_32_right_first_0, 0x8000);
+                TEXTRACT(Tinv_below_32_right_first_0, Tinv_blocks_16_first, 0, 0);
+                TileRight<half, 16, 16> Tinv_below_32_right_first_1;
+                TASSIGN(Tinv_below_32_right_first_1, 0x8200);
+                TEXTRACT(Tinv_below_32_right_first_1, Tinv_blocks_16_first, 32, 32);
+            }
+        }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
-        if (rows_next > 0) TMATMUL(Tinv_below_32_first, Tinv_below_32_left_first, Tinv_below_32_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_32_first_out;
+                TASSIGN(Tinv_below_32_first_out, 0xc000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_32_first_left;
+                TASSIGN(Tinv_below_32_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_32_first_right;
+                TASSIGN(Tinv_below_32_first_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_32_first_out, Tinv_below_32_first_left, Tinv_below_32_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_first, Tinv_rows_16_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_first, Tinv_below_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_first -> Tinv_rows_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_first -> Tinv_rows_32_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_first, Tinv_rows_16_first, Tinv_rows_32_left_first, Tinv_rows_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
-        if (rows_next > 0) TMOV(Tinv_rows_32_f16_first, Tinv_rows_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_below_64_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // below_beta_k_64_f16_in_first -> Tinv_below_64_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, below_beta_k_64_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_below_64_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_64_right_first, Tinv_rows_32_f16_first, 0, 0);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_first_0;
+                TASSIGN(Tinv_corner_32_left_first_0, 0x0);
+                TEXTRACT(Tinv_corner_32_left_first_0, Tinv_blocks_16_first, 16, 16);
+                TileLeft<half, 16, 16> Tinv_corner_32_left_first_1;
+                TASSIGN(Tinv_corner_32_left_first_1, 0x200);
+                TEXTRACT(Tinv_corner_32_left_first_1, Tinv_blocks_16_first, 48, 48);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_first, Tinv_below_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_corner_32_first_out;
+                TASSIGN(Tinv_corner_32_first_out, 0xc800 + i * 64);
+                TileLeft<half, 16, 16> Tinv_corner_32_first_left;
+                TASSIGN(Tinv_corner_32_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_corner_32_first_right;
+                TASSIGN(Tinv_corner_32_first_right, 0x0 + i * 32);
+                TMATMUL(Tinv_corner_32_first_out, Tinv_corner_32_first_left, Tinv_corner_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_32_first_0_0_from;
+                TASSIGN(Tinv_blocks_32_first_0_0_from, 0xc800);
+                L1Tile<half, 16, 16> Tinv_blocks_32_first_0_0;
+                TASSIGN(Tinv_blocks_32_first_0_0, 0x12400);
+                TMOV(Tinv_blocks_32_first_0_0, Tinv_blocks_32_first_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_32_first_1_0_from;
+                TASSIGN(Tinv_blocks_32_first_1_0_from, 0xcc00);
+                L1Tile<half, 16, 16> Tinv_blocks_32_first_1_0;
+                TASSIGN(Tinv_blocks_32_first_1_0, 0x13800);
+                TMOV(Tinv_blocks_32_first_1_0, Tinv_blocks_32_first_1_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, below_beta_k_kT_f16_in_first, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_64_right_first, Tinv_blocks_32_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_first -> Tinv_below_64_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_first -> Tinv_below_64_first
         if (rows_next > 0) TMATMUL(Tinv_below_64_first, Tinv_below_64_left_first, Tinv_below_64_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
         if (rows_next > 0) TMOV(Tinv_below_64_f16_first, Tinv_below_64_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_rows_32_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_right_first, Tinv_below_64_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right_first -> Tinv_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right_first -> Tinv_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_first, Tinv_rows_32_first, Tinv_left_first, Tinv_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_corner_64_left_first, Tinv_blocks_32_first, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_corner_64_right_first, Tinv_below_64_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_first -> Tinv_corner_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_first -> Tinv_corner_64_first
+        if (rows_next > 0) TMATMUL(Tinv_corner_64_first, Tinv_corner_64_left_first, Tinv_corner_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_0_from;
+                TASSIGN(Tinv_blocks_64_first_0_0_from, 0xe000);
+                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_0;
+                TASSIGN(Tinv_blocks_64_first_0_0, 0x12600);
+                TMOV(Tinv_blocks_64_first_0_0, Tinv_blocks_64_first_0_0_from);
+                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_16_from;
+                TASSIGN(Tinv_blocks_64_first_0_16_from, 0xe800);
+                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_16;
+                TASSIGN(Tinv_blocks_64_first_0_16, 0x12e00);
+                TMOV(Tinv_blocks_64_first_0_16, Tinv_blocks_64_first_0_16_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_blocks_64_first, 0, 0);
+        if (rows_next > 0) TEXTRACT(Tinv_right_first, minus_identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_first -> Tinv_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_first -> Tinv_first
+        if (rows_next > 0) TMATMUL(Tinv_first, Tinv_left_first, Tinv_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_first -> Tinv_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_first -> Tinv_f16_first
         if (rows_next > 0) TMOV(Tinv_f16_first, Tinv_first);
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // Tinv_first -> k_kT_next
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // Tinv_first -> k_kT_next
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> q_kT_left_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -823,214 +1037,143 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
-            TASSIGN(q, 0xa000 + c % 2 * 16384);
-            TASSIGN(k, 0x2000 + c % 2 * 16384);
-            TASSIGN(Tinv_f16, 0x34000 + c % 2 * 8192);
-            TASSIGN(lower_q_kT_f16_in, 0x22000 + c % 2 * 8192);
-            TASSIGN(k_next, 0x2000 + (c + 1) % 2 * 16384);
-            TASSIGN(q_next, 0xa000 + (c + 1) % 2 * 16384);
-            TASSIGN(lower_q_kT_f16_in_next, 0x22000 + (c + 1) % 2 * 8192);
-            TASSIGN(Tinv_f16_next, 0x34000 + (c + 1) % 2 * 8192);
+            TASSIGN(q, 0xa200 + c % 2 * 16384);
+            TASSIGN(k, 0x2200 + c % 2 * 16384);
+            TASSIGN(Tinv_f16, 0x1f600 + c % 2 * 8192);
+            TASSIGN(lower_q_kT_f16_in, 0x19200 + c % 2 * 8192);
+            TASSIGN(k_next, 0x2200 + (c + 1) % 2 * 16384);
+            TASSIGN(q_next, 0xa200 + (c + 1) % 2 * 16384);
+            TASSIGN(lower_q_kT_f16_in_next, 0x19200 + (c + 1) % 2 * 8192);
+            TASSIGN(Tinv_f16_next, 0x1f600 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
             L1Part<half, 64, 128> k_raw_next(rows_next, 128);
-            TASSIGN(k_raw_next, 0x2000 + (c + 1) % 2 * 16384);
+            TASSIGN(k_raw_next, 0x2200 + (c + 1) % 2 * 16384);
             auto k_raw_next_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
             if (rows_next > 0) TLOAD(k_raw_next, k_raw_next_from);
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_kT_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_kT_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
             if (rows_next > 0) TEXTRACT(k_kT_left_next, k_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k_kT_right_next_from;
                 TRESHAPE(k_kT_right_next_from, k_next);
                 TEXTRACT(k_kT_right_next, k_kT_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_kT_right_next -> k_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_kT_right_next -> k_kT_next
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
             if (rows_next > 0) TMATMUL(k_kT_next, k_kT_left_next, k_kT_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
             L1Part<half, 64, 128> q_raw_next(rows_next, 128);
-            TASSIGN(q_raw_next, 0xa000 + (c + 1) % 2 * 16384);
+            TASSIGN(q_raw_next, 0xa200 + (c + 1) % 2 * 16384);
             auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
             if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_kT_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_next -> q_kT_left_next
+            if (rows_next > 0) TEXPANDS(Tinv_zeros_next, 0.0f);
             wait_flag_dev(1);  // S_f16_channel -> S_f16_in
             {
                 auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k_S_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_f16_in -> k_S_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                     TSTORE(to, k_kT_next);
                 }
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // k_kT_next -> q_kT_next
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_kT_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> q_kT_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_next -> q_kT_left_next
             if (rows_next > 0) TEXTRACT(q_kT_left_next, q_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> q_kT_right_next_from;
                 TRESHAPE(q_kT_right_next_from, k_next);
                 TEXTRACT(q_kT_right_next, q_kT_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // k_kT_next -> q_kT_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_kT_right_next -> q_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_kT_right_next -> q_kT_next
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             if (rows_next > 0) TMATMUL(q_kT_next, q_kT_left_next, q_kT_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_kT_left_next -> q_S_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                     TSTORE(to, q_kT_next);
                 }
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID4);  // q_kT_next -> k_S
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
             TEXTRACT(k_S_left, k, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k_S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_f16_in -> k_S_right
             TEXTRACT(k_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID4);  // q_kT_next -> k_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_S_right -> k_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_S_right -> k_S
             // U = Tinv @ (beta[:, None] * (v - k @ S))
             TMATMUL(k_S, k_S_left, k_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_S_left -> Tinv_below_4_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_S_left -> Tinv_below_4_left_next
+            wait_flag_dev(1);  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(below_beta_k_kT_f16_in_next, from);
+                }
+            }
+            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+            wait_flag_dev(1);  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(below_diagonal_4_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // below_diagonal_4_f16_in_next -> Tinv_below_4_left_next
+            wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(Tinv_rows_2_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
+            wait_flag_dev(1);  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(below_diagonal_8_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // below_diagonal_8_f16_in_next -> Tinv_below_8_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
             {
                 auto to = view(k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, k_S);
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID5);  // k_S -> q_S
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_channel -> k_S_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_kT_left_next -> q_S_left
             TEXTRACT(q_S_left, q, 0, 0);
             TEXTRACT(q_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID5);  // k_S -> q_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_S_right -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_S_right -> q_S
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             TMATMUL(q_S, q_S_left, q_S_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_S_left -> identity_product_left_next
-            wait_flag_dev(1);  // below_beta_k_neg_4_f16_channel -> below_beta_k_neg_4_f16_in_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left -> identity_product_left_next
+            wait_flag_dev(1);  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(below_beta_k_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_neg_4_f16_in_next, from);
+                    auto from = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(below_diagonal_16_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // below_beta_k_neg_4_f16_in_next -> Tinv_below_4_left_next
-            wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(Tinv_rows_2_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
-            wait_flag_dev(1);  // below_beta_k_neg_8_f16_channel -> below_beta_k_neg_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_beta_k_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_neg_8_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_beta_k_neg_8_f16_in_next -> Tinv_below_8_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // below_beta_k_neg_4_f16_in_next -> Tinv_below_4_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_S_left -> Tinv_below_4_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, below_beta_k_neg_4_f16_in_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
-            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) TMATMUL(Tinv_below_4_next, Tinv_below_4_left_next, Tinv_below_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_4_next -> Tinv_below_4_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
-            wait_flag_dev(1);  // below_beta_k_16_f16_channel -> below_beta_k_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_beta_k_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_16_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_4_next -> Tinv_below_4_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID6);  // Tinv_below_4_next -> identity_product_next
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_S_left -> identity_product_left_next
-            if (rows_next > 0) TEXTRACT(identity_product_left_next, Tinv_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(identity_product_right_next, identity, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_next -> identity_product_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_next -> identity_product_next
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID6);  // Tinv_below_4_next -> identity_product_next
-            if (rows_next > 0) TMATMUL(identity_product_next, identity_product_left_next, identity_product_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left_next -> Tinv_below_8_left_next
-            wait_flag_dev(1);  // below_beta_k_32_f16_channel -> below_beta_k_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_beta_k_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_32_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_2_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_below_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_next, identity_product_next, Tinv_rows_4_left_next, Tinv_rows_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
-            wait_flag_dev(1);  // below_beta_k_64_f16_channel -> below_beta_k_64_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_beta_k_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_64_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left_next -> Tinv_below_8_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_beta_k_neg_8_f16_in_next -> Tinv_below_8_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_8_left_next, below_beta_k_neg_8_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
-            if (rows_next > 0) TMATMUL(Tinv_below_8_next, Tinv_below_8_left_next, Tinv_below_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_8_next -> Tinv_below_8_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_8_next -> Tinv_below_8_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
-            wait_flag_dev(1);  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
-            {
-                auto from = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(beta_v_minus_k_S_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // beta_v_minus_k_S_f16_in -> U_right
-            if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_4_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_next, Tinv_rows_4_next, Tinv_rows_8_left_next, Tinv_rows_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_left_next -> Tinv_below_16_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_16_f16_in_next -> Tinv_below_16_left_next
             wait_flag_dev(1);  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_next
             if (rows_next > 0) {
                 {
@@ -1038,310 +1181,507 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                     TLOAD(lower_q_kT_f16_in_next, from);
                 }
             }
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // below_diagonal_4_f16_in_next -> Tinv_below_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_S_left -> Tinv_below_4_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, below_diagonal_4_f16_in_next, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
+            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_4_next_out;
+                    TASSIGN(Tinv_below_4_next_out, 0x10000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_4_next_left;
+                    TASSIGN(Tinv_below_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_4_next_right;
+                    TASSIGN(Tinv_below_4_next_right, 0x0 + i * 32);
+                    TMATMUL(Tinv_below_4_next_out, Tinv_below_4_next_left, Tinv_below_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left -> identity_product_left_next
+            if (rows_next > 0) TEXTRACT(identity_product_left_next, Tinv_rows_2_f16_in_next, 0, 0);
+            if (rows_next > 0) TEXTRACT(identity_product_right_next, identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_next -> identity_product_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_next -> identity_product_next
+            if (rows_next > 0) TMATMUL(identity_product_next, identity_product_left_next, identity_product_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // identity_product_left_next -> Tinv_below_8_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_2_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_below_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_rows_4_next_out;
+                    TASSIGN(Tinv_rows_4_next_out, 0x11000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_rows_4_next_left;
+                    TASSIGN(Tinv_rows_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_rows_4_next_right;
+                    TASSIGN(Tinv_rows_4_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(Tinv_rows_4_next_out, Tinv_rows_4_next_out, Tinv_rows_4_next_left, Tinv_rows_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
+            if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // identity_product_left_next -> Tinv_below_8_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // below_diagonal_8_f16_in_next -> Tinv_below_8_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_8_left_next, below_diagonal_8_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_8_next_out;
+                    TASSIGN(Tinv_below_8_next_out, 0x12000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_8_next_left;
+                    TASSIGN(Tinv_below_8_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_8_next_right;
+                    TASSIGN(Tinv_below_8_next_right, 0x8000 + i * 32);
+                    TMATMUL(Tinv_below_8_next_out, Tinv_below_8_next_left, Tinv_below_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_4_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_rows_8_next_out;
+                    TASSIGN(Tinv_rows_8_next_out, 0x11000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_rows_8_next_left;
+                    TASSIGN(Tinv_rows_8_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_rows_8_next_right;
+                    TASSIGN(Tinv_rows_8_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(Tinv_rows_8_next_out, Tinv_rows_8_next_out, Tinv_rows_8_next_left, Tinv_rows_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
+            if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_16_f16_in_next -> Tinv_below_16_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_16_left_next, below_diagonal_16_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_16_next_out;
+                    TASSIGN(Tinv_below_16_next_out, 0x13000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_16_next_left;
+                    TASSIGN(Tinv_below_16_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_16_next_right;
+                    TASSIGN(Tinv_below_16_next_right, 0x8000 + i * 32);
+                    TMATMUL(Tinv_below_16_next_out, Tinv_below_16_next_left, Tinv_below_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_8_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_rows_16_next_out;
+                    TASSIGN(Tinv_rows_16_next_out, 0x11000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_rows_16_next_left;
+                    TASSIGN(Tinv_rows_16_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_rows_16_next_right;
+                    TASSIGN(Tinv_rows_16_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(Tinv_rows_16_next_out, Tinv_rows_16_next_out, Tinv_rows_16_next_left, Tinv_rows_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_next -> Tinv_blocks_16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_next -> Tinv_blocks_16_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_0_0_from;
+                    TASSIGN(Tinv_blocks_16_next_0_0_from, 0x11000);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_0_0;
+                    TASSIGN(Tinv_blocks_16_next_0_0, 0x23600);
+                    TMOV(Tinv_blocks_16_next_0_0, Tinv_blocks_16_next_0_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_1_0_from;
+                    TASSIGN(Tinv_blocks_16_next_1_0_from, 0x11400);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_1_0;
+                    TASSIGN(Tinv_blocks_16_next_1_0, 0x24000);
+                    TMOV(Tinv_blocks_16_next_1_0, Tinv_blocks_16_next_1_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_2_0_from;
+                    TASSIGN(Tinv_blocks_16_next_2_0_from, 0x11800);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_2_0;
+                    TASSIGN(Tinv_blocks_16_next_2_0, 0x24a00);
+                    TMOV(Tinv_blocks_16_next_2_0, Tinv_blocks_16_next_2_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_3_0_from;
+                    TASSIGN(Tinv_blocks_16_next_3_0_from, 0x11c00);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_3_0;
+                    TASSIGN(Tinv_blocks_16_next_3_0, 0x25400);
+                    TMOV(Tinv_blocks_16_next_3_0, Tinv_blocks_16_next_3_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> Tinv_below_32_left_next_0;
+                    TASSIGN(Tinv_below_32_left_next_0, 0x8000);
+                    TEXTRACT(Tinv_below_32_left_next_0, below_beta_k_kT_f16_in_next, 16, 0);
+                    TileLeft<half, 16, 16> Tinv_below_32_left_next_1;
+                    TASSIGN(Tinv_below_32_left_next_1, 0x8200);
+                    TEXTRACT(Tinv_below_32_left_next_1, below_beta_k_kT_f16_in_next, 48, 32);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileRight<half, 16, 16> Tinv_below_32_right_next_0;
+                    TASSIGN(Tinv_below_32_right_next_0, 0x8000);
+                    TEXTRACT(Tinv_below_32_right_next_0, Tinv_blocks_16_next, 0, 0);
+                    TileRight<half, 16, 16> Tinv_below_32_right_next_1;
+                    TASSIGN(Tinv_below_32_right_next_1, 0x8200);
+                    TEXTRACT(Tinv_below_32_right_next_1, Tinv_blocks_16_next, 32, 32);
+                }
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_32_next_out;
+                    TASSIGN(Tinv_below_32_next_out, 0x14000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_32_next_left;
+                    TASSIGN(Tinv_below_32_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_32_next_right;
+                    TASSIGN(Tinv_below_32_next_right, 0x8000 + i * 32);
+                    TMATMUL(Tinv_below_32_next_out, Tinv_below_32_next_left, Tinv_below_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_32_next -> Tinv_below_32_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_32_next -> Tinv_below_32_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_0;
+                    TASSIGN(Tinv_corner_32_left_next_0, 0x0);
+                    TEXTRACT(Tinv_corner_32_left_next_0, Tinv_blocks_16_next, 16, 16);
+                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_1;
+                    TASSIGN(Tinv_corner_32_left_next_1, 0x200);
+                    TEXTRACT(Tinv_corner_32_left_next_1, Tinv_blocks_16_next, 48, 48);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_next, Tinv_below_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_corner_32_next_out;
+                    TASSIGN(Tinv_corner_32_next_out, 0x14800 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_corner_32_next_left;
+                    TASSIGN(Tinv_corner_32_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_corner_32_next_right;
+                    TASSIGN(Tinv_corner_32_next_right, 0x0 + i * 32);
+                    TMATMUL(Tinv_corner_32_next_out, Tinv_corner_32_next_left, Tinv_corner_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_corner_32_next -> Tinv_blocks_32_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_corner_32_next -> Tinv_blocks_32_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> Tinv_blocks_32_next_0_0_from;
+                    TASSIGN(Tinv_blocks_32_next_0_0_from, 0x14800);
+                    L1Tile<half, 16, 16> Tinv_blocks_32_next_0_0;
+                    TASSIGN(Tinv_blocks_32_next_0_0, 0x23800);
+                    TMOV(Tinv_blocks_32_next_0_0, Tinv_blocks_32_next_0_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_32_next_1_0_from;
+                    TASSIGN(Tinv_blocks_32_next_1_0_from, 0x14c00);
+                    L1Tile<half, 16, 16> Tinv_blocks_32_next_1_0;
+                    TASSIGN(Tinv_blocks_32_next_1_0, 0x24c00);
+                    TMOV(Tinv_blocks_32_next_1_0, Tinv_blocks_32_next_1_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, below_beta_k_kT_f16_in_next, 32, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_64_right_next, Tinv_blocks_32_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_next -> Tinv_below_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_next -> Tinv_below_64_next
+            if (rows_next > 0) TMATMUL(Tinv_below_64_next, Tinv_below_64_left_next, Tinv_below_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_next -> Tinv_below_64_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_next -> Tinv_below_64_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_64_f16_next, Tinv_below_64_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_corner_64_left_next, Tinv_blocks_32_next, 32, 32);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_corner_64_right_next, Tinv_below_64_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_next -> Tinv_corner_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_next -> Tinv_corner_64_next
+            if (rows_next > 0) TMATMUL(Tinv_corner_64_next, Tinv_corner_64_left_next, Tinv_corner_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_next -> Tinv_blocks_64_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_next -> Tinv_blocks_64_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_0_from;
+                    TASSIGN(Tinv_blocks_64_next_0_0_from, 0x16000);
+                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_0;
+                    TASSIGN(Tinv_blocks_64_next_0_0, 0x23a00);
+                    TMOV(Tinv_blocks_64_next_0_0, Tinv_blocks_64_next_0_0_from);
+                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_16_from;
+                    TASSIGN(Tinv_blocks_64_next_0_16_from, 0x16800);
+                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_16;
+                    TASSIGN(Tinv_blocks_64_next_0_16, 0x24200);
+                    TMOV(Tinv_blocks_64_next_0_16, Tinv_blocks_64_next_0_16_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
+            wait_flag_dev(1);  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
+            {
+                auto from = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(beta_v_minus_k_S_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // beta_v_minus_k_S_f16_in -> U_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_blocks_64_next, 0, 0);
+            if (rows_next > 0) TEXTRACT(Tinv_right_next, minus_identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_next -> Tinv_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_next -> Tinv_next
+            if (rows_next > 0) TMATMUL(Tinv_next, Tinv_left_next, Tinv_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left_next -> S_next_part_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
+            if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
             TEXTRACT(U_left, Tinv_f16, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // beta_v_minus_k_S_f16_in -> U_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // beta_v_minus_k_S_f16_in -> U_right
             TEXTRACT(U_right, beta_v_minus_k_S_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // U_right -> U
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // U_right -> U
             // U = Tinv @ (beta[:, None] * (v - k @ S))
             TMATMUL(U, U_left, U_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> U_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // U_left -> S_next_part_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> U_f16
             TMOV(U_f16, U);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> S_next_part_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_left_next -> Tinv_below_16_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_16_left_next, below_beta_k_16_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
-            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) TMATMUL(Tinv_below_16_next, Tinv_below_16_left_next, Tinv_below_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_next -> Tinv_rows_16_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // U_left -> S_next_part_left
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // U_f16 -> S_next_part_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left_next -> S_next_part_left
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> S_next_part_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // U_f16 -> S_next_part_right
             TEXTRACT(S_next_part_right, U_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_next_part_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_next_part_right -> S_next_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_next_part_right -> S_next_part
             // S = S + k.T @ U
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // S_next_part_left -> o_sum_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
             {
                 auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_next -> Tinv_rows_16_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_8_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
-            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_next, Tinv_rows_8_next, Tinv_rows_16_left_next, Tinv_rows_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_next -> Tinv_below_32_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // S_next_part_left -> o_sum_left
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
             TEXTRACT(o_sum_left, lower_q_kT_f16_in, 0, 0);
             TEXTRACT(o_sum_right, U_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // o_sum_right -> o_sum
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // o_sum_right -> o_sum
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_right -> o_sum
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_right -> o_sum
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             TMATMUL_ACC(o_sum, q_S, o_sum_left, o_sum_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // o_sum_left -> Tinv_rows_32_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_16_f16_next, Tinv_rows_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_below_32_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_next -> Tinv_below_32_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_32_left_next, below_beta_k_32_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_32_right_next, Tinv_rows_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
-            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) TMATMUL(Tinv_below_32_next, Tinv_below_32_left_next, Tinv_below_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_next -> Tinv_below_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum -> store
             {
                 auto to = view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_channel -> o_sum_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_next -> Tinv_below_32_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_rows_32_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // o_sum_left -> Tinv_rows_32_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_next, Tinv_rows_16_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_next, Tinv_below_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_32_right_next -> Tinv_rows_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_32_right_next -> Tinv_rows_32_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_next, Tinv_rows_16_next, Tinv_rows_32_left_next, Tinv_rows_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_32_f16_next, Tinv_rows_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_below_64_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, below_beta_k_64_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_below_64_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_64_right_next, Tinv_rows_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_next -> Tinv_below_64_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_next -> Tinv_below_64_next
-            if (rows_next > 0) TMATMUL(Tinv_below_64_next, Tinv_below_64_left_next, Tinv_below_64_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_next -> Tinv_below_64_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_next -> Tinv_below_64_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_64_f16_next, Tinv_below_64_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_rows_32_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_right_next, Tinv_below_64_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right_next -> Tinv_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right_next -> Tinv_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_next, Tinv_rows_32_next, Tinv_left_next, Tinv_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_next -> Tinv_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> q_kT_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_next -> Tinv_f16_next
-            if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> q_kT_left_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
     }
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x0);
-    UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x2000);
-    UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x4000);
-    UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0x6000);
-    UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0x8000);
+    UbTile<float, 32, 64> strictly_lower_mask;
+    TASSIGN(strictly_lower_mask, 0x0);
     UbTile<float, 32, 64> lower_mask;
-    TASSIGN(lower_mask, 0xa000);
-    UbTile<float, 32, 64> strictly_lower_mask_first;
-    TASSIGN(strictly_lower_mask_first, 0xc000);
+    TASSIGN(lower_mask, 0x2000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16;
+    TASSIGN(pairs_1_mask_of_16, 0x4000);
+    UbTile<float, 32, 16> eye_mask_of_16;
+    TASSIGN(eye_mask_of_16, 0x4800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16;
+    TASSIGN(pairs_2_mask_of_16, 0x5000);
+    UbTile<float, 32, 16> pairs_4_mask_of_16;
+    TASSIGN(pairs_4_mask_of_16, 0x5800);
+    UbTile<float, 32, 16> pairs_8_mask_of_16;
+    TASSIGN(pairs_8_mask_of_16, 0x6000);
     UbWide<float, 64> beta_wide_first;
-    TASSIGN(beta_wide_first, 0xe000);
+    TASSIGN(beta_wide_first, 0x6800);
     UbTile<float, 1, 64> beta_first;
-    TASSIGN(beta_first, 0xf000);
+    TASSIGN(beta_first, 0x7800);
     UbCol<float, 32> beta_col_first;
-    TASSIGN(beta_col_first, 0xf000 + sub * 128);
-    UbTile<float, 32, 64> pairs_4_mask_first;
-    TASSIGN(pairs_4_mask_first, 0xf200);
-    UbTile<float, 32, 64> pairs_8_mask_first;
-    TASSIGN(pairs_8_mask_first, 0x11200);
+    TASSIGN(beta_col_first, 0x7800 + sub * 128);
     UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x13200);
+    TASSIGN(S_0_raw, 0x7a00);
     UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x13200);
-    UbTile<float, 32, 64> k_kT_in_first;
-    TASSIGN(k_kT_in_first, 0x1b200);
-    UbTile<float, 32, 64> beta_k_kT_first;
-    TASSIGN(beta_k_kT_first, 0x1b200);
-    UbTile<float, 32, 64> q_kT_in_first;
-    TASSIGN(q_kT_in_first, 0x1d200);
-    UbTile<float, 32, 64> below_beta_k_kT_first;
-    TASSIGN(below_beta_k_kT_first, 0x1b200);
-    UbTile<float, 32, 64> below_beta_k_neg_first;
-    TASSIGN(below_beta_k_neg_first, 0x1b200);
+    TASSIGN(S_0, 0x7a00);
     UbTile<half, 32, 128> v_first;
-    TASSIGN(v_first, 0x1f200);
-    UbTile<float, 32, 64> below_beta_k_neg_2_first;
-    TASSIGN(below_beta_k_neg_2_first, 0x23200);
-    UbTile<float, 32, 64> Tinv_rows_2_first;
-    TASSIGN(Tinv_rows_2_first, 0x23200);
-    UbTile<float, 32, 64> below_beta_k_neg_4_first;
-    TASSIGN(below_beta_k_neg_4_first, 0x25200);
-    UbTile<half, 32, 64> below_beta_k_neg_4_f16_first;
-    TASSIGN(below_beta_k_neg_4_f16_first, 0x27200);
-    UbTile<half, 32, 64> Tinv_rows_2_f16_first;
-    TASSIGN(Tinv_rows_2_f16_first, 0x28200);
-    UbTile<float, 32, 64> below_beta_k_neg_8_first;
-    TASSIGN(below_beta_k_neg_8_first, 0xf200);
-    UbTile<half, 32, 64> below_beta_k_neg_8_f16_first;
-    TASSIGN(below_beta_k_neg_8_f16_first, 0x29200);
-    UbTile<float, 32, 64> below_beta_k_16_first;
-    TASSIGN(below_beta_k_16_first, 0x11200);
-    UbTile<half, 32, 64> below_beta_k_16_f16_first;
-    TASSIGN(below_beta_k_16_f16_first, 0x2a200);
-    UbTile<float, 32, 64> below_beta_k_32_first;
-    TASSIGN(below_beta_k_32_first, 0x2b200);
-    UbTile<half, 32, 64> below_beta_k_32_f16_first;
-    TASSIGN(below_beta_k_32_f16_first, 0xc000);
-    UbTile<float, 32, 64> below_beta_k_64_first;
-    TASSIGN(below_beta_k_64_first, 0x1b200);
-    UbTile<half, 32, 64> below_beta_k_64_f16_first;
-    TASSIGN(below_beta_k_64_f16_first, 0xd000);
+    TASSIGN(v_first, 0xfa00);
+    UbTile<float, 32, 64> k_kT_in_first;
+    TASSIGN(k_kT_in_first, 0x13a00);
+    UbTile<float, 32, 64> beta_k_kT_first;
+    TASSIGN(beta_k_kT_first, 0x13a00);
+    UbTile<float, 32, 64> below_beta_k_kT_first;
+    TASSIGN(below_beta_k_kT_first, 0x13a00);
+    UbTile<float, 32, 64> q_kT_in_first;
+    TASSIGN(q_kT_in_first, 0x15a00);
+    UbTile<half, 32, 64> below_beta_k_kT_f16_first;
+    TASSIGN(below_beta_k_kT_f16_first, 0x17a00);
+    UbTile<float, 32, 16> below_diagonal_stack_first;
+    TASSIGN(below_diagonal_stack_first, 0x18a00);
+    UbTile<float, 32, 16> below_diagonal_2_first;
+    TASSIGN(below_diagonal_2_first, 0x19200);
+    UbTile<float, 32, 16> Tinv_rows_2_first;
+    TASSIGN(Tinv_rows_2_first, 0x19200);
+    UbTile<float, 32, 16> below_diagonal_4_first;
+    TASSIGN(below_diagonal_4_first, 0x19a00);
+    UbTile<half, 32, 16> below_diagonal_4_f16_first;
+    TASSIGN(below_diagonal_4_f16_first, 0x1a200);
+    UbTile<half, 32, 16> Tinv_rows_2_f16_first;
+    TASSIGN(Tinv_rows_2_f16_first, 0x1a600);
+    UbTile<float, 32, 16> below_diagonal_8_first;
+    TASSIGN(below_diagonal_8_first, 0x1aa00);
+    UbTile<half, 32, 16> below_diagonal_8_f16_first;
+    TASSIGN(below_diagonal_8_f16_first, 0x1b200);
+    UbTile<float, 32, 16> below_diagonal_16_first;
+    TASSIGN(below_diagonal_16_first, 0x18a00);
+    UbTile<half, 32, 16> below_diagonal_16_f16_first;
+    TASSIGN(below_diagonal_16_f16_first, 0x1b600);
     UbTile<float, 32, 64> lower_q_kT_first;
-    TASSIGN(lower_q_kT_first, 0x1d200);
+    TASSIGN(lower_q_kT_first, 0x15a00);
     UbTile<half, 32, 64> lower_q_kT_f16_first;
-    TASSIGN(lower_q_kT_f16_first, 0xe000);
+    TASSIGN(lower_q_kT_f16_first, 0x1ba00);
     UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x13200);
+    TASSIGN(S, 0x7a00);
     UbTile<half, 32, 128> v;
     UbTile<float, 1, 64> beta;
     UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0xf200);
-    UbTile<float, 32, 64> strictly_lower_mask_next;
-    TASSIGN(strictly_lower_mask_next, 0x1b200);
+    TASSIGN(S_f16, 0x1ca00);
     UbCol<float, 32> beta_col;
     UbWide<float, 64> beta_wide_next;
-    TASSIGN(beta_wide_next, 0x1d200);
-    UbTile<float, 32, 64> pairs_4_mask_next;
-    TASSIGN(pairs_4_mask_next, 0x23200);
+    TASSIGN(beta_wide_next, 0x20a00);
+    UbTile<half, 32, 128> v_next;
+    UbTile<float, 32, 128> v_f32;
+    TASSIGN(v_f32, 0x21200);
     UbTile<float, 1, 64> beta_next;
     UbCol<float, 32> beta_col_next;
-    UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0x25a00);
-    UbTile<float, 32, 64> pairs_8_mask_next;
-    TASSIGN(pairs_8_mask_next, 0x29a00);
-    UbTile<half, 32, 128> v_next;
     UbTile<float, 32, 64> k_kT_in_next;
-    TASSIGN(k_kT_in_next, 0x2ba00);
+    TASSIGN(k_kT_in_next, 0x25a00);
     UbTile<float, 32, 64> beta_k_kT_next;
-    TASSIGN(beta_k_kT_next, 0x2ba00);
+    TASSIGN(beta_k_kT_next, 0x25a00);
     UbTile<float, 32, 64> below_beta_k_kT_next;
-    TASSIGN(below_beta_k_kT_next, 0x2ba00);
+    TASSIGN(below_beta_k_kT_next, 0x25a00);
     UbTile<float, 32, 64> q_kT_in_next;
-    TASSIGN(q_kT_in_next, 0xc000);
-    UbTile<float, 32, 64> below_beta_k_neg_next;
-    TASSIGN(below_beta_k_neg_next, 0x2ba00);
-    UbTile<float, 32, 64> below_beta_k_neg_2_next;
-    TASSIGN(below_beta_k_neg_2_next, 0xf200);
-    UbTile<float, 32, 64> Tinv_rows_2_next;
-    TASSIGN(Tinv_rows_2_next, 0xf200);
-    UbTile<float, 32, 64> below_beta_k_neg_4_next;
-    TASSIGN(below_beta_k_neg_4_next, 0x11200);
-    UbTile<half, 32, 64> below_beta_k_neg_4_f16_next;
-    TASSIGN(below_beta_k_neg_4_f16_next, 0x1b200);
-    UbTile<half, 32, 64> Tinv_rows_2_f16_next;
-    TASSIGN(Tinv_rows_2_f16_next, 0x1c200);
-    UbTile<float, 32, 64> below_beta_k_neg_8_next;
-    TASSIGN(below_beta_k_neg_8_next, 0x23200);
-    UbTile<half, 32, 64> below_beta_k_neg_8_f16_next;
-    TASSIGN(below_beta_k_neg_8_f16_next, 0x1d200);
-    UbTile<float, 32, 64> below_beta_k_16_next;
-    TASSIGN(below_beta_k_16_next, 0x29a00);
-    UbTile<half, 32, 64> below_beta_k_16_f16_next;
-    TASSIGN(below_beta_k_16_f16_next, 0x1e200);
-    UbTile<float, 32, 64> below_beta_k_32_next;
-    TASSIGN(below_beta_k_32_next, 0x23200);
-    UbTile<float, 32, 128> k_S_in;
-    TASSIGN(k_S_in, 0xf200);
-    UbTile<half, 32, 64> below_beta_k_32_f16_next;
-    TASSIGN(below_beta_k_32_f16_next, 0x1b200);
-    UbTile<float, 32, 64> below_beta_k_64_next;
-    TASSIGN(below_beta_k_64_next, 0x2ba00);
-    UbTile<half, 32, 64> below_beta_k_64_f16_next;
-    TASSIGN(below_beta_k_64_f16_next, 0x1c200);
+    TASSIGN(q_kT_in_next, 0x27a00);
+    UbTile<half, 32, 64> below_beta_k_kT_f16_next;
+    TASSIGN(below_beta_k_kT_f16_next, 0x29a00);
+    UbTile<float, 32, 16> below_diagonal_stack_next;
+    TASSIGN(below_diagonal_stack_next, 0x2aa00);
+    UbTile<float, 32, 16> below_diagonal_2_next;
+    TASSIGN(below_diagonal_2_next, 0x2b200);
+    UbTile<float, 32, 16> Tinv_rows_2_next;
+    TASSIGN(Tinv_rows_2_next, 0x2b200);
+    UbTile<float, 32, 16> below_diagonal_4_next;
+    TASSIGN(below_diagonal_4_next, 0x2ba00);
+    UbTile<half, 32, 16> below_diagonal_4_f16_next;
+    TASSIGN(below_diagonal_4_f16_next, 0x2c200);
+    UbTile<half, 32, 16> Tinv_rows_2_f16_next;
+    TASSIGN(Tinv_rows_2_f16_next, 0x2c600);
+    UbTile<float, 32, 16> below_diagonal_8_next;
+    TASSIGN(below_diagonal_8_next, 0x2ca00);
+    UbTile<half, 32, 16> below_diagonal_8_f16_next;
+    TASSIGN(below_diagonal_8_f16_next, 0x2d200);
+    UbTile<float, 32, 16> below_diagonal_16_next;
+    TASSIGN(below_diagonal_16_next, 0x2aa00);
+    UbTile<half, 32, 16> below_diagonal_16_f16_next;
+    TASSIGN(below_diagonal_16_f16_next, 0x2d600);
     UbTile<float, 32, 64> lower_q_kT_next;
-    TASSIGN(lower_q_kT_next, 0xc000);
-    UbTile<float, 32, 128> v_minus_k_S;
-    TASSIGN(v_minus_k_S, 0x25a00);
-    UbTile<float, 32, 128> beta_v_minus_k_S;
-    TASSIGN(beta_v_minus_k_S, 0x25a00);
-    UbTile<half, 32, 128> beta_v_minus_k_S_f16;
-    TASSIGN(beta_v_minus_k_S_f16, 0x1d200);
+    TASSIGN(lower_q_kT_next, 0x27a00);
     UbTile<half, 32, 64> lower_q_kT_f16_next;
-    TASSIGN(lower_q_kT_f16_next, 0x23200);
+    TASSIGN(lower_q_kT_f16_next, 0x6800);
+    UbTile<float, 32, 128> k_S_in;
+    TASSIGN(k_S_in, 0x13a00);
+    UbTile<float, 32, 128> v_minus_k_S;
+    TASSIGN(v_minus_k_S, 0x21200);
+    UbTile<float, 32, 128> beta_v_minus_k_S;
+    TASSIGN(beta_v_minus_k_S, 0x21200);
+    UbTile<half, 32, 128> beta_v_minus_k_S_f16;
+    TASSIGN(beta_v_minus_k_S_f16, 0x17a00);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x24200);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x13200);
+    TASSIGN(S_next_part_in, 0x19a00);
     UbTile<float, 32, 128> o_sum_in;
-    TASSIGN(o_sum_in, 0xf200);
+    TASSIGN(o_sum_in, 0x21a00);
+    UbTile<float, 64, 128> S_next;
+    TASSIGN(S_next, 0x7a00);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0xf200);
+    TASSIGN(o, 0x21a00);
     UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x1b200);
+    TASSIGN(o_f16, 0x25a00);
     UbTile<float, 64, 8> beta_first_scratch;
-    TASSIGN(beta_first_scratch, 0xe800);
+    TASSIGN(beta_first_scratch, 0x7000);
     UbTile<float, 64, 8> beta_next_scratch;
     TASSIGN(beta_next_scratch, 0x25200);
     // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
     {
-        auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(eye_mask, from);
-    }
-    {
-        auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_1_mask, from);
-    }
-    {
-        auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_2_mask, from);
-    }
-    {
-        auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_16_mask, from);
-    }
-    {
-        auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_32_mask, from);
+        auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(strictly_lower_mask, from);
     }
     // o = scale * (q @ S + lower(q @ k.T) @ U)
     {
         auto from = view(lower_mask_gm + sub * 32 * 64, 32, 64, 64);
         TLOAD(lower_mask, from);
+    }
+    // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+    {
+        auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_1_mask_of_16, from);
+    }
+    {
+        auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(eye_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_2_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_4_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_8_mask_of_16, from);
     }
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -1352,34 +1692,15 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
-        // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_first, from);
-            }
-        }
         UbWidePart<float, 64> beta_raw_first(rows_next);
-        TASSIGN(beta_raw_first, 0xe000);
+        TASSIGN(beta_raw_first, 0x6800);
         auto beta_raw_first_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
         if (rows_next > 0) TLOAD(beta_raw_first, beta_raw_first_from);
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw_first -> beta_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw_first -> beta_wide_first
-        if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0xe000);
+        if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0x6800);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TTRANS(beta_first, beta_wide_first, beta_first_scratch);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_first, from);
-            }
-        }
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_first, from);
-            }
-        }
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
         if (has_initial_state) {
             auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
@@ -1388,6 +1709,15 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
+        UbPart<half, 32, 128> v_raw_first(part_next, 128);
+        TASSIGN(v_raw_first, 0xfa00);
+        if (part_next > 0) {
+            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+            TLOAD(v_raw_first, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v_raw_first -> v_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v_raw_first -> v_first
+        if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0xfa00);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in_first
         if (rows_next > 0) {
             {
@@ -1395,10 +1725,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 TLOAD(k_kT_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in_first -> beta_k_kT_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in_first -> beta_k_kT_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_first, k_kT_in_first, beta_col_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(below_beta_k_kT_first, beta_k_kT_first, strictly_lower_mask);
         wait_flag_dev(0);  // q_kT_channel -> q_kT_in_first
         if (rows_next > 0) {
             {
@@ -1406,99 +1738,85 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 TLOAD(q_kT_in_first, from);
             }
         }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> lower_q_kT_first
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(below_beta_k_kT_first, beta_k_kT_first, strictly_lower_mask_first);
+        if (rows_next > 0) TCVT(below_beta_k_kT_f16_first, below_beta_k_kT_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_kT_f16_first -> store
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(below_beta_k_neg_first, below_beta_k_kT_first, -1.0f);
-        UbPart<half, 32, 128> v_raw_first(part_next, 128);
-        TASSIGN(v_raw_first, 0x1f200);
-        if (part_next > 0) {
-            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v_raw_first, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // v_raw_first -> v_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // v_raw_first -> v_first
-        if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x1f200);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(below_beta_k_neg_2_first, below_beta_k_neg_first, pairs_1_mask);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(Tinv_rows_2_first, eye_mask, below_beta_k_neg_2_first);
-        if (rows_next > 0) TMUL(below_beta_k_neg_4_first, below_beta_k_neg_first, pairs_2_mask);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_neg_4_f16_first, below_beta_k_neg_4_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_neg_4_f16_first -> store
-        if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_neg_4_f16_first -> store
         if (rows_next > 0) {
-            {
-                auto to = view(below_beta_k_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_neg_4_f16_first);
+            for (int64_t i = 0; i < 32; i += 16) {
+                UbBlock<half, 16, 64, 16> below_diagonal_stack_first_from;
+                TASSIGN(below_diagonal_stack_first_from, 0x17a00 + (i * 65 + sub * 32) * 2);
+                UbTile<float, 16, 16> below_diagonal_stack_first_to;
+                TASSIGN(below_diagonal_stack_first_to, 0x18a00 + i * 64);
+                TCVT(below_diagonal_stack_first_to, below_diagonal_stack_first_from, RoundMode::CAST_NONE);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_neg_4_f16_channel -> below_beta_k_neg_4_f16_in_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_kT_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                auto to = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, below_beta_k_kT_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(below_diagonal_2_first, below_diagonal_stack_first, pairs_1_mask_of_16);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TSUB(Tinv_rows_2_first, below_diagonal_2_first, eye_mask_of_16);
+        if (rows_next > 0) TMUL(below_diagonal_4_first, below_diagonal_stack_first, pairs_2_mask_of_16);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(below_diagonal_4_f16_first, below_diagonal_4_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // below_diagonal_4_f16_first -> store
+        if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // below_diagonal_4_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, below_diagonal_4_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
                 TSTORE(to, Tinv_rows_2_f16_first);
             }
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
-        if (rows_next > 0) TMUL(below_beta_k_neg_8_first, below_beta_k_neg_first, pairs_4_mask_first);
+        if (rows_next > 0) TMUL(below_diagonal_8_first, below_diagonal_stack_first, pairs_4_mask_of_16);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_neg_8_f16_first, below_beta_k_neg_8_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_beta_k_neg_8_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_beta_k_neg_8_f16_first -> store
+        if (rows_next > 0) TCVT(below_diagonal_8_f16_first, below_diagonal_8_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_8_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_8_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(below_beta_k_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_neg_8_f16_first);
+                auto to = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, below_diagonal_8_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_neg_8_f16_channel -> below_beta_k_neg_8_f16_in_first
-        if (rows_next > 0) TMUL(below_beta_k_16_first, below_beta_k_neg_first, pairs_8_mask_first);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_first
+        if (rows_next > 0) TMUL(below_diagonal_16_first, below_diagonal_stack_first, pairs_8_mask_of_16);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_16_f16_first, below_beta_k_16_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_beta_k_16_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_beta_k_16_f16_first -> store
+        if (rows_next > 0) TCVT(below_diagonal_16_f16_first, below_diagonal_16_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_diagonal_16_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_diagonal_16_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(below_beta_k_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_16_f16_first);
+                auto to = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, below_diagonal_16_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_16_f16_channel -> below_beta_k_16_f16_in_first
-        if (rows_next > 0) TMUL(below_beta_k_32_first, below_beta_k_neg_first, pairs_16_mask);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_32_f16_first, below_beta_k_32_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_beta_k_32_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_beta_k_32_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(below_beta_k_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_32_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_32_f16_channel -> below_beta_k_32_f16_in_first
-        if (rows_next > 0) TMUL(below_beta_k_64_first, below_beta_k_neg_first, pairs_32_mask);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_64_f16_first, below_beta_k_64_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // below_beta_k_64_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // below_beta_k_64_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(below_beta_k_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_64_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_64_f16_channel -> below_beta_k_64_f16_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> lower_q_kT_first
         // o = scale * (q @ S + lower(q @ k.T) @ U)
         if (rows_next > 0) TMUL(lower_q_kT_first, q_kT_in_first, lower_mask);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(lower_q_kT_f16_first, lower_q_kT_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // lower_q_kT_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // lower_q_kT_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // lower_q_kT_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // lower_q_kT_f16_first -> store
         if (rows_next > 0) {
             {
                 auto to = view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -1506,7 +1824,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> strictly_lower_mask_next
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -1516,60 +1834,41 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
-            TASSIGN(v, 0x1f200 + c % 2 * 8192);
-            TASSIGN(beta, 0xf000 + c % 2 * 256);
-            TASSIGN(beta_col, 0xf000 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta_next, 0xf000 + (c + 1) % 2 * 256);
-            TASSIGN(beta_col_next, 0xf000 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(v_next, 0x1f200 + (c + 1) % 2 * 8192);
-            pipe_barrier(PIPE_V);
+            TASSIGN(v, 0xfa00 + c % 2 * 8192);
+            TASSIGN(beta, 0x7800 + c % 2 * 256);
+            TASSIGN(beta_col, 0x7800 + c % 2 * 256 + sub * 128);
+            TASSIGN(v_next, 0xfa00 + (c + 1) % 2 * 8192);
+            TASSIGN(beta_next, 0x7800 + (c + 1) % 2 * 256);
+            TASSIGN(beta_col_next, 0x7800 + (c + 1) % 2 * 256 + sub * 128);
             TCVT(S_f16, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> strictly_lower_mask_next
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_next, from);
-                }
-            }
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
             UbWidePart<float, 64> beta_raw_next(rows_next);
-            TASSIGN(beta_raw_next, 0x1d200);
+            TASSIGN(beta_raw_next, 0x20a00);
             auto beta_raw_next_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
             if (rows_next > 0) TLOAD(beta_raw_next, beta_raw_next_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // beta_raw_next -> beta_wide_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // beta_raw_next -> beta_wide_next
-            if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0x1d200);
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_4_mask_next, from);
-                }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // beta_raw_next -> beta_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // beta_raw_next -> beta_wide_next
+            if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0x20a00);
+            UbPart<half, 32, 128> v_raw_next(part_next, 128);
+            TASSIGN(v_raw_next, 0xfa00 + (c + 1) % 2 * 8192);
+            if (part_next > 0) {
+                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+                TLOAD(v_raw_next, from);
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
+            if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0xfa00 + (c + 1) % 2 * 8192);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             {
                 auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TTRANS(beta_next, beta_wide_next, beta_next_scratch);
             TCVT(v_f32, v, RoundMode::CAST_NONE);
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_8_mask_next, from);
-                }
-            }
-            UbPart<half, 32, 128> v_raw_next(part_next, 128);
-            TASSIGN(v_raw_next, 0x1f200 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v_raw_next, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v_raw_next -> v_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v_raw_next -> v_next
-            if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x1f200 + (c + 1) % 2 * 8192);
+            if (rows_next > 0) TTRANS(beta_next, beta_wide_next, beta_next_scratch);
             wait_flag_dev(0);  // k_kT_channel -> k_kT_in_next
             if (rows_next > 0) {
                 {
@@ -1577,12 +1876,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                     TLOAD(k_kT_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_kT_in_next -> beta_k_kT_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_kT_in_next -> beta_k_kT_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_next, k_kT_in_next, beta_col_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(below_beta_k_kT_next, beta_k_kT_next, strictly_lower_mask_next);
+            if (rows_next > 0) TMUL(below_beta_k_kT_next, beta_k_kT_next, strictly_lower_mask);
             wait_flag_dev(0);  // q_kT_channel -> q_kT_in_next
             if (rows_next > 0) {
                 {
@@ -1590,117 +1889,85 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                     TLOAD(q_kT_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_kT_in_next -> lower_q_kT_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_kT_in_next -> lower_q_kT_next
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(below_beta_k_neg_next, below_beta_k_kT_next, -1.0f);
+            if (rows_next > 0) TCVT(below_beta_k_kT_f16_next, below_beta_k_kT_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // below_beta_k_kT_f16_next -> store
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(below_beta_k_neg_2_next, below_beta_k_neg_next, pairs_1_mask);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(Tinv_rows_2_next, eye_mask, below_beta_k_neg_2_next);
-            if (rows_next > 0) TMUL(below_beta_k_neg_4_next, below_beta_k_neg_next, pairs_2_mask);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_neg_4_f16_next, below_beta_k_neg_4_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_neg_4_f16_next -> store
-            if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // Tinv_rows_2_next -> k_S_in
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_neg_4_f16_next -> store
             if (rows_next > 0) {
-                {
-                    auto to = view(below_beta_k_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_neg_4_f16_next);
+                for (int64_t i = 0; i < 32; i += 16) {
+                    UbBlock<half, 16, 64, 16> below_diagonal_stack_next_from;
+                    TASSIGN(below_diagonal_stack_next_from, 0x29a00 + (i * 65 + sub * 32) * 2);
+                    UbTile<float, 16, 16> below_diagonal_stack_next_to;
+                    TASSIGN(below_diagonal_stack_next_to, 0x2aa00 + i * 64);
+                    TCVT(below_diagonal_stack_next_to, below_diagonal_stack_next_from, RoundMode::CAST_NONE);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_neg_4_f16_channel -> below_beta_k_neg_4_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // below_beta_k_neg_4_f16_next -> below_beta_k_32_f16_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // below_beta_k_kT_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, below_beta_k_kT_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(below_diagonal_2_next, below_diagonal_stack_next, pairs_1_mask_of_16);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TSUB(Tinv_rows_2_next, below_diagonal_2_next, eye_mask_of_16);
+            if (rows_next > 0) TMUL(below_diagonal_4_next, below_diagonal_stack_next, pairs_2_mask_of_16);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(below_diagonal_4_f16_next, below_diagonal_4_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_diagonal_4_f16_next -> store
+            if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_diagonal_4_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, below_diagonal_4_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
                     TSTORE(to, Tinv_rows_2_f16_next);
                 }
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16_next -> below_beta_k_64_f16_next
-            if (rows_next > 0) TMUL(below_beta_k_neg_8_next, below_beta_k_neg_next, pairs_4_mask_next);
+            if (rows_next > 0) TMUL(below_diagonal_8_next, below_diagonal_stack_next, pairs_4_mask_of_16);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_neg_8_f16_next, below_beta_k_neg_8_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_beta_k_neg_8_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_beta_k_neg_8_f16_next -> store
+            if (rows_next > 0) TCVT(below_diagonal_8_f16_next, below_diagonal_8_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_diagonal_8_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_diagonal_8_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(below_beta_k_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_neg_8_f16_next);
+                    auto to = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, below_diagonal_8_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_neg_8_f16_channel -> below_beta_k_neg_8_f16_in_next
-            if (rows_next > 0) TMUL(below_beta_k_16_next, below_beta_k_neg_next, pairs_8_mask_next);
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_next
+            if (rows_next > 0) TMUL(below_diagonal_16_next, below_diagonal_stack_next, pairs_8_mask_of_16);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_16_f16_next, below_beta_k_16_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_beta_k_16_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_beta_k_16_f16_next -> store
+            if (rows_next > 0) TCVT(below_diagonal_16_f16_next, below_diagonal_16_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_16_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_16_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(below_beta_k_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_16_f16_next);
+                    auto to = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, below_diagonal_16_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_16_f16_channel -> below_beta_k_16_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // below_beta_k_16_f16_next -> beta_v_minus_k_S_f16
-            if (rows_next > 0) TMUL(below_beta_k_32_next, below_beta_k_neg_next, pairs_16_mask);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // Tinv_rows_2_next -> k_S_in
-            wait_flag_dev(0);  // k_S_channel -> k_S_in
-            {
-                auto from = view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_S_in -> v_minus_k_S
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // below_beta_k_neg_4_f16_next -> below_beta_k_32_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_32_f16_next, below_beta_k_32_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_beta_k_32_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_beta_k_32_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(below_beta_k_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_32_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_32_f16_channel -> below_beta_k_32_f16_in_next
-            if (rows_next > 0) TMUL(below_beta_k_64_next, below_beta_k_neg_next, pairs_32_mask);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16_next -> below_beta_k_64_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_64_f16_next, below_beta_k_64_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // below_beta_k_64_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // below_beta_k_64_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(below_beta_k_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_64_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_64_f16_channel -> below_beta_k_64_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_kT_in_next -> lower_q_kT_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_kT_in_next -> lower_q_kT_next
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             if (rows_next > 0) TMUL(lower_q_kT_next, q_kT_in_next, lower_mask);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_S_in -> v_minus_k_S
-            // U = Tinv @ (beta[:, None] * (v - k @ S))
-            TSUB(v_minus_k_S, v_f32, k_S_in);
             pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(beta_v_minus_k_S, v_minus_k_S, beta_col);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // below_beta_k_16_f16_next -> beta_v_minus_k_S_f16
-            pipe_barrier(PIPE_V);
-            TCVT(beta_v_minus_k_S_f16, beta_v_minus_k_S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta_v_minus_k_S_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta_v_minus_k_S_f16 -> store
-            {
-                auto to = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, beta_v_minus_k_S_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
             if (rows_next > 0) TCVT(lower_q_kT_f16_next, lower_q_kT_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // lower_q_kT_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // lower_q_kT_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // lower_q_kT_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // lower_q_kT_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -1708,37 +1975,57 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_next
+            wait_flag_dev(0);  // k_S_channel -> k_S_in
+            {
+                auto from = view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(k_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> v_minus_k_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> v_minus_k_S
+            // U = Tinv @ (beta[:, None] * (v - k @ S))
+            TSUB(v_minus_k_S, v_f32, k_S_in);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(beta_v_minus_k_S, v_minus_k_S, beta_col);
+            pipe_barrier(PIPE_V);
+            TCVT(beta_v_minus_k_S_f16, beta_v_minus_k_S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // beta_v_minus_k_S_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // beta_v_minus_k_S_f16 -> store
+            {
+                auto to = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, beta_v_minus_k_S_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
             wait_flag_dev(0);  // S_next_part_channel -> S_next_part_in
             {
                 auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_next_part_in -> S_next
-            // S = S + k.T @ U
-            TADD(S_next, S, S_next_part_in);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
             wait_flag_dev(0);  // o_sum_channel -> o_sum_in
             {
                 auto from = view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(o_sum_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_in -> o
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_in -> o
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // o_sum_in -> o
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
+            // S = S + k.T @ U
+            TADD(S_next, S, S_next_part_in);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // o_sum_in -> o
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             TMULS(o, o_sum_in, scale);
             pipe_barrier(PIPE_V);
             TCVT(o_f16, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // o_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // o_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x1b200);
+                TASSIGN(valid, 0x25a00);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> strictly_lower_mask_next
         }
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> strictly_lower_mask_next
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
@@ -1762,23 +2049,21 @@ extern "C" int call_delta_rule_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
+    uint8_t *minus_identity_float16_bytes,
     uint8_t *strictly_lower_mask_bytes,
-    uint8_t *eye_mask_bytes,
-    uint8_t *pairs_1_mask_bytes,
-    uint8_t *pairs_2_mask_bytes,
-    uint8_t *pairs_4_mask_bytes,
-    uint8_t *pairs_8_mask_bytes,
-    uint8_t *pairs_16_mask_bytes,
-    uint8_t *pairs_32_mask_bytes,
+    uint8_t *pairs_1_mask_of_16_bytes,
+    uint8_t *eye_mask_of_16_bytes,
+    uint8_t *pairs_2_mask_of_16_bytes,
+    uint8_t *pairs_4_mask_of_16_bytes,
+    uint8_t *pairs_8_mask_of_16_bytes,
     uint8_t *lower_mask_bytes,
-    uint8_t *identity_float16_C_bytes,
+    uint8_t *identity_float16_16_bytes,
     uint8_t *k_kT_channel_bytes,
-    uint8_t *below_beta_k_neg_4_f16_channel_bytes,
+    uint8_t *below_beta_k_kT_f16_channel_bytes,
+    uint8_t *below_diagonal_4_f16_channel_bytes,
     uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *below_beta_k_neg_8_f16_channel_bytes,
-    uint8_t *below_beta_k_16_f16_channel_bytes,
-    uint8_t *below_beta_k_32_f16_channel_bytes,
-    uint8_t *below_beta_k_64_f16_channel_bytes,
+    uint8_t *below_diagonal_8_f16_channel_bytes,
+    uint8_t *below_diagonal_16_f16_channel_bytes,
     uint8_t *S_f16_channel_bytes,
     uint8_t *k_S_channel_bytes,
     uint8_t *beta_v_minus_k_S_f16_channel_bytes,
@@ -1800,7 +2085,7 @@ extern "C" int call_delta_rule_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, lower_mask_bytes, identity_float16_C_bytes, k_kT_channel_bytes, below_beta_k_neg_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, below_beta_k_neg_8_f16_channel_bytes, below_beta_k_16_f16_channel_bytes, below_beta_k_32_f16_channel_bytes, below_beta_k_64_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, beta_v_minus_k_S_f16_channel_bytes, q_kT_channel_bytes, lower_q_kT_f16_channel_bytes, o_sum_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, strictly_lower_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, lower_mask_bytes, identity_float16_16_bytes, k_kT_channel_bytes, below_beta_k_kT_f16_channel_bytes, below_diagonal_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, below_diagonal_8_f16_channel_bytes, below_diagonal_16_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, beta_v_minus_k_S_f16_channel_bytes, q_kT_channel_bytes, lower_q_kT_f16_channel_bytes, o_sum_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -3709,6 +3994,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])

@@ -26,29 +26,27 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("gated_delta_product_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "k1_k1T_channel", "T1_strictly_neg_4_f16_channel", "T1_rows_2_f16_channel", "T1_strictly_neg_8_f16_channel", "T1_strictly_neg_16_f16_channel", "T1_strictly_neg_32_f16_channel", "T1_strictly_neg_64_f16_channel", "k2_k2T_channel", "k2_k1T_channel", "k1_k2T_channel", "operand_of_X_f16_channel", "k2_k1T_D_f16_channel", "k2_k1T_D_X_channel", "T2_strictly_neg_4_f16_channel", "T2_rows_2_f16_channel", "T2_strictly_neg_8_f16_channel", "T2_strictly_neg_16_f16_channel", "T2_strictly_neg_32_f16_channel", "T2_strictly_neg_64_f16_channel", "S_f16_channel", "k1_S_channel", "beta1_Y_difference_f16_channel", "Y_channel", "k2_S_channel", "k2_k1T_D_Y_channel", "U2_term_minus_A_Y_f16_channel", "U2_channel", "q_S_channel", "q_k1T_channel", "X_U2_channel", "q_k1T_D_f16_channel", "U1_f16_channel", "o_sum_part_channel", "q_k2T_channel", "q_k2T_D_f16_channel", "o_sum_2_part_channel", "W_U1_f16_channel", "S_sum_part_channel", "W_U2_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("gated_delta_product_o_S_fp16", ["minus_identity_float16", "lower_64_mask", "lower_fill", "strictly_lower_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "k1_k1T_channel", "T1_strictly_lower_f16_channel", "T1_diagonal_4_f16_channel", "T1_rows_2_f16_channel", "T1_diagonal_8_f16_channel", "T1_diagonal_16_f16_channel", "k2_k2T_channel", "k2_k1T_channel", "k1_k2T_channel", "operand_of_X_f16_channel", "k2_k1T_D_f16_channel", "k2_k1T_D_X_channel", "T2_strictly_lower_f16_channel", "T2_diagonal_4_f16_channel", "T2_rows_2_f16_channel", "T2_diagonal_8_f16_channel", "T2_diagonal_16_f16_channel", "S_f16_channel", "k1_S_channel", "beta1_Y_difference_f16_channel", "Y_channel", "k2_S_channel", "k2_k1T_D_Y_channel", "U2_term_minus_A_Y_f16_channel", "U2_channel", "q_S_channel", "q_k1T_channel", "X_U2_channel", "q_k1T_D_f16_channel", "U1_f16_channel", "o_sum_part_channel", "q_k2T_channel", "q_k2T_D_f16_channel", "o_sum_2_part_channel", "W_U1_f16_channel", "S_sum_part_channel", "W_U2_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
     "k1_k1T_channel": ([64, 64], "float32"),
-    "T1_strictly_neg_4_f16_channel": ([64, 64], "float16"),
-    "T1_rows_2_f16_channel": ([64, 64], "float16"),
-    "T1_strictly_neg_8_f16_channel": ([64, 64], "float16"),
-    "T1_strictly_neg_16_f16_channel": ([64, 64], "float16"),
-    "T1_strictly_neg_32_f16_channel": ([64, 64], "float16"),
-    "T1_strictly_neg_64_f16_channel": ([64, 64], "float16"),
+    "T1_strictly_lower_f16_channel": ([64, 64], "float16"),
+    "T1_diagonal_4_f16_channel": ([64, 16], "float16"),
+    "T1_rows_2_f16_channel": ([64, 16], "float16"),
+    "T1_diagonal_8_f16_channel": ([64, 16], "float16"),
+    "T1_diagonal_16_f16_channel": ([64, 16], "float16"),
     "k2_k2T_channel": ([64, 64], "float32"),
     "k2_k1T_channel": ([64, 64], "float32"),
     "k1_k2T_channel": ([64, 64], "float32"),
     "operand_of_X_f16_channel": ([64, 64], "float16"),
     "k2_k1T_D_f16_channel": ([64, 64], "float16"),
     "k2_k1T_D_X_channel": ([64, 64], "float32"),
-    "T2_strictly_neg_4_f16_channel": ([64, 64], "float16"),
-    "T2_rows_2_f16_channel": ([64, 64], "float16"),
-    "T2_strictly_neg_8_f16_channel": ([64, 64], "float16"),
-    "T2_strictly_neg_16_f16_channel": ([64, 64], "float16"),
-    "T2_strictly_neg_32_f16_channel": ([64, 64], "float16"),
-    "T2_strictly_neg_64_f16_channel": ([64, 64], "float16"),
+    "T2_strictly_lower_f16_channel": ([64, 64], "float16"),
+    "T2_diagonal_4_f16_channel": ([64, 16], "float16"),
+    "T2_rows_2_f16_channel": ([64, 16], "float16"),
+    "T2_diagonal_8_f16_channel": ([64, 16], "float16"),
+    "T2_diagonal_16_f16_channel": ([64, 16], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
     "k1_S_channel": ([64, 128], "float32"),
     "beta1_Y_difference_f16_channel": ([64, 128], "float16"),
@@ -73,17 +71,16 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
+    "minus_identity_float16": ("eye -1.0 0.0", [64, 64], "float16"),
     "lower_64_mask": ("lower 1.0 0.0", [64, 64], "float32"),
     "lower_fill": ("lower 0.0 -inf", [64, 64], "float32"),
     "strictly_lower_mask": ("strictly_lower 1.0 0.0", [64, 64], "float32"),
-    "eye_mask": ("eye 1.0 0.0", [64, 64], "float32"),
-    "pairs_1_mask": ("pairs:1 1.0 0.0", [64, 64], "float32"),
-    "pairs_2_mask": ("pairs:2 1.0 0.0", [64, 64], "float32"),
-    "pairs_4_mask": ("pairs:4 1.0 0.0", [64, 64], "float32"),
-    "pairs_8_mask": ("pairs:8 1.0 0.0", [64, 64], "float32"),
-    "pairs_16_mask": ("pairs:16 1.0 0.0", [64, 64], "float32"),
-    "pairs_32_mask": ("pairs:32 1.0 0.0", [64, 64], "float32"),
-    "identity_float16_C": ("eye 1.0 0.0", [64, 64], "float16"),
+    "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [64, 16], "float32"),
+    "eye_mask_of_16": ("eye 1.0 0.0", [64, 16], "float32"),
+    "pairs_2_mask_of_16": ("pairs:2 1.0 0.0", [64, 16], "float32"),
+    "pairs_4_mask_of_16": ("pairs:4 1.0 0.0", [64, 16], "float32"),
+    "pairs_8_mask_of_16": ("pairs:8 1.0 0.0", [64, 16], "float32"),
+    "identity_float16_16": ("eye 1.0 0.0", [16, 16], "float16"),
 }
 
 SOURCE = r'''
@@ -105,6 +102,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -213,6 +212,53 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
 }
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int groups = 8, group = Rows / groups;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
+}
 #endif
 #endif
 
@@ -229,36 +275,33 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
+ * minus_identity_float16: workspace, const, [C, C] float16
  * lower_64_mask: workspace, const, [64, 64] float32
  * lower_fill: workspace, const, [C, C] float32
  * strictly_lower_mask: workspace, const, [C, C] float32
- * eye_mask: workspace, const, [C, C] float32
- * pairs_1_mask: workspace, const, [C, C] float32
- * pairs_2_mask: workspace, const, [C, C] float32
- * pairs_4_mask: workspace, const, [C, C] float32
- * pairs_8_mask: workspace, const, [C, C] float32
- * pairs_16_mask: workspace, const, [C, C] float32
- * pairs_32_mask: workspace, const, [C, C] float32
- * identity_float16_C: workspace, const, [C, C] float16
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32
+ * eye_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32
+ * identity_float16_16: workspace, const, [16, 16] float16
  * k1_k1T_channel: workspace, block, [C, C] float32
- * T1_strictly_neg_4_f16_channel: workspace, block, [C, C] float16
- * T1_rows_2_f16_channel: workspace, block, [C, C] float16
- * T1_strictly_neg_8_f16_channel: workspace, block, [C, C] float16
- * T1_strictly_neg_16_f16_channel: workspace, block, [C, C] float16
- * T1_strictly_neg_32_f16_channel: workspace, block, [C, C] float16
- * T1_strictly_neg_64_f16_channel: workspace, block, [C, C] float16
+ * T1_strictly_lower_f16_channel: workspace, block, [C, C] float16
+ * T1_diagonal_4_f16_channel: workspace, block, [C, 16] float16
+ * T1_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * T1_diagonal_8_f16_channel: workspace, block, [C, 16] float16
+ * T1_diagonal_16_f16_channel: workspace, block, [C, 16] float16
  * k2_k2T_channel: workspace, block, [C, C] float32
  * k2_k1T_channel: workspace, block, [C, C] float32
  * k1_k2T_channel: workspace, block, [C, C] float32
  * operand_of_X_f16_channel: workspace, block, [C, C] float16
  * k2_k1T_D_f16_channel: workspace, block, [C, C] float16
  * k2_k1T_D_X_channel: workspace, block, [C, C] float32
- * T2_strictly_neg_4_f16_channel: workspace, block, [C, C] float16
- * T2_rows_2_f16_channel: workspace, block, [C, C] float16
- * T2_strictly_neg_8_f16_channel: workspace, block, [C, C] float16
- * T2_strictly_neg_16_f16_channel: workspace, block, [C, C] float16
- * T2_strictly_neg_32_f16_channel: workspace, block, [C, C] float16
- * T2_strictly_neg_64_f16_channel: workspace, block, [C, C] float16
+ * T2_strictly_lower_f16_channel: workspace, block, [C, C] float16
+ * T2_diagonal_4_f16_channel: workspace, block, [C, 16] float16
+ * T2_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * T2_diagonal_8_f16_channel: workspace, block, [C, 16] float16
+ * T2_diagonal_16_f16_channel: workspace, block, [C, 16] float16
  * S_f16_channel: workspace, block, [K, V] float16
  * k1_S_channel: workspace, block, [C, V] float32
  * beta1_Y_difference_f16_channel: workspace, block, [C, V] float16
@@ -293,36 +336,33 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *minus_identity_float16_bytes,
     __gm__ uint8_t *lower_64_mask_bytes,
     __gm__ uint8_t *lower_fill_bytes,
     __gm__ uint8_t *strictly_lower_mask_bytes,
-    __gm__ uint8_t *eye_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_bytes,
-    __gm__ uint8_t *pairs_2_mask_bytes,
-    __gm__ uint8_t *pairs_4_mask_bytes,
-    __gm__ uint8_t *pairs_8_mask_bytes,
-    __gm__ uint8_t *pairs_16_mask_bytes,
-    __gm__ uint8_t *pairs_32_mask_bytes,
-    __gm__ uint8_t *identity_float16_C_bytes,
+    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
+    __gm__ uint8_t *eye_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
+    __gm__ uint8_t *identity_float16_16_bytes,
     __gm__ uint8_t *k1_k1T_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_4_f16_channel_bytes,
+    __gm__ uint8_t *T1_strictly_lower_f16_channel_bytes,
+    __gm__ uint8_t *T1_diagonal_4_f16_channel_bytes,
     __gm__ uint8_t *T1_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_8_f16_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_16_f16_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_32_f16_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_64_f16_channel_bytes,
+    __gm__ uint8_t *T1_diagonal_8_f16_channel_bytes,
+    __gm__ uint8_t *T1_diagonal_16_f16_channel_bytes,
     __gm__ uint8_t *k2_k2T_channel_bytes,
     __gm__ uint8_t *k2_k1T_channel_bytes,
     __gm__ uint8_t *k1_k2T_channel_bytes,
     __gm__ uint8_t *operand_of_X_f16_channel_bytes,
     __gm__ uint8_t *k2_k1T_D_f16_channel_bytes,
     __gm__ uint8_t *k2_k1T_D_X_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_4_f16_channel_bytes,
+    __gm__ uint8_t *T2_strictly_lower_f16_channel_bytes,
+    __gm__ uint8_t *T2_diagonal_4_f16_channel_bytes,
     __gm__ uint8_t *T2_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_8_f16_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_16_f16_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_32_f16_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_64_f16_channel_bytes,
+    __gm__ uint8_t *T2_diagonal_8_f16_channel_bytes,
+    __gm__ uint8_t *T2_diagonal_16_f16_channel_bytes,
     __gm__ uint8_t *S_f16_channel_bytes,
     __gm__ uint8_t *k1_S_channel_bytes,
     __gm__ uint8_t *beta1_Y_difference_f16_channel_bytes,
@@ -369,36 +409,33 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
     __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
     __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
-    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
-    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
-    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
-    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
-    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
-    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
-    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
-    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
     __gm__ float *k1_k1T_channel_gm = reinterpret_cast<__gm__ float *>(k1_k1T_channel_bytes);
-    __gm__ half *T1_strictly_neg_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_4_f16_channel_bytes);
+    __gm__ half *T1_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_lower_f16_channel_bytes);
+    __gm__ half *T1_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_diagonal_4_f16_channel_bytes);
     __gm__ half *T1_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_rows_2_f16_channel_bytes);
-    __gm__ half *T1_strictly_neg_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_8_f16_channel_bytes);
-    __gm__ half *T1_strictly_neg_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_16_f16_channel_bytes);
-    __gm__ half *T1_strictly_neg_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_32_f16_channel_bytes);
-    __gm__ half *T1_strictly_neg_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_64_f16_channel_bytes);
+    __gm__ half *T1_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_diagonal_8_f16_channel_bytes);
+    __gm__ half *T1_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_diagonal_16_f16_channel_bytes);
     __gm__ float *k2_k2T_channel_gm = reinterpret_cast<__gm__ float *>(k2_k2T_channel_bytes);
     __gm__ float *k2_k1T_channel_gm = reinterpret_cast<__gm__ float *>(k2_k1T_channel_bytes);
     __gm__ float *k1_k2T_channel_gm = reinterpret_cast<__gm__ float *>(k1_k2T_channel_bytes);
     __gm__ half *operand_of_X_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_X_f16_channel_bytes);
     __gm__ half *k2_k1T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(k2_k1T_D_f16_channel_bytes);
     __gm__ float *k2_k1T_D_X_channel_gm = reinterpret_cast<__gm__ float *>(k2_k1T_D_X_channel_bytes);
-    __gm__ half *T2_strictly_neg_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_4_f16_channel_bytes);
+    __gm__ half *T2_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_lower_f16_channel_bytes);
+    __gm__ half *T2_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_diagonal_4_f16_channel_bytes);
     __gm__ half *T2_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_rows_2_f16_channel_bytes);
-    __gm__ half *T2_strictly_neg_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_8_f16_channel_bytes);
-    __gm__ half *T2_strictly_neg_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_16_f16_channel_bytes);
-    __gm__ half *T2_strictly_neg_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_32_f16_channel_bytes);
-    __gm__ half *T2_strictly_neg_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_64_f16_channel_bytes);
+    __gm__ half *T2_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_diagonal_8_f16_channel_bytes);
+    __gm__ half *T2_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_diagonal_16_f16_channel_bytes);
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
     __gm__ float *k1_S_channel_gm = reinterpret_cast<__gm__ float *>(k1_S_channel_bytes);
     __gm__ half *beta1_Y_difference_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta1_Y_difference_f16_channel_bytes);
@@ -430,262 +467,282 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(k1_k1T_right_first, 0x0);
     TileAcc<float, 64, 64> k1_k1T_first;
     TASSIGN(k1_k1T_first, 0x0);
-    L1Tile<half, 64, 64> identity_first;
-    TASSIGN(identity_first, 0x8000);
-    L1Tile<half, 64, 128> k2_first;
-    TASSIGN(k2_first, 0xa000);
-    L1Tile<half, 64, 64> identity_2_first;
-    TASSIGN(identity_2_first, 0x12000);
+    L1Tile<half, 64, 64> T1_zeros_first;
+    TASSIGN(T1_zeros_first, 0x8000);
     TileLeft<half, 64, 128> k1_k2T_left_first;
     TASSIGN(k1_k2T_left_first, 0x8000);
+    L1Tile<half, 64, 128> k2_first;
+    TASSIGN(k2_first, 0xa000);
     TileRight<half, 128, 64> k1_k2T_right_first;
     TASSIGN(k1_k2T_right_first, 0x8000);
     TileAcc<float, 64, 64> k1_k2T_first;
     TASSIGN(k1_k2T_first, 0x4000);
-    L1Tile<half, 64, 128> q_first;
-    TASSIGN(q_first, 0x14000);
     TileLeft<half, 64, 128> k2_k1T_left_first;
     TASSIGN(k2_k1T_left_first, 0x0);
     TileRight<half, 128, 64> k2_k1T_right_first;
     TASSIGN(k2_k1T_right_first, 0x0);
     TileAcc<float, 64, 64> k2_k1T_first;
     TASSIGN(k2_k1T_first, 0x8000);
+    L1Tile<half, 64, 64> T2_zeros_first;
+    TASSIGN(T2_zeros_first, 0x12000);
     TileLeft<half, 64, 128> k2_k2T_left_first;
     TASSIGN(k2_k2T_left_first, 0x8000);
     TileRight<half, 128, 64> k2_k2T_right_first;
     TASSIGN(k2_k2T_right_first, 0x8000);
     TileAcc<float, 64, 64> k2_k2T_first;
     TASSIGN(k2_k2T_first, 0xc000);
+    L1Tile<half, 64, 128> q_first;
+    TASSIGN(q_first, 0x14000);
     TileLeft<half, 64, 128> q_k1T_left_first;
     TASSIGN(q_k1T_left_first, 0x0);
     TileRight<half, 128, 64> q_k1T_right_first;
     TASSIGN(q_k1T_right_first, 0x0);
     TileAcc<float, 64, 64> q_k1T_first;
     TASSIGN(q_k1T_first, 0x10000);
-    L1Tile<half, 64, 64> T1_strictly_neg_4_f16_in_first;
-    TASSIGN(T1_strictly_neg_4_f16_in_first, 0x1c000);
+    L1Tile<half, 64, 64> T1_strictly_lower_f16_in_first;
+    TASSIGN(T1_strictly_lower_f16_in_first, 0x1c000);
+    L1Tile<half, 64, 16> T1_diagonal_4_f16_in_first;
+    TASSIGN(T1_diagonal_4_f16_in_first, 0x1e000);
+    TileLeft<half, 64, 16> T1_below_4_left_first;
+    TASSIGN(T1_below_4_left_first, 0x8000);
+    L1Tile<half, 64, 16> T1_rows_2_f16_in_first;
+    TASSIGN(T1_rows_2_f16_in_first, 0x1e800);
+    TileRight<half, 64, 16> T1_below_4_right_first;
+    TASSIGN(T1_below_4_right_first, 0x8000);
+    TileAcc<float, 64, 16> T1_below_4_first;
+    TASSIGN(T1_below_4_first, 0x14000);
+    TileLeft<half, 64, 16> T1_rows_2_identity_left_first;
+    TASSIGN(T1_rows_2_identity_left_first, 0x0);
+    L1Tile<half, 16, 16> identity_first;
+    TASSIGN(identity_first, 0x1f000);
+    TileRight<half, 16, 16> T1_rows_2_identity_right_first;
+    TASSIGN(T1_rows_2_identity_right_first, 0x0);
+    TileAcc<float, 64, 16> T1_rows_2_identity_first;
+    TASSIGN(T1_rows_2_identity_first, 0x15000);
     TileLeft<half, 64, 128> q_k2T_left_first;
     TASSIGN(q_k2T_left_first, 0x8000);
     TileRight<half, 128, 64> q_k2T_right_first;
     TASSIGN(q_k2T_right_first, 0x8000);
     TileAcc<float, 64, 64> q_k2T_first;
-    TASSIGN(q_k2T_first, 0x14000);
-    L1Tile<half, 64, 64> T1_rows_2_f16_in_first;
-    TASSIGN(T1_rows_2_f16_in_first, 0x1e000);
-    L1Tile<half, 64, 64> T1_strictly_neg_8_f16_in_first;
-    TASSIGN(T1_strictly_neg_8_f16_in_first, 0x20000);
-    L1Tile<half, 64, 64> T1_strictly_neg_16_f16_in_first;
-    TASSIGN(T1_strictly_neg_16_f16_in_first, 0x22000);
-    TileLeft<half, 64, 64> T1_below_4_left_first;
-    TASSIGN(T1_below_4_left_first, 0x0);
-    TileRight<half, 64, 64> T1_below_4_right_first;
-    TASSIGN(T1_below_4_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_below_4_first;
-    TASSIGN(T1_below_4_first, 0x18000);
-    L1Tile<half, 64, 64> T1_strictly_neg_32_f16_in_first;
-    TASSIGN(T1_strictly_neg_32_f16_in_first, 0x24000);
-    TileLeft<half, 64, 64> T1_rows_2_identity_left_first;
-    TASSIGN(T1_rows_2_identity_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_rows_2_identity_right_first;
-    TASSIGN(T1_rows_2_identity_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_2_identity_first;
-    TASSIGN(T1_rows_2_identity_first, 0x1c000);
-    L1Tile<half, 64, 64> T1_below_4_f16_first;
-    TASSIGN(T1_below_4_f16_first, 0x26000);
-    L1Tile<half, 64, 64> T1_strictly_neg_64_f16_in_first;
-    TASSIGN(T1_strictly_neg_64_f16_in_first, 0x28000);
-    TileLeft<half, 64, 64> T1_rows_4_left_first;
+    TASSIGN(q_k2T_first, 0x16000);
+    L1Tile<half, 64, 16> T1_below_4_f16_first;
+    TASSIGN(T1_below_4_f16_first, 0x1f200);
+    TileLeft<half, 64, 16> T1_rows_4_left_first;
     TASSIGN(T1_rows_4_left_first, 0x0);
-    TileRight<half, 64, 64> T1_rows_4_right_first;
+    TileRight<half, 64, 16> T1_rows_4_right_first;
     TASSIGN(T1_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_rows_4_first;
-    TASSIGN(T1_rows_4_first, 0x1c000);
-    L1Tile<half, 64, 64> operand_of_X_f16_in_first;
-    TASSIGN(operand_of_X_f16_in_first, 0x2a000);
-    L1Tile<half, 64, 64> T1_rows_4_f16_first;
-    TASSIGN(T1_rows_4_f16_first, 0x2c000);
-    L1Tile<half, 64, 64> k2_k1T_D_f16_in_first;
-    TASSIGN(k2_k1T_D_f16_in_first, 0x2e000);
-    TileLeft<half, 64, 64> T1_below_8_left_first;
+    TileAcc<float, 64, 16> T1_rows_4_first;
+    TASSIGN(T1_rows_4_first, 0x15000);
+    L1Tile<half, 64, 16> T1_rows_4_f16_first;
+    TASSIGN(T1_rows_4_f16_first, 0x1fa00);
+    L1Tile<half, 64, 16> T1_diagonal_8_f16_in_first;
+    TASSIGN(T1_diagonal_8_f16_in_first, 0x20200);
+    TileLeft<half, 64, 16> T1_below_8_left_first;
     TASSIGN(T1_below_8_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_below_8_right_first;
+    TileRight<half, 64, 16> T1_below_8_right_first;
     TASSIGN(T1_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_below_8_first;
-    TASSIGN(T1_below_8_first, 0x0);
-    L1Tile<half, 64, 64> T1_below_8_f16_first;
-    TASSIGN(T1_below_8_f16_first, 0x32000);
-    TileLeft<half, 64, 64> T1_rows_8_left_first;
+    TileAcc<float, 64, 16> T1_below_8_first;
+    TASSIGN(T1_below_8_first, 0x1a000);
+    L1Tile<half, 64, 16> T1_below_8_f16_first;
+    TASSIGN(T1_below_8_f16_first, 0x20a00);
+    TileLeft<half, 64, 16> T1_rows_8_left_first;
     TASSIGN(T1_rows_8_left_first, 0x0);
-    TileRight<half, 64, 64> T1_rows_8_right_first;
+    TileRight<half, 64, 16> T1_rows_8_right_first;
     TASSIGN(T1_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_rows_8_first;
-    TASSIGN(T1_rows_8_first, 0x1c000);
-    L1Tile<half, 64, 64> T1_rows_8_f16_first;
-    TASSIGN(T1_rows_8_f16_first, 0x34000);
-    TileLeft<half, 64, 64> T1_below_16_left_first;
+    TileAcc<float, 64, 16> T1_rows_8_first;
+    TASSIGN(T1_rows_8_first, 0x15000);
+    L1Tile<half, 64, 16> T1_rows_8_f16_first;
+    TASSIGN(T1_rows_8_f16_first, 0x21200);
+    L1Tile<half, 64, 16> T1_diagonal_16_f16_in_first;
+    TASSIGN(T1_diagonal_16_f16_in_first, 0x21a00);
+    TileLeft<half, 64, 16> T1_below_16_left_first;
     TASSIGN(T1_below_16_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_below_16_right_first;
+    TileRight<half, 64, 16> T1_below_16_right_first;
     TASSIGN(T1_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_below_16_first;
-    TASSIGN(T1_below_16_first, 0x4000);
-    L1Tile<half, 64, 64> T1_below_16_f16_first;
-    TASSIGN(T1_below_16_f16_first, 0x36000);
-    TileLeft<half, 64, 64> T1_rows_16_left_first;
+    TileAcc<float, 64, 16> T1_below_16_first;
+    TASSIGN(T1_below_16_first, 0x1b000);
+    L1Tile<half, 64, 16> T1_below_16_f16_first;
+    TASSIGN(T1_below_16_f16_first, 0x22200);
+    TileLeft<half, 64, 16> T1_rows_16_left_first;
     TASSIGN(T1_rows_16_left_first, 0x0);
-    TileRight<half, 64, 64> T1_rows_16_right_first;
+    TileRight<half, 64, 16> T1_rows_16_right_first;
     TASSIGN(T1_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_rows_16_first;
-    TASSIGN(T1_rows_16_first, 0x1c000);
-    L1Tile<half, 64, 64> T1_rows_16_f16_first;
-    TASSIGN(T1_rows_16_f16_first, 0x38000);
-    L1Tile<half, 64, 64> q_k1T_D_f16_in_first;
-    TASSIGN(q_k1T_D_f16_in_first, 0x3a000);
-    TileLeft<half, 64, 64> T1_below_32_left_first;
+    TileAcc<float, 64, 16> T1_rows_16_first;
+    TASSIGN(T1_rows_16_first, 0x15000);
+    L1Tile<half, 64, 64> T1_blocks_16_first;
+    TASSIGN(T1_blocks_16_first, 0x8000);
+    TileLeft<half, 32, 16> T1_below_32_left_first;
     TASSIGN(T1_below_32_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_below_32_right_first;
+    TileRight<half, 32, 16> T1_below_32_right_first;
     TASSIGN(T1_below_32_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_below_32_first;
-    TASSIGN(T1_below_32_first, 0x8000);
-    L1Tile<half, 64, 64> q_k2T_D_f16_in_first;
-    TASSIGN(q_k2T_D_f16_in_first, 0x3e000);
-    L1Tile<half, 64, 64> T1_below_32_f16_first;
-    TASSIGN(T1_below_32_f16_first, 0x42000);
-    TileLeft<half, 64, 64> T1_rows_32_left_first;
-    TASSIGN(T1_rows_32_left_first, 0x0);
-    TileRight<half, 64, 64> T1_rows_32_right_first;
-    TASSIGN(T1_rows_32_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_rows_32_first;
-    TASSIGN(T1_rows_32_first, 0x1c000);
-    L1Tile<half, 64, 64> T1_rows_32_f16_first;
-    TASSIGN(T1_rows_32_f16_first, 0x44000);
-    TileLeft<half, 64, 64> T1_below_64_left_first;
+    TileAcc<float, 32, 16> T1_below_32_first;
+    TASSIGN(T1_below_32_first, 0x1c000);
+    L1Tile<half, 32, 16> T1_below_32_f16_first;
+    TASSIGN(T1_below_32_f16_first, 0x22a00);
+    TileLeft<half, 32, 16> T1_corner_32_left_first;
+    TASSIGN(T1_corner_32_left_first, 0x0);
+    TileRight<half, 32, 16> T1_corner_32_right_first;
+    TASSIGN(T1_corner_32_right_first, 0x0);
+    TileAcc<float, 32, 16> T1_corner_32_first;
+    TASSIGN(T1_corner_32_first, 0x1c800);
+    L1Tile<half, 64, 64> T1_blocks_32_first;
+    TASSIGN(T1_blocks_32_first, 0x8000);
+    TileLeft<half, 32, 32> T1_below_64_left_first;
     TASSIGN(T1_below_64_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_below_64_right_first;
+    TileRight<half, 32, 32> T1_below_64_right_first;
     TASSIGN(T1_below_64_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_below_64_first;
-    TASSIGN(T1_below_64_first, 0xc000);
-    L1Tile<half, 64, 64> T1_below_64_f16_first;
-    TASSIGN(T1_below_64_f16_first, 0x46000);
+    TileAcc<float, 32, 32> T1_below_64_first;
+    TASSIGN(T1_below_64_first, 0x1d000);
+    L1Tile<half, 32, 32> T1_below_64_f16_first;
+    TASSIGN(T1_below_64_f16_first, 0x22e00);
+    TileLeft<half, 32, 32> T1_corner_64_left_first;
+    TASSIGN(T1_corner_64_left_first, 0x0);
+    TileRight<half, 32, 32> T1_corner_64_right_first;
+    TASSIGN(T1_corner_64_right_first, 0x0);
+    TileAcc<float, 32, 32> T1_corner_64_first;
+    TASSIGN(T1_corner_64_first, 0x1e000);
+    L1Tile<half, 64, 64> T1_blocks_64_first;
+    TASSIGN(T1_blocks_64_first, 0x8000);
     TileLeft<half, 64, 64> T1_left_first;
-    TASSIGN(T1_left_first, 0x0);
+    TASSIGN(T1_left_first, 0x8000);
+    L1Tile<half, 64, 64> minus_identity_first;
+    TASSIGN(minus_identity_first, 0x23600);
     TileRight<half, 64, 64> T1_right_first;
-    TASSIGN(T1_right_first, 0x0);
+    TASSIGN(T1_right_first, 0x8000);
     TileAcc<float, 64, 64> T1_first;
-    TASSIGN(T1_first, 0x1c000);
+    TASSIGN(T1_first, 0x0);
     L1Tile<half, 64, 64> T1_f16_first;
-    TASSIGN(T1_f16_first, 0x48000);
+    TASSIGN(T1_f16_first, 0x25600);
     TileLeft<half, 64, 64> X_left_first;
-    TASSIGN(X_left_first, 0x8000);
+    TASSIGN(X_left_first, 0x0);
+    L1Tile<half, 64, 64> operand_of_X_f16_in_first;
+    TASSIGN(operand_of_X_f16_in_first, 0x29600);
     TileRight<half, 64, 64> X_right_first;
-    TASSIGN(X_right_first, 0x8000);
+    TASSIGN(X_right_first, 0x0);
     TileAcc<float, 64, 64> X_first;
-    TASSIGN(X_first, 0x10000);
+    TASSIGN(X_first, 0x4000);
     L1Tile<half, 64, 64> X_f16_first;
-    TASSIGN(X_f16_first, 0x4c000);
+    TASSIGN(X_f16_first, 0x2b600);
+    L1Tile<half, 64, 64> k2_k1T_D_f16_in_first;
+    TASSIGN(k2_k1T_D_f16_in_first, 0x2f600);
     TileLeft<half, 64, 64> k2_k1T_D_X_left_first;
-    TASSIGN(k2_k1T_D_X_left_first, 0x0);
+    TASSIGN(k2_k1T_D_X_left_first, 0x8000);
     TileRight<half, 64, 64> k2_k1T_D_X_right_first;
-    TASSIGN(k2_k1T_D_X_right_first, 0x0);
+    TASSIGN(k2_k1T_D_X_right_first, 0x8000);
     TileAcc<float, 64, 64> k2_k1T_D_X_first;
-    TASSIGN(k2_k1T_D_X_first, 0x14000);
-    L1Tile<half, 64, 64> T2_strictly_neg_4_f16_in_first;
-    TASSIGN(T2_strictly_neg_4_f16_in_first, 0x50000);
-    L1Tile<half, 64, 64> T2_rows_2_f16_in_first;
-    TASSIGN(T2_rows_2_f16_in_first, 0x52000);
-    TileLeft<half, 64, 64> T2_below_4_left_first;
-    TASSIGN(T2_below_4_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_below_4_right_first;
-    TASSIGN(T2_below_4_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_below_4_first;
-    TASSIGN(T2_below_4_first, 0x18000);
-    L1Tile<half, 64, 64> T2_strictly_neg_8_f16_in_first;
-    TASSIGN(T2_strictly_neg_8_f16_in_first, 0x54000);
-    L1Tile<half, 64, 64> T2_strictly_neg_16_f16_in_first;
-    TASSIGN(T2_strictly_neg_16_f16_in_first, 0x56000);
-    L1Tile<half, 64, 64> T2_below_4_f16_first;
-    TASSIGN(T2_below_4_f16_first, 0x58000);
-    TileLeft<half, 64, 64> identity_2_product_left_first;
-    TASSIGN(identity_2_product_left_first, 0x0);
-    TileRight<half, 64, 64> identity_2_product_right_first;
-    TASSIGN(identity_2_product_right_first, 0x0);
-    TileAcc<float, 64, 64> identity_2_product_first;
-    TASSIGN(identity_2_product_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_strictly_neg_32_f16_in_first;
-    TASSIGN(T2_strictly_neg_32_f16_in_first, 0x5a000);
-    TileLeft<half, 64, 64> T2_rows_4_left_first;
-    TASSIGN(T2_rows_4_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_rows_4_right_first;
-    TASSIGN(T2_rows_4_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_4_first;
-    TASSIGN(T2_rows_4_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_strictly_neg_64_f16_in_first;
-    TASSIGN(T2_strictly_neg_64_f16_in_first, 0x5c000);
-    L1Tile<half, 64, 64> T2_rows_4_f16_first;
-    TASSIGN(T2_rows_4_f16_first, 0x5e000);
-    TileLeft<half, 64, 64> T2_below_8_left_first;
-    TASSIGN(T2_below_8_left_first, 0x0);
-    TileRight<half, 64, 64> T2_below_8_right_first;
-    TASSIGN(T2_below_8_right_first, 0x0);
-    TileAcc<float, 64, 64> T2_below_8_first;
-    TASSIGN(T2_below_8_first, 0x0);
-    L1Tile<half, 64, 64> T2_below_8_f16_first;
-    TASSIGN(T2_below_8_f16_first, 0x60000);
-    TileLeft<half, 64, 64> T2_rows_8_left_first;
-    TASSIGN(T2_rows_8_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_rows_8_right_first;
-    TASSIGN(T2_rows_8_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_8_first;
-    TASSIGN(T2_rows_8_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_rows_8_f16_first;
-    TASSIGN(T2_rows_8_f16_first, 0x62000);
-    TileLeft<half, 64, 64> T2_below_16_left_first;
-    TASSIGN(T2_below_16_left_first, 0x0);
-    TileRight<half, 64, 64> T2_below_16_right_first;
-    TASSIGN(T2_below_16_right_first, 0x0);
-    TileAcc<float, 64, 64> T2_below_16_first;
-    TASSIGN(T2_below_16_first, 0x4000);
-    L1Tile<half, 64, 64> T2_below_16_f16_first;
-    TASSIGN(T2_below_16_f16_first, 0x64000);
-    TileLeft<half, 64, 64> T2_rows_16_left_first;
-    TASSIGN(T2_rows_16_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_rows_16_right_first;
-    TASSIGN(T2_rows_16_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_16_first;
-    TASSIGN(T2_rows_16_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_rows_16_f16_first;
-    TASSIGN(T2_rows_16_f16_first, 0x66000);
-    TileLeft<half, 64, 64> T2_below_32_left_first;
-    TASSIGN(T2_below_32_left_first, 0x0);
-    TileRight<half, 64, 64> T2_below_32_right_first;
-    TASSIGN(T2_below_32_right_first, 0x0);
-    TileAcc<float, 64, 64> T2_below_32_first;
-    TASSIGN(T2_below_32_first, 0x8000);
-    L1Tile<half, 64, 64> T2_below_32_f16_first;
-    TASSIGN(T2_below_32_f16_first, 0x68000);
-    TileLeft<half, 64, 64> T2_rows_32_left_first;
-    TASSIGN(T2_rows_32_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_rows_32_right_first;
-    TASSIGN(T2_rows_32_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_32_first;
-    TASSIGN(T2_rows_32_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_rows_32_f16_first;
-    TASSIGN(T2_rows_32_f16_first, 0x6a000);
-    TileLeft<half, 64, 64> T2_below_64_left_first;
-    TASSIGN(T2_below_64_left_first, 0x0);
-    TileRight<half, 64, 64> T2_below_64_right_first;
-    TASSIGN(T2_below_64_right_first, 0x0);
-    TileAcc<float, 64, 64> T2_below_64_first;
-    TASSIGN(T2_below_64_first, 0xc000);
-    L1Tile<half, 64, 64> T2_below_64_f16_first;
-    TASSIGN(T2_below_64_f16_first, 0x6c000);
+    TASSIGN(k2_k1T_D_X_first, 0x8000);
+    L1Tile<half, 64, 64> T2_strictly_lower_f16_in_first;
+    TASSIGN(T2_strictly_lower_f16_in_first, 0x33600);
+    L1Tile<half, 64, 16> T2_diagonal_4_f16_in_first;
+    TASSIGN(T2_diagonal_4_f16_in_first, 0x35600);
+    TileLeft<half, 64, 16> T2_below_4_left_first;
+    TASSIGN(T2_below_4_left_first, 0x0);
+    L1Tile<half, 64, 16> T2_rows_2_f16_in_first;
+    TASSIGN(T2_rows_2_f16_in_first, 0x35e00);
+    TileRight<half, 64, 16> T2_below_4_right_first;
+    TASSIGN(T2_below_4_right_first, 0x0);
+    TileAcc<float, 64, 16> T2_below_4_first;
+    TASSIGN(T2_below_4_first, 0xc000);
+    L1Tile<half, 64, 16> T2_below_4_f16_first;
+    TASSIGN(T2_below_4_f16_first, 0x36600);
+    TileLeft<half, 64, 16> identity_2_product_left_first;
+    TASSIGN(identity_2_product_left_first, 0x8000);
+    L1Tile<half, 16, 16> identity_2_first;
+    TASSIGN(identity_2_first, 0x36e00);
+    TileRight<half, 16, 16> identity_2_product_right_first;
+    TASSIGN(identity_2_product_right_first, 0x8000);
+    TileAcc<float, 64, 16> identity_2_product_first;
+    TASSIGN(identity_2_product_first, 0xd000);
+    TileLeft<half, 64, 16> T2_rows_4_left_first;
+    TASSIGN(T2_rows_4_left_first, 0x0);
+    TileRight<half, 64, 16> T2_rows_4_right_first;
+    TASSIGN(T2_rows_4_right_first, 0x0);
+    TileAcc<float, 64, 16> T2_rows_4_first;
+    TASSIGN(T2_rows_4_first, 0xd000);
+    L1Tile<half, 64, 16> T2_rows_4_f16_first;
+    TASSIGN(T2_rows_4_f16_first, 0x37000);
+    L1Tile<half, 64, 16> T2_diagonal_8_f16_in_first;
+    TASSIGN(T2_diagonal_8_f16_in_first, 0x37800);
+    TileLeft<half, 64, 16> T2_below_8_left_first;
+    TASSIGN(T2_below_8_left_first, 0x8000);
+    TileRight<half, 64, 16> T2_below_8_right_first;
+    TASSIGN(T2_below_8_right_first, 0x8000);
+    TileAcc<float, 64, 16> T2_below_8_first;
+    TASSIGN(T2_below_8_first, 0xe000);
+    L1Tile<half, 64, 16> T2_below_8_f16_first;
+    TASSIGN(T2_below_8_f16_first, 0x38000);
+    TileLeft<half, 64, 16> T2_rows_8_left_first;
+    TASSIGN(T2_rows_8_left_first, 0x0);
+    TileRight<half, 64, 16> T2_rows_8_right_first;
+    TASSIGN(T2_rows_8_right_first, 0x0);
+    TileAcc<float, 64, 16> T2_rows_8_first;
+    TASSIGN(T2_rows_8_first, 0xd000);
+    L1Tile<half, 64, 16> T2_rows_8_f16_first;
+    TASSIGN(T2_rows_8_f16_first, 0x38800);
+    L1Tile<half, 64, 16> T2_diagonal_16_f16_in_first;
+    TASSIGN(T2_diagonal_16_f16_in_first, 0x39000);
+    TileLeft<half, 64, 16> T2_below_16_left_first;
+    TASSIGN(T2_below_16_left_first, 0x8000);
+    TileRight<half, 64, 16> T2_below_16_right_first;
+    TASSIGN(T2_below_16_right_first, 0x8000);
+    TileAcc<float, 64, 16> T2_below_16_first;
+    TASSIGN(T2_below_16_first, 0xf000);
+    L1Tile<half, 64, 16> T2_below_16_f16_first;
+    TASSIGN(T2_below_16_f16_first, 0x39800);
+    TileLeft<half, 64, 16> T2_rows_16_left_first;
+    TASSIGN(T2_rows_16_left_first, 0x0);
+    TileRight<half, 64, 16> T2_rows_16_right_first;
+    TASSIGN(T2_rows_16_right_first, 0x0);
+    TileAcc<float, 64, 16> T2_rows_16_first;
+    TASSIGN(T2_rows_16_first, 0xd000);
+    L1Tile<half, 64, 64> T2_blocks_16_first;
+    TASSIGN(T2_blocks_16_first, 0x12000);
+    TileLeft<half, 32, 16> T2_below_32_left_first;
+    TASSIGN(T2_below_32_left_first, 0x8000);
+    TileRight<half, 32, 16> T2_below_32_right_first;
+    TASSIGN(T2_below_32_right_first, 0x8000);
+    TileAcc<float, 32, 16> T2_below_32_first;
+    TASSIGN(T2_below_32_first, 0x10000);
+    L1Tile<half, 32, 16> T2_below_32_f16_first;
+    TASSIGN(T2_below_32_f16_first, 0x3a000);
+    TileLeft<half, 32, 16> T2_corner_32_left_first;
+    TASSIGN(T2_corner_32_left_first, 0x0);
+    TileRight<half, 32, 16> T2_corner_32_right_first;
+    TASSIGN(T2_corner_32_right_first, 0x0);
+    TileAcc<float, 32, 16> T2_corner_32_first;
+    TASSIGN(T2_corner_32_first, 0x10800);
+    L1Tile<half, 64, 64> T2_blocks_32_first;
+    TASSIGN(T2_blocks_32_first, 0x12000);
+    TileLeft<half, 32, 32> T2_below_64_left_first;
+    TASSIGN(T2_below_64_left_first, 0x8000);
+    TileRight<half, 32, 32> T2_below_64_right_first;
+    TASSIGN(T2_below_64_right_first, 0x8000);
+    TileAcc<float, 32, 32> T2_below_64_first;
+    TASSIGN(T2_below_64_first, 0x11000);
+    L1Tile<half, 32, 32> T2_below_64_f16_first;
+    TASSIGN(T2_below_64_f16_first, 0x3a400);
+    TileLeft<half, 32, 32> T2_corner_64_left_first;
+    TASSIGN(T2_corner_64_left_first, 0x0);
+    TileRight<half, 32, 32> T2_corner_64_right_first;
+    TASSIGN(T2_corner_64_right_first, 0x0);
+    TileAcc<float, 32, 32> T2_corner_64_first;
+    TASSIGN(T2_corner_64_first, 0x12000);
+    L1Tile<half, 64, 64> T2_blocks_64_first;
+    TASSIGN(T2_blocks_64_first, 0x12000);
     TileLeft<half, 64, 64> T2_left_first;
     TASSIGN(T2_left_first, 0x8000);
+    L1Tile<half, 64, 64> minus_identity_2_first;
+    TASSIGN(minus_identity_2_first, 0x3ac00);
     TileRight<half, 64, 64> T2_right_first;
     TASSIGN(T2_right_first, 0x8000);
     TileAcc<float, 64, 64> T2_first;
-    TASSIGN(T2_first, 0x1c000);
+    TASSIGN(T2_first, 0x13000);
     L1Tile<half, 64, 64> T2_f16_first;
-    TASSIGN(T2_f16_first, 0x6e000);
+    TASSIGN(T2_f16_first, 0x3cc00);
+    L1Tile<half, 64, 64> q_k1T_D_f16_in_first;
+    TASSIGN(q_k1T_D_f16_in_first, 0x40c00);
+    L1Tile<half, 64, 64> q_k2T_D_f16_in_first;
+    TASSIGN(q_k2T_D_f16_in_first, 0x44c00);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> k1;
     L1Tile<half, 64, 128> k2;
@@ -701,337 +758,357 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TileRight<half, 128, 64> k1_k1T_right_next;
     TASSIGN(k1_k1T_right_next, 0x0);
     TileAcc<float, 64, 64> k1_k1T_next;
-    TASSIGN(k1_k1T_next, 0x10000);
-    L1Tile<half, 64, 64> identity_next;
-    TASSIGN(identity_next, 0x72000);
-    L1Tile<half, 64, 128> k2_next;
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x74000);
+    TASSIGN(k1_k1T_next, 0x17000);
+    L1Tile<half, 64, 64> T1_zeros_next;
+    TASSIGN(T1_zeros_next, 0x48c00);
     TileLeft<half, 64, 128> k1_k2T_left_next;
     TASSIGN(k1_k2T_left_next, 0x8000);
+    L1Tile<half, 64, 128> k2_next;
     TileRight<half, 128, 64> k1_k2T_right_next;
     TASSIGN(k1_k2T_right_next, 0x8000);
     TileAcc<float, 64, 64> k1_k2T_next;
-    TASSIGN(k1_k2T_next, 0x14000);
+    TASSIGN(k1_k2T_next, 0x1b000);
     TileLeft<half, 64, 128> k2_k1T_left_next;
     TASSIGN(k2_k1T_left_next, 0x0);
     TileRight<half, 128, 64> k2_k1T_right_next;
     TASSIGN(k2_k1T_right_next, 0x0);
     TileAcc<float, 64, 64> k2_k1T_next;
-    TASSIGN(k2_k1T_next, 0x18000);
-    L1Tile<half, 64, 64> identity_2_next;
-    TASSIGN(identity_2_next, 0x7c000);
-    L1Tile<half, 64, 128> q_next;
+    TASSIGN(k2_k1T_next, 0x0);
     TileLeft<half, 64, 128> k1_S_left;
     TASSIGN(k1_S_left, 0x8000);
+    L1Tile<half, 128, 128> S_f16_in;
+    TASSIGN(S_f16_in, 0x4ac00);
     TileRight<half, 128, 128> k1_S_right;
     TASSIGN(k1_S_right, 0x8000);
     TileAcc<float, 64, 128> k1_S;
-    TASSIGN(k1_S, 0x0);
+    TASSIGN(k1_S, 0x4000);
+    L1Tile<half, 64, 64> T2_zeros_next;
+    TASSIGN(T2_zeros_next, 0x52c00);
     TileLeft<half, 64, 128> k2_S_left;
     TASSIGN(k2_S_left, 0x0);
     TileRight<half, 128, 128> k2_S_right;
     TASSIGN(k2_S_right, 0x0);
     TileAcc<float, 64, 128> k2_S;
-    TASSIGN(k2_S, 0x8000);
-    L1Tile<half, 64, 64> T1_strictly_neg_4_f16_in_next;
-    TASSIGN(T1_strictly_neg_4_f16_in_next, 0x7e000);
-    L1Tile<half, 64, 64> T1_rows_2_f16_in_next;
-    TASSIGN(T1_rows_2_f16_in_next, 0x8000);
-    L1Tile<half, 64, 64> T1_strictly_neg_8_f16_in_next;
-    TASSIGN(T1_strictly_neg_8_f16_in_next, 0x12000);
-    L1Tile<half, 64, 64> T1_strictly_neg_16_f16_in_next;
-    TASSIGN(T1_strictly_neg_16_f16_in_next, 0x1c000);
-    TileLeft<half, 64, 64> T1_below_4_left_next;
-    TASSIGN(T1_below_4_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_below_4_right_next;
-    TASSIGN(T1_below_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_below_4_next;
-    TASSIGN(T1_below_4_next, 0x10000);
-    L1Tile<half, 64, 64> T1_strictly_neg_32_f16_in_next;
-    TASSIGN(T1_strictly_neg_32_f16_in_next, 0x1e000);
-    TileLeft<half, 64, 64> T1_rows_2_identity_left_next;
-    TASSIGN(T1_rows_2_identity_left_next, 0x0);
-    TileRight<half, 64, 64> T1_rows_2_identity_right_next;
-    TASSIGN(T1_rows_2_identity_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_rows_2_identity_next;
-    TASSIGN(T1_rows_2_identity_next, 0x14000);
-    L1Tile<half, 64, 64> T1_strictly_neg_64_f16_in_next;
-    TASSIGN(T1_strictly_neg_64_f16_in_next, 0x20000);
+    TASSIGN(k2_S, 0xc000);
+    L1Tile<half, 64, 64> T1_strictly_lower_f16_in_next;
+    TASSIGN(T1_strictly_lower_f16_in_next, 0x54c00);
     TileLeft<half, 64, 128> k2_k2T_left_next;
     TASSIGN(k2_k2T_left_next, 0x8000);
     TileRight<half, 128, 64> k2_k2T_right_next;
     TASSIGN(k2_k2T_right_next, 0x8000);
     TileAcc<float, 64, 64> k2_k2T_next;
-    TASSIGN(k2_k2T_next, 0x18000);
-    L1Tile<half, 64, 64> T1_below_4_f16_next;
-    TASSIGN(T1_below_4_f16_next, 0x22000);
-    L1Tile<half, 64, 64> operand_of_X_f16_in_next;
-    TASSIGN(operand_of_X_f16_in_next, 0x24000);
+    TASSIGN(k2_k2T_next, 0x14000);
     TileLeft<half, 64, 128> q_S_left;
     TASSIGN(q_S_left, 0x0);
     TileRight<half, 128, 128> q_S_right;
     TASSIGN(q_S_right, 0x0);
     TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x0);
-    L1Tile<half, 64, 64> k2_k1T_D_f16_in_next;
-    TileLeft<half, 64, 64> T1_rows_4_left_next;
-    TASSIGN(T1_rows_4_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_rows_4_right_next;
-    TASSIGN(T1_rows_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_4_next;
-    TASSIGN(T1_rows_4_next, 0x14000);
+    TASSIGN(q_S, 0x18000);
+    L1Tile<half, 64, 128> q_next;
     TileLeft<half, 64, 128> q_k1T_left_next;
-    TASSIGN(q_k1T_left_next, 0x0);
+    TASSIGN(q_k1T_left_next, 0x8000);
     TileRight<half, 128, 64> q_k1T_right_next;
-    TASSIGN(q_k1T_right_next, 0x0);
+    TASSIGN(q_k1T_right_next, 0x8000);
     TileAcc<float, 64, 64> q_k1T_next;
-    TASSIGN(q_k1T_next, 0x8000);
+    TASSIGN(q_k1T_next, 0x0);
     TileLeft<half, 64, 128> q_k2T_left_next;
-    TASSIGN(q_k2T_left_next, 0x8000);
+    TASSIGN(q_k2T_left_next, 0x0);
     TileRight<half, 128, 64> q_k2T_right_next;
-    TASSIGN(q_k2T_right_next, 0x8000);
+    TASSIGN(q_k2T_right_next, 0x0);
     TileAcc<float, 64, 64> q_k2T_next;
-    TASSIGN(q_k2T_next, 0xc000);
-    L1Tile<half, 64, 64> T1_rows_4_f16_next;
-    TASSIGN(T1_rows_4_f16_next, 0x26000);
-    TileLeft<half, 64, 64> T1_below_8_left_next;
-    TASSIGN(T1_below_8_left_next, 0x0);
-    TileRight<half, 64, 64> T1_below_8_right_next;
-    TASSIGN(T1_below_8_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_below_8_next;
-    TASSIGN(T1_below_8_next, 0x10000);
-    L1Tile<half, 64, 64> T1_below_8_f16_next;
-    TASSIGN(T1_below_8_f16_next, 0x28000);
-    TileLeft<half, 64, 64> T1_rows_8_left_next;
-    TASSIGN(T1_rows_8_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_rows_8_right_next;
-    TASSIGN(T1_rows_8_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_8_next;
-    TASSIGN(T1_rows_8_next, 0x14000);
-    L1Tile<half, 64, 64> T1_rows_8_f16_next;
-    TASSIGN(T1_rows_8_f16_next, 0x2a000);
-    TileLeft<half, 64, 64> T1_below_16_left_next;
-    TASSIGN(T1_below_16_left_next, 0x0);
-    TileRight<half, 64, 64> T1_below_16_right_next;
-    TASSIGN(T1_below_16_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_below_16_next;
-    TASSIGN(T1_below_16_next, 0x18000);
-    L1Tile<half, 64, 64> T1_below_16_f16_next;
-    TASSIGN(T1_below_16_f16_next, 0x2c000);
-    TileLeft<half, 64, 64> T1_rows_16_left_next;
-    TASSIGN(T1_rows_16_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_rows_16_right_next;
-    TASSIGN(T1_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_16_next;
-    TASSIGN(T1_rows_16_next, 0x14000);
-    L1Tile<half, 64, 64> T1_rows_16_f16_next;
-    TASSIGN(T1_rows_16_f16_next, 0x32000);
-    TileLeft<half, 64, 64> T1_below_32_left_next;
-    TASSIGN(T1_below_32_left_next, 0x0);
-    TileRight<half, 64, 64> T1_below_32_right_next;
-    TASSIGN(T1_below_32_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_below_32_next;
-    TASSIGN(T1_below_32_next, 0x1c000);
-    L1Tile<half, 64, 64> T1_below_32_f16_next;
-    TASSIGN(T1_below_32_f16_next, 0x34000);
-    TileLeft<half, 64, 64> T1_rows_32_left_next;
-    TASSIGN(T1_rows_32_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_rows_32_right_next;
-    TASSIGN(T1_rows_32_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_32_next;
-    TASSIGN(T1_rows_32_next, 0x14000);
-    L1Tile<half, 64, 64> T1_rows_32_f16_next;
-    TASSIGN(T1_rows_32_f16_next, 0x36000);
-    TileLeft<half, 64, 64> T1_below_64_left_next;
-    TASSIGN(T1_below_64_left_next, 0x0);
-    TileRight<half, 64, 64> T1_below_64_right_next;
-    TASSIGN(T1_below_64_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_below_64_next;
-    TASSIGN(T1_below_64_next, 0x0);
-    L1Tile<half, 64, 64> T1_below_64_f16_next;
-    TASSIGN(T1_below_64_f16_next, 0x38000);
-    TileLeft<half, 64, 64> T1_left_next;
-    TASSIGN(T1_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_right_next;
-    TASSIGN(T1_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_next;
-    TASSIGN(T1_next, 0x14000);
-    L1Tile<half, 64, 64> T1_f16_next;
-    TileLeft<half, 64, 64> X_left_next;
-    TASSIGN(X_left_next, 0x0);
-    TileRight<half, 64, 64> X_right_next;
-    TASSIGN(X_right_next, 0x0);
-    TileAcc<float, 64, 64> X_next;
-    TASSIGN(X_next, 0x4000);
-    L1Tile<half, 64, 64> X_f16_next;
-    TileLeft<half, 64, 64> k2_k1T_D_X_left_next;
-    TASSIGN(k2_k1T_D_X_left_next, 0x8000);
-    TileRight<half, 64, 64> k2_k1T_D_X_right_next;
-    TASSIGN(k2_k1T_D_X_right_next, 0x8000);
-    TileAcc<float, 64, 64> k2_k1T_D_X_next;
-    TASSIGN(k2_k1T_D_X_next, 0x8000);
-    L1Tile<half, 64, 64> T2_strictly_neg_4_f16_in_next;
-    TASSIGN(T2_strictly_neg_4_f16_in_next, 0x42000);
-    L1Tile<half, 64, 64> T2_rows_2_f16_in_next;
-    TASSIGN(T2_rows_2_f16_in_next, 0x44000);
-    TileLeft<half, 64, 64> T2_below_4_left_next;
-    TASSIGN(T2_below_4_left_next, 0x0);
-    TileRight<half, 64, 64> T2_below_4_right_next;
-    TASSIGN(T2_below_4_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_below_4_next;
-    TASSIGN(T2_below_4_next, 0xc000);
-    L1Tile<half, 64, 64> T2_strictly_neg_8_f16_in_next;
-    TASSIGN(T2_strictly_neg_8_f16_in_next, 0x46000);
-    L1Tile<half, 64, 64> T2_strictly_neg_16_f16_in_next;
-    TASSIGN(T2_strictly_neg_16_f16_in_next, 0x50000);
-    L1Tile<half, 64, 64> T2_below_4_f16_next;
-    TASSIGN(T2_below_4_f16_next, 0x52000);
-    TileLeft<half, 64, 64> identity_2_product_left_next;
-    TASSIGN(identity_2_product_left_next, 0x8000);
-    TileRight<half, 64, 64> identity_2_product_right_next;
-    TASSIGN(identity_2_product_right_next, 0x8000);
-    TileAcc<float, 64, 64> identity_2_product_next;
-    TASSIGN(identity_2_product_next, 0x10000);
-    L1Tile<half, 64, 64> T2_strictly_neg_32_f16_in_next;
-    TASSIGN(T2_strictly_neg_32_f16_in_next, 0x54000);
-    TileLeft<half, 64, 64> T2_rows_4_left_next;
-    TASSIGN(T2_rows_4_left_next, 0x0);
-    TileRight<half, 64, 64> T2_rows_4_right_next;
-    TASSIGN(T2_rows_4_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_rows_4_next;
-    TASSIGN(T2_rows_4_next, 0x10000);
-    L1Tile<half, 64, 64> T2_rows_4_f16_next;
-    TASSIGN(T2_rows_4_f16_next, 0x56000);
-    TileLeft<half, 64, 64> T2_below_8_left_next;
-    TASSIGN(T2_below_8_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_below_8_right_next;
-    TASSIGN(T2_below_8_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_below_8_next;
-    TASSIGN(T2_below_8_next, 0x14000);
-    L1Tile<half, 64, 64> T2_below_8_f16_next;
-    TASSIGN(T2_below_8_f16_next, 0x58000);
-    TileLeft<half, 64, 64> T2_rows_8_left_next;
-    TASSIGN(T2_rows_8_left_next, 0x0);
-    TileRight<half, 64, 64> T2_rows_8_right_next;
-    TASSIGN(T2_rows_8_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_rows_8_next;
-    TASSIGN(T2_rows_8_next, 0x10000);
-    L1Tile<half, 64, 64> T2_rows_8_f16_next;
-    TASSIGN(T2_rows_8_f16_next, 0x5a000);
-    L1Tile<half, 64, 64> T2_strictly_neg_64_f16_in_next;
-    TASSIGN(T2_strictly_neg_64_f16_in_next, 0x5c000);
-    TileLeft<half, 64, 64> T2_below_16_left_next;
-    TASSIGN(T2_below_16_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_below_16_right_next;
-    TASSIGN(T2_below_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_below_16_next;
-    TASSIGN(T2_below_16_next, 0x18000);
-    L1Tile<half, 64, 128> beta1_Y_difference_f16_in;
-    TASSIGN(beta1_Y_difference_f16_in, 0x5e000);
-    L1Tile<half, 64, 64> T2_below_16_f16_next;
-    TASSIGN(T2_below_16_f16_next, 0x62000);
+    TASSIGN(q_k2T_next, 0x4000);
+    L1Tile<half, 64, 16> T1_diagonal_4_f16_in_next;
+    TASSIGN(T1_diagonal_4_f16_in_next, 0x56c00);
+    TileLeft<half, 64, 16> T1_below_4_left_next;
+    TASSIGN(T1_below_4_left_next, 0x8000);
+    L1Tile<half, 64, 16> T1_rows_2_f16_in_next;
+    TASSIGN(T1_rows_2_f16_in_next, 0x57400);
+    TileRight<half, 64, 16> T1_below_4_right_next;
+    TASSIGN(T1_below_4_right_next, 0x8000);
+    TileAcc<float, 64, 16> T1_below_4_next;
+    TASSIGN(T1_below_4_next, 0x8000);
+    TileLeft<half, 64, 16> T1_rows_2_identity_left_next;
+    TASSIGN(T1_rows_2_identity_left_next, 0x0);
+    L1Tile<half, 16, 16> identity_next;
+    TASSIGN(identity_next, 0x57c00);
+    TileRight<half, 16, 16> T1_rows_2_identity_right_next;
+    TASSIGN(T1_rows_2_identity_right_next, 0x0);
+    TileAcc<float, 64, 16> T1_rows_2_identity_next;
+    TASSIGN(T1_rows_2_identity_next, 0x9000);
     TileLeft<half, 64, 64> Y_left;
-    TASSIGN(Y_left, 0x0);
+    TASSIGN(Y_left, 0x8000);
+    L1Tile<half, 64, 128> beta1_Y_difference_f16_in;
+    TASSIGN(beta1_Y_difference_f16_in, 0x57e00);
     TileRight<half, 64, 128> Y_right;
-    TASSIGN(Y_right, 0x0);
+    TASSIGN(Y_right, 0x8000);
     TileAcc<float, 64, 128> Y;
-    TASSIGN(Y, 0x0);
-    L1Tile<half, 64, 64> q_k1T_D_f16_in_next;
+    TASSIGN(Y, 0xa000);
     L1Tile<half, 64, 128> Y_f16;
-    TASSIGN(Y_f16, 0x64000);
-    TileLeft<half, 64, 64> T2_rows_16_left_next;
-    TASSIGN(T2_rows_16_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_rows_16_right_next;
-    TASSIGN(T2_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_16_next;
-    TASSIGN(T2_rows_16_next, 0x10000);
-    L1Tile<half, 64, 64> q_k2T_D_f16_in_next;
+    TASSIGN(Y_f16, 0x5be00);
     TileLeft<half, 64, 64> k2_k1T_D_Y_left;
     TASSIGN(k2_k1T_D_Y_left, 0x0);
     TileRight<half, 64, 128> k2_k1T_D_Y_right;
     TASSIGN(k2_k1T_D_Y_right, 0x0);
     TileAcc<float, 64, 128> k2_k1T_D_Y;
-    TASSIGN(k2_k1T_D_Y, 0x8000);
-    L1Tile<half, 64, 64> T2_rows_16_f16_next;
-    TASSIGN(T2_rows_16_f16_next, 0x68000);
-    TileLeft<half, 64, 64> T2_below_32_left_next;
-    TASSIGN(T2_below_32_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_below_32_right_next;
-    TASSIGN(T2_below_32_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_below_32_next;
-    TASSIGN(T2_below_32_next, 0x14000);
-    L1Tile<half, 64, 64> T2_below_32_f16_next;
-    TASSIGN(T2_below_32_f16_next, 0x6a000);
-    TileLeft<half, 64, 64> T2_rows_32_left_next;
-    TASSIGN(T2_rows_32_left_next, 0x0);
-    TileRight<half, 64, 64> T2_rows_32_right_next;
-    TASSIGN(T2_rows_32_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_rows_32_next;
-    TASSIGN(T2_rows_32_next, 0x10000);
-    L1Tile<half, 64, 64> T2_rows_32_f16_next;
-    TASSIGN(T2_rows_32_f16_next, 0x6c000);
-    TileLeft<half, 64, 64> T2_below_64_left_next;
-    TASSIGN(T2_below_64_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_below_64_right_next;
-    TASSIGN(T2_below_64_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_below_64_next;
-    TASSIGN(T2_below_64_next, 0x18000);
-    L1Tile<half, 64, 64> T2_below_64_f16_next;
-    TASSIGN(T2_below_64_f16_next, 0x72000);
-    TileLeft<half, 64, 64> T2_left_next;
-    TASSIGN(T2_left_next, 0x0);
-    TileRight<half, 64, 64> T2_right_next;
-    TASSIGN(T2_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_next;
-    TASSIGN(T2_next, 0x10000);
-    L1Tile<half, 64, 64> T2_f16_next;
-    L1Tile<half, 64, 128> U2_term_minus_A_Y_f16_in;
-    TASSIGN(U2_term_minus_A_Y_f16_in, 0x74000);
+    TASSIGN(k2_k1T_D_Y, 0x12000);
+    L1Tile<half, 64, 16> T1_below_4_f16_next;
+    TASSIGN(T1_below_4_f16_next, 0x5fe00);
+    TileLeft<half, 64, 16> T1_rows_4_left_next;
+    TASSIGN(T1_rows_4_left_next, 0x8000);
+    TileRight<half, 64, 16> T1_rows_4_right_next;
+    TASSIGN(T1_rows_4_right_next, 0x8000);
+    TileAcc<float, 64, 16> T1_rows_4_next;
+    TASSIGN(T1_rows_4_next, 0x9000);
+    L1Tile<half, 64, 16> T1_rows_4_f16_next;
+    TASSIGN(T1_rows_4_f16_next, 0x60600);
+    L1Tile<half, 64, 16> T1_diagonal_8_f16_in_next;
+    TASSIGN(T1_diagonal_8_f16_in_next, 0x60e00);
+    TileLeft<half, 64, 16> T1_below_8_left_next;
+    TASSIGN(T1_below_8_left_next, 0x0);
+    TileRight<half, 64, 16> T1_below_8_right_next;
+    TASSIGN(T1_below_8_right_next, 0x0);
+    TileAcc<float, 64, 16> T1_below_8_next;
+    TASSIGN(T1_below_8_next, 0x1a000);
+    L1Tile<half, 64, 16> T1_below_8_f16_next;
+    TASSIGN(T1_below_8_f16_next, 0x61600);
+    TileLeft<half, 64, 16> T1_rows_8_left_next;
+    TASSIGN(T1_rows_8_left_next, 0x8000);
+    TileRight<half, 64, 16> T1_rows_8_right_next;
+    TASSIGN(T1_rows_8_right_next, 0x8000);
+    TileAcc<float, 64, 16> T1_rows_8_next;
+    TASSIGN(T1_rows_8_next, 0x9000);
+    L1Tile<half, 64, 16> T1_rows_8_f16_next;
+    TASSIGN(T1_rows_8_f16_next, 0x61e00);
+    L1Tile<half, 64, 16> T1_diagonal_16_f16_in_next;
+    TASSIGN(T1_diagonal_16_f16_in_next, 0x62600);
+    TileLeft<half, 64, 16> T1_below_16_left_next;
+    TASSIGN(T1_below_16_left_next, 0x0);
+    TileRight<half, 64, 16> T1_below_16_right_next;
+    TASSIGN(T1_below_16_right_next, 0x0);
+    TileAcc<float, 64, 16> T1_below_16_next;
+    TASSIGN(T1_below_16_next, 0x1b000);
+    L1Tile<half, 64, 16> T1_below_16_f16_next;
+    TASSIGN(T1_below_16_f16_next, 0x62e00);
+    TileLeft<half, 64, 16> T1_rows_16_left_next;
+    TASSIGN(T1_rows_16_left_next, 0x8000);
+    TileRight<half, 64, 16> T1_rows_16_right_next;
+    TASSIGN(T1_rows_16_right_next, 0x8000);
+    TileAcc<float, 64, 16> T1_rows_16_next;
+    TASSIGN(T1_rows_16_next, 0x9000);
+    L1Tile<half, 64, 64> T1_blocks_16_next;
+    TASSIGN(T1_blocks_16_next, 0x48c00);
+    TileLeft<half, 32, 16> T1_below_32_left_next;
+    TASSIGN(T1_below_32_left_next, 0x0);
+    TileRight<half, 32, 16> T1_below_32_right_next;
+    TASSIGN(T1_below_32_right_next, 0x0);
+    TileAcc<float, 32, 16> T1_below_32_next;
+    TASSIGN(T1_below_32_next, 0x1c000);
+    L1Tile<half, 32, 16> T1_below_32_f16_next;
+    TASSIGN(T1_below_32_f16_next, 0x63600);
+    TileLeft<half, 32, 16> T1_corner_32_left_next;
+    TASSIGN(T1_corner_32_left_next, 0x8000);
+    TileRight<half, 32, 16> T1_corner_32_right_next;
+    TASSIGN(T1_corner_32_right_next, 0x8000);
+    TileAcc<float, 32, 16> T1_corner_32_next;
+    TASSIGN(T1_corner_32_next, 0x1c800);
+    L1Tile<half, 64, 64> T1_blocks_32_next;
+    TASSIGN(T1_blocks_32_next, 0x48c00);
+    TileLeft<half, 32, 32> T1_below_64_left_next;
+    TASSIGN(T1_below_64_left_next, 0x0);
+    TileRight<half, 32, 32> T1_below_64_right_next;
+    TASSIGN(T1_below_64_right_next, 0x0);
+    TileAcc<float, 32, 32> T1_below_64_next;
+    TASSIGN(T1_below_64_next, 0x1d000);
+    L1Tile<half, 32, 32> T1_below_64_f16_next;
+    TASSIGN(T1_below_64_f16_next, 0x63a00);
+    TileLeft<half, 32, 32> T1_corner_64_left_next;
+    TASSIGN(T1_corner_64_left_next, 0x8000);
+    TileRight<half, 32, 32> T1_corner_64_right_next;
+    TASSIGN(T1_corner_64_right_next, 0x8000);
+    TileAcc<float, 32, 32> T1_corner_64_next;
+    TASSIGN(T1_corner_64_next, 0x1e000);
+    L1Tile<half, 64, 64> T1_blocks_64_next;
+    TASSIGN(T1_blocks_64_next, 0x48c00);
+    TileLeft<half, 64, 64> T1_left_next;
+    TASSIGN(T1_left_next, 0x0);
+    L1Tile<half, 64, 64> minus_identity_next;
+    TASSIGN(minus_identity_next, 0x64200);
+    TileRight<half, 64, 64> T1_right_next;
+    TASSIGN(T1_right_next, 0x0);
+    TileAcc<float, 64, 64> T1_next;
+    TASSIGN(T1_next, 0x0);
+    L1Tile<half, 64, 64> T1_f16_next;
+    TileLeft<half, 64, 64> X_left_next;
+    TASSIGN(X_left_next, 0x8000);
+    L1Tile<half, 64, 64> operand_of_X_f16_in_next;
+    TASSIGN(operand_of_X_f16_in_next, 0x66200);
+    TileRight<half, 64, 64> X_right_next;
+    TASSIGN(X_right_next, 0x8000);
+    TileAcc<float, 64, 64> X_next;
+    TASSIGN(X_next, 0x4000);
+    L1Tile<half, 64, 64> X_f16_next;
+    L1Tile<half, 64, 64> k2_k1T_D_f16_in_next;
+    TileLeft<half, 64, 64> k2_k1T_D_X_left_next;
+    TASSIGN(k2_k1T_D_X_left_next, 0x0);
+    TileRight<half, 64, 64> k2_k1T_D_X_right_next;
+    TASSIGN(k2_k1T_D_X_right_next, 0x0);
+    TileAcc<float, 64, 64> k2_k1T_D_X_next;
+    TASSIGN(k2_k1T_D_X_next, 0x8000);
+    L1Tile<half, 64, 64> T2_strictly_lower_f16_in_next;
+    TASSIGN(T2_strictly_lower_f16_in_next, 0x68200);
     TileLeft<half, 64, 64> U2_left;
     TASSIGN(U2_left, 0x8000);
+    L1Tile<half, 64, 128> U2_term_minus_A_Y_f16_in;
+    TASSIGN(U2_term_minus_A_Y_f16_in, 0x6a200);
     TileRight<half, 64, 128> U2_right;
     TASSIGN(U2_right, 0x8000);
     TileAcc<float, 64, 128> U2;
-    TASSIGN(U2, 0x0);
+    TASSIGN(U2, 0xc000);
     L1Tile<half, 64, 128> U2_f16;
-    TASSIGN(U2_f16, 0x78000);
+    TASSIGN(U2_f16, 0x6e200);
+    L1Tile<half, 64, 16> T2_diagonal_4_f16_in_next;
+    TASSIGN(T2_diagonal_4_f16_in_next, 0x72200);
+    TileLeft<half, 64, 16> T2_below_4_left_next;
+    TASSIGN(T2_below_4_left_next, 0x0);
+    L1Tile<half, 64, 16> T2_rows_2_f16_in_next;
+    TASSIGN(T2_rows_2_f16_in_next, 0x72a00);
+    TileRight<half, 64, 16> T2_below_4_right_next;
+    TASSIGN(T2_below_4_right_next, 0x0);
+    TileAcc<float, 64, 16> T2_below_4_next;
+    TASSIGN(T2_below_4_next, 0x14000);
+    TileLeft<half, 64, 16> identity_2_product_left_next;
+    TASSIGN(identity_2_product_left_next, 0x8000);
+    L1Tile<half, 16, 16> identity_2_next;
+    TASSIGN(identity_2_next, 0x73200);
+    TileRight<half, 16, 16> identity_2_product_right_next;
+    TASSIGN(identity_2_product_right_next, 0x8000);
+    TileAcc<float, 64, 16> identity_2_product_next;
+    TASSIGN(identity_2_product_next, 0x15000);
     TileLeft<half, 64, 64> X_U2_left;
     TASSIGN(X_U2_left, 0x0);
     TileRight<half, 64, 128> X_U2_right;
     TASSIGN(X_U2_right, 0x0);
     TileAcc<float, 64, 128> X_U2;
-    TASSIGN(X_U2, 0x8000);
+    TASSIGN(X_U2, 0x16000);
     TileLeft<half, 64, 64> o_sum_2_part_left;
     TASSIGN(o_sum_2_part_left, 0x8000);
     TileRight<half, 64, 128> o_sum_2_part_right;
     TASSIGN(o_sum_2_part_right, 0x8000);
     TileAcc<float, 64, 128> o_sum_2_part;
-    TASSIGN(o_sum_2_part, 0x10000);
-    L1Tile<half, 64, 128> U1_f16_in;
-    TASSIGN(U1_f16_in, 0x7c000);
+    TASSIGN(o_sum_2_part, 0x0);
+    L1Tile<half, 64, 16> T2_below_4_f16_next;
+    TASSIGN(T2_below_4_f16_next, 0x73400);
+    TileLeft<half, 64, 16> T2_rows_4_left_next;
+    TASSIGN(T2_rows_4_left_next, 0x0);
+    TileRight<half, 64, 16> T2_rows_4_right_next;
+    TASSIGN(T2_rows_4_right_next, 0x0);
+    TileAcc<float, 64, 16> T2_rows_4_next;
+    TASSIGN(T2_rows_4_next, 0x15000);
+    L1Tile<half, 64, 16> T2_rows_4_f16_next;
+    TASSIGN(T2_rows_4_f16_next, 0x73c00);
+    L1Tile<half, 64, 16> T2_diagonal_8_f16_in_next;
+    TASSIGN(T2_diagonal_8_f16_in_next, 0x74400);
+    TileLeft<half, 64, 16> T2_below_8_left_next;
+    TASSIGN(T2_below_8_left_next, 0x8000);
+    TileRight<half, 64, 16> T2_below_8_right_next;
+    TASSIGN(T2_below_8_right_next, 0x8000);
+    TileAcc<float, 64, 16> T2_below_8_next;
+    TASSIGN(T2_below_8_next, 0x8000);
+    L1Tile<half, 64, 16> T2_below_8_f16_next;
+    TASSIGN(T2_below_8_f16_next, 0x74c00);
+    TileLeft<half, 64, 16> T2_rows_8_left_next;
+    TASSIGN(T2_rows_8_left_next, 0x0);
+    TileRight<half, 64, 16> T2_rows_8_right_next;
+    TASSIGN(T2_rows_8_right_next, 0x0);
+    TileAcc<float, 64, 16> T2_rows_8_next;
+    TASSIGN(T2_rows_8_next, 0x15000);
+    L1Tile<half, 64, 16> T2_rows_8_f16_next;
+    TASSIGN(T2_rows_8_f16_next, 0x75400);
+    L1Tile<half, 64, 16> T2_diagonal_16_f16_in_next;
+    TASSIGN(T2_diagonal_16_f16_in_next, 0x75c00);
+    TileLeft<half, 64, 16> T2_below_16_left_next;
+    TASSIGN(T2_below_16_left_next, 0x8000);
+    TileRight<half, 64, 16> T2_below_16_right_next;
+    TASSIGN(T2_below_16_right_next, 0x8000);
+    TileAcc<float, 64, 16> T2_below_16_next;
+    TASSIGN(T2_below_16_next, 0x9000);
+    L1Tile<half, 64, 16> T2_below_16_f16_next;
+    TASSIGN(T2_below_16_f16_next, 0x76400);
+    TileLeft<half, 64, 16> T2_rows_16_left_next;
+    TASSIGN(T2_rows_16_left_next, 0x0);
+    TileRight<half, 64, 16> T2_rows_16_right_next;
+    TASSIGN(T2_rows_16_right_next, 0x0);
+    TileAcc<float, 64, 16> T2_rows_16_next;
+    TASSIGN(T2_rows_16_next, 0x15000);
+    L1Tile<half, 64, 64> T2_blocks_16_next;
+    TASSIGN(T2_blocks_16_next, 0x52c00);
+    TileLeft<half, 32, 16> T2_below_32_left_next;
+    TASSIGN(T2_below_32_left_next, 0x8000);
+    TileRight<half, 32, 16> T2_below_32_right_next;
+    TASSIGN(T2_below_32_right_next, 0x8000);
+    TileAcc<float, 32, 16> T2_below_32_next;
+    TASSIGN(T2_below_32_next, 0xa000);
+    L1Tile<half, 32, 16> T2_below_32_f16_next;
+    TASSIGN(T2_below_32_f16_next, 0x76c00);
+    TileLeft<half, 32, 16> T2_corner_32_left_next;
+    TASSIGN(T2_corner_32_left_next, 0x0);
+    TileRight<half, 32, 16> T2_corner_32_right_next;
+    TASSIGN(T2_corner_32_right_next, 0x0);
+    TileAcc<float, 32, 16> T2_corner_32_next;
+    TASSIGN(T2_corner_32_next, 0xa800);
+    L1Tile<half, 64, 64> T2_blocks_32_next;
+    TASSIGN(T2_blocks_32_next, 0x52c00);
+    TileLeft<half, 32, 32> T2_below_64_left_next;
+    TASSIGN(T2_below_64_left_next, 0x8000);
+    TileRight<half, 32, 32> T2_below_64_right_next;
+    TASSIGN(T2_below_64_right_next, 0x8000);
+    TileAcc<float, 32, 32> T2_below_64_next;
+    TASSIGN(T2_below_64_next, 0xb000);
+    L1Tile<half, 32, 32> T2_below_64_f16_next;
+    TASSIGN(T2_below_64_f16_next, 0x77000);
+    TileLeft<half, 32, 32> T2_corner_64_left_next;
+    TASSIGN(T2_corner_64_left_next, 0x0);
+    TileRight<half, 32, 32> T2_corner_64_right_next;
+    TASSIGN(T2_corner_64_right_next, 0x0);
+    TileAcc<float, 32, 32> T2_corner_64_next;
+    TASSIGN(T2_corner_64_next, 0xc000);
+    L1Tile<half, 64, 64> T2_blocks_64_next;
+    TASSIGN(T2_blocks_64_next, 0x52c00);
+    TileLeft<half, 64, 64> T2_left_next;
+    TASSIGN(T2_left_next, 0x8000);
+    L1Tile<half, 64, 64> minus_identity_2_next;
+    TASSIGN(minus_identity_2_next, 0x77800);
+    TileRight<half, 64, 64> T2_right_next;
+    TASSIGN(T2_right_next, 0x8000);
+    TileAcc<float, 64, 64> T2_next;
+    TASSIGN(T2_next, 0xd000);
+    L1Tile<half, 64, 64> T2_f16_next;
     TileLeft<half, 64, 64> o_sum_part_left;
     TASSIGN(o_sum_part_left, 0x0);
+    L1Tile<half, 64, 128> U1_f16_in;
+    TASSIGN(U1_f16_in, 0x79800);
     TileRight<half, 64, 128> o_sum_part_right;
     TASSIGN(o_sum_part_right, 0x0);
     TileAcc<float, 64, 128> o_sum_part;
-    TASSIGN(o_sum_part, 0x18000);
-    L1Tile<half, 64, 128> W_U1_f16_in;
-    TASSIGN(W_U1_f16_in, 0x1c000);
-    L1Tile<half, 64, 128> W_U2_f16_in;
-    TASSIGN(W_U2_f16_in, 0x20000);
+    TASSIGN(o_sum_part, 0x11000);
     TileLeft<half, 128, 64> S_sum_part_left;
     TASSIGN(S_sum_part_left, 0x8000);
+    L1Tile<half, 64, 128> W_U1_f16_in;
+    TASSIGN(W_U1_f16_in, 0x1c000);
     TileRight<half, 64, 128> S_sum_part_right;
     TASSIGN(S_sum_part_right, 0x8000);
     TileAcc<float, 128, 128> S_sum_part;
     TASSIGN(S_sum_part, 0x0);
     TileLeft<half, 128, 64> S_next_part_left;
     TASSIGN(S_next_part_left, 0x0);
+    L1Tile<half, 64, 128> W_U2_f16_in;
+    TASSIGN(W_U2_f16_in, 0x20000);
     TileRight<half, 64, 128> S_next_part_right;
     TASSIGN(S_next_part_right, 0x0);
     TileAcc<float, 128, 128> S_next_part;
     TASSIGN(S_next_part, 0x10000);
+    L1Tile<half, 64, 64> q_k1T_D_f16_in_next;
+    L1Tile<half, 64, 64> q_k2T_D_f16_in_next;
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -1060,27 +1137,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMATMUL(k1_k1T_first, k1_k1T_left_first, k1_k1T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k1_k1T_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k1_k1T_left_first -> k2_k1T_left_first
-        if (rows_next > 0) {
-            {
-                auto from = view(identity_float16_C_gm, 64, 64, 64);
-                TLOAD(identity_first, from);
-            }
-        }
-        L1Part<half, 64, 128> k2_raw_first(rows_next, 128);
-        TASSIGN(k2_raw_first, 0xa000);
-        auto k2_raw_first_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(k2_raw_first, k2_raw_first_from);
-        if (rows_next > 0) {
-            if (rows_next < 64) TFILLPAD(k2_raw_first, k2_raw_first);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_first -> k1_k2T_right_first
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(identity_float16_C_gm, 64, 64, 64);
-                TLOAD(identity_2_first, from);
-            }
-        }
+        if (rows_next > 0) TEXPANDS(T1_zeros_first, 0.0f);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k1_k1T_first -> store
         if (rows_next > 0) {
             {
@@ -1090,6 +1147,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k1T_channel -> k1_k1T_in_first
         if (rows_next > 0) TEXTRACT(k1_k2T_left_first, k1_first, 0, 0);
+        L1Part<half, 64, 128> k2_raw_first(rows_next, 128);
+        TASSIGN(k2_raw_first, 0xa000);
+        auto k2_raw_first_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+        if (rows_next > 0) TLOAD(k2_raw_first, k2_raw_first_from);
+        if (rows_next > 0) {
+            if (rows_next < 64) TFILLPAD(k2_raw_first, k2_raw_first);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_first -> k1_k2T_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_first -> k1_k2T_right_first
         if (rows_next > 0) {
             L1View<half, 128, 64> k1_k2T_right_first_from;
@@ -1102,14 +1167,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMATMUL(k1_k2T_first, k1_k2T_left_first, k1_k2T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_k2T_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k1_k2T_left_first -> k2_k2T_left_first
-        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
-        TASSIGN(q_raw_first, 0x14000);
-        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
-        if (rows_next > 0) {
-            if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_first -> q_k1T_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_k2T_first -> store
         if (rows_next > 0) {
             {
@@ -1131,6 +1188,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMATMUL(k2_k1T_first, k2_k1T_left_first, k2_k1T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k2_k1T_left_first -> q_k1T_left_first
+        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+        if (rows_next > 0) TEXPANDS(T2_zeros_first, 0.0f);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_first -> store
         if (rows_next > 0) {
             {
@@ -1148,10 +1207,9 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k2T_right_first -> k2_k2T_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k2T_right_first -> k2_k2T_first
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
         if (rows_next > 0) TMATMUL(k2_k2T_first, k2_k2T_left_first, k2_k2T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_first -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> q_k2T_left_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> T1_below_4_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_first -> store
         if (rows_next > 0) {
             {
@@ -1160,8 +1218,16 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k2T_channel -> k2_k2T_in_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k2_k1T_left_first -> q_k1T_left_first
+        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
+        TASSIGN(q_raw_first, 0x14000);
+        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
+        if (rows_next > 0) {
+            if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_first -> q_k1T_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_first -> q_k1T_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k2_k1T_left_first -> q_k1T_left_first
         if (rows_next > 0) TEXTRACT(q_k1T_left_first, q_first, 0, 0);
         if (rows_next > 0) {
             L1View<half, 128, 64> q_k1T_right_first_from;
@@ -1173,27 +1239,51 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
         if (rows_next > 0) TMATMUL(q_k1T_first, q_k1T_left_first, q_k1T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_first -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_below_4_left_first
-        wait_flag_dev(1);  // T1_strictly_neg_4_f16_channel -> T1_strictly_neg_4_f16_in_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_rows_2_identity_left_first
+        wait_flag_dev(1);  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T1_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_4_f16_in_first, from);
+                auto from = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(T1_strictly_lower_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_strictly_neg_4_f16_in_first -> T1_below_4_left_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> q_k2T_left_first
-        if (rows_next > 0) TEXTRACT(q_k2T_left_first, q_first, 0, 0);
+        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+        wait_flag_dev(1);  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_first
         if (rows_next > 0) {
-            L1View<half, 128, 64> q_k2T_right_first_from;
-            TRESHAPE(q_k2T_right_first_from, k2_first);
-            TEXTRACT(q_k2T_right_first, q_k2T_right_first_from, 0, 0);
+            {
+                auto from = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T1_diagonal_4_f16_in_first, from);
+            }
         }
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // q_k2T_right_first -> q_k2T_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // q_k2T_right_first -> q_k2T_first
-        if (rows_next > 0) TMATMUL(q_k2T_first, q_k2T_left_first, q_k2T_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k2T_first -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_k2T_left_first -> T1_rows_2_identity_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_diagonal_4_f16_in_first -> T1_below_4_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_diagonal_4_f16_in_first -> T1_below_4_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> T1_below_4_left_first
+        if (rows_next > 0) TEXTRACT(T1_below_4_left_first, T1_diagonal_4_f16_in_first, 0, 0);
+        wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T1_rows_2_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_4_right_first, T1_rows_2_f16_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_4_right_first -> T1_below_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_4_right_first -> T1_below_4_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_below_4_first_out;
+                TASSIGN(T1_below_4_first_out, 0x14000 + i * 64);
+                TileLeft<half, 16, 16> T1_below_4_first_left;
+                TASSIGN(T1_below_4_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T1_below_4_first_right;
+                TASSIGN(T1_below_4_first_right, 0x8000 + i * 32);
+                TMATMUL(T1_below_4_first_out, T1_below_4_first_left, T1_below_4_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // T1_below_4_left_first -> q_k2T_left_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_below_4_first -> T1_below_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_first -> store
         if (rows_next > 0) {
             {
@@ -1202,40 +1292,57 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k1T_channel -> q_k1T_in_first
-        wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_rows_2_identity_left_first
+        if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_first, T1_rows_2_f16_in_first, 0, 0);
         if (rows_next > 0) {
             {
-                auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_rows_2_f16_in_first, from);
+                auto from = view(identity_float16_16_gm, 16, 16, 16);
+                TLOAD(identity_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
-        wait_flag_dev(1);  // T1_strictly_neg_8_f16_channel -> T1_strictly_neg_8_f16_in_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // identity_first -> T1_rows_2_identity_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // identity_first -> T1_rows_2_identity_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_first, identity_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_rows_2_identity_right_first -> T1_rows_2_identity_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_rows_2_identity_right_first -> T1_rows_2_identity_first
+        if (rows_next > 0) TMATMUL(T1_rows_2_identity_first, T1_rows_2_identity_left_first, T1_rows_2_identity_right_first);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T1_rows_2_identity_left_first -> T1_rows_4_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // T1_below_4_left_first -> q_k2T_left_first
+        if (rows_next > 0) TEXTRACT(q_k2T_left_first, q_first, 0, 0);
         if (rows_next > 0) {
-            {
-                auto from = view(T1_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_8_f16_in_first, from);
-            }
+            L1View<half, 128, 64> q_k2T_right_first_from;
+            TRESHAPE(q_k2T_right_first_from, k2_first);
+            TEXTRACT(q_k2T_right_first, q_k2T_right_first_from, 0, 0);
         }
-        wait_flag_dev(1);  // T1_strictly_neg_16_f16_channel -> T1_strictly_neg_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T1_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_16_f16_in_first, from);
-            }
-        }
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_strictly_neg_4_f16_in_first -> T1_below_4_left_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_below_4_left_first
-        if (rows_next > 0) TEXTRACT(T1_below_4_left_first, T1_strictly_neg_4_f16_in_first, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_4_right_first, T1_rows_2_f16_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_4_right_first -> T1_below_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_4_right_first -> T1_below_4_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_k2T_right_first -> q_k2T_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_k2T_right_first -> q_k2T_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
+        if (rows_next > 0) TMATMUL(q_k2T_first, q_k2T_left_first, q_k2T_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_first -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_k2T_left_first -> T1_below_8_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_below_4_first -> T1_below_4_f16_first
+        if (rows_next > 0) TMOV(T1_below_4_f16_first, T1_below_4_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_4_f16_first -> T1_rows_4_right_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T1_rows_2_identity_left_first -> T1_rows_4_left_first
+        if (rows_next > 0) TEXTRACT(T1_rows_4_left_first, T1_rows_2_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_4_f16_first -> T1_rows_4_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_4_right_first, T1_below_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
         // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        if (rows_next > 0) TMATMUL(T1_below_4_first, T1_below_4_left_first, T1_below_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_4_first -> T1_below_4_f16_first
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T1_below_4_left_first -> T1_rows_4_left_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k2T_first -> store
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_rows_4_first_out;
+                TASSIGN(T1_rows_4_first_out, 0x15000 + i * 64);
+                TileLeft<half, 16, 16> T1_rows_4_first_left;
+                TASSIGN(T1_rows_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T1_rows_4_first_right;
+                TASSIGN(T1_rows_4_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T1_rows_4_first_out, T1_rows_4_first_out, T1_rows_4_first_left, T1_rows_4_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_first -> store
         if (rows_next > 0) {
             {
                 auto to = view(q_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1243,37 +1350,264 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k2T_channel -> q_k2T_in_first
-        wait_flag_dev(1);  // T1_strictly_neg_32_f16_channel -> T1_strictly_neg_32_f16_in_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
+        if (rows_next > 0) TMOV(T1_rows_4_f16_first, T1_rows_4_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_4_f16_first -> T1_below_8_right_first
+        wait_flag_dev(1);  // T1_diagonal_8_f16_channel -> T1_diagonal_8_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T1_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_32_f16_in_first, from);
+                auto from = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T1_diagonal_8_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_k2T_left_first -> T1_rows_2_identity_left_first
-        if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_first, T1_rows_2_f16_in_first, 0, 0);
-        if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_first, identity_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_2_identity_right_first -> T1_rows_2_identity_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_2_identity_right_first -> T1_rows_2_identity_first
-        if (rows_next > 0) TMATMUL(T1_rows_2_identity_first, T1_rows_2_identity_left_first, T1_rows_2_identity_right_first);
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_4_first -> T1_below_4_f16_first
-        if (rows_next > 0) TMOV(T1_below_4_f16_first, T1_below_4_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_4_f16_first -> T1_rows_4_right_first
-        wait_flag_dev(1);  // T1_strictly_neg_64_f16_channel -> T1_strictly_neg_64_f16_in_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_diagonal_8_f16_in_first -> T1_below_8_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_diagonal_8_f16_in_first -> T1_below_8_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_k2T_left_first -> T1_below_8_left_first
+        if (rows_next > 0) TEXTRACT(T1_below_8_left_first, T1_diagonal_8_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_4_f16_first -> T1_below_8_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_8_right_first, T1_rows_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_below_8_first_out;
+                TASSIGN(T1_below_8_first_out, 0x1a000 + i * 64);
+                TileLeft<half, 16, 16> T1_below_8_first_left;
+                TASSIGN(T1_below_8_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T1_below_8_first_right;
+                TASSIGN(T1_below_8_first_right, 0x8000 + i * 32);
+                TMATMUL(T1_below_8_first_out, T1_below_8_first_left, T1_below_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
+        if (rows_next > 0) TMOV(T1_below_8_f16_first, T1_below_8_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_8_f16_first -> T1_rows_8_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_8_left_first, T1_rows_4_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_8_f16_first -> T1_rows_8_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_8_right_first, T1_below_8_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_rows_8_first_out;
+                TASSIGN(T1_rows_8_first_out, 0x15000 + i * 64);
+                TileLeft<half, 16, 16> T1_rows_8_first_left;
+                TASSIGN(T1_rows_8_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T1_rows_8_first_right;
+                TASSIGN(T1_rows_8_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T1_rows_8_first_out, T1_rows_8_first_out, T1_rows_8_first_left, T1_rows_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
+        if (rows_next > 0) TMOV(T1_rows_8_f16_first, T1_rows_8_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_rows_8_f16_first -> T1_below_16_right_first
+        wait_flag_dev(1);  // T1_diagonal_16_f16_channel -> T1_diagonal_16_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T1_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_64_f16_in_first, from);
+                auto from = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T1_diagonal_16_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T1_below_4_left_first -> T1_rows_4_left_first
-        if (rows_next > 0) TEXTRACT(T1_rows_4_left_first, T1_rows_2_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_4_f16_first -> T1_rows_4_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_4_right_first, T1_below_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
-        if (rows_next > 0) TMATMUL_ACC(T1_rows_4_first, T1_rows_2_identity_first, T1_rows_4_left_first, T1_rows_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_diagonal_16_f16_in_first -> T1_below_16_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_diagonal_16_f16_in_first -> T1_below_16_left_first
+        if (rows_next > 0) TEXTRACT(T1_below_16_left_first, T1_diagonal_16_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_rows_8_f16_first -> T1_below_16_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_16_right_first, T1_rows_8_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_below_16_first_out;
+                TASSIGN(T1_below_16_first_out, 0x1b000 + i * 64);
+                TileLeft<half, 16, 16> T1_below_16_first_left;
+                TASSIGN(T1_below_16_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T1_below_16_first_right;
+                TASSIGN(T1_below_16_first_right, 0x8000 + i * 32);
+                TMATMUL(T1_below_16_first_out, T1_below_16_first_left, T1_below_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
+        if (rows_next > 0) TMOV(T1_below_16_f16_first, T1_below_16_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_16_f16_first -> T1_rows_16_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_16_left_first, T1_rows_8_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_16_f16_first -> T1_rows_16_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_16_right_first, T1_below_16_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_rows_16_first_out;
+                TASSIGN(T1_rows_16_first_out, 0x15000 + i * 64);
+                TileLeft<half, 16, 16> T1_rows_16_first_left;
+                TASSIGN(T1_rows_16_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T1_rows_16_first_right;
+                TASSIGN(T1_rows_16_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T1_rows_16_first_out, T1_rows_16_first_out, T1_rows_16_first_left, T1_rows_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> T1_blocks_16_first_0_0_from;
+                TASSIGN(T1_blocks_16_first_0_0_from, 0x15000);
+                L1Tile<half, 16, 16> T1_blocks_16_first_0_0;
+                TASSIGN(T1_blocks_16_first_0_0, 0x8000);
+                TMOV(T1_blocks_16_first_0_0, T1_blocks_16_first_0_0_from);
+                TileAcc<float, 16, 16> T1_blocks_16_first_1_0_from;
+                TASSIGN(T1_blocks_16_first_1_0_from, 0x15400);
+                L1Tile<half, 16, 16> T1_blocks_16_first_1_0;
+                TASSIGN(T1_blocks_16_first_1_0, 0x8a00);
+                TMOV(T1_blocks_16_first_1_0, T1_blocks_16_first_1_0_from);
+                TileAcc<float, 16, 16> T1_blocks_16_first_2_0_from;
+                TASSIGN(T1_blocks_16_first_2_0_from, 0x15800);
+                L1Tile<half, 16, 16> T1_blocks_16_first_2_0;
+                TASSIGN(T1_blocks_16_first_2_0, 0x9400);
+                TMOV(T1_blocks_16_first_2_0, T1_blocks_16_first_2_0_from);
+                TileAcc<float, 16, 16> T1_blocks_16_first_3_0_from;
+                TASSIGN(T1_blocks_16_first_3_0_from, 0x15c00);
+                L1Tile<half, 16, 16> T1_blocks_16_first_3_0;
+                TASSIGN(T1_blocks_16_first_3_0, 0x9e00);
+                TMOV(T1_blocks_16_first_3_0, T1_blocks_16_first_3_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> T1_below_32_left_first_0;
+                TASSIGN(T1_below_32_left_first_0, 0x8000);
+                TEXTRACT(T1_below_32_left_first_0, T1_strictly_lower_f16_in_first, 16, 0);
+                TileLeft<half, 16, 16> T1_below_32_left_first_1;
+                TASSIGN(T1_below_32_left_first_1, 0x8200);
+                TEXTRACT(T1_below_32_left_first_1, T1_strictly_lower_f16_in_first, 48, 32);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileRight<half, 16, 16> T1_below_32_right_first_0;
+                TASSIGN(T1_below_32_right_first_0, 0x8000);
+                TEXTRACT(T1_below_32_right_first_0, T1_blocks_16_first, 0, 0);
+                TileRight<half, 16, 16> T1_below_32_right_first_1;
+                TASSIGN(T1_below_32_right_first_1, 0x8200);
+                TEXTRACT(T1_below_32_right_first_1, T1_blocks_16_first, 32, 32);
+            }
+        }
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> T1_below_32_first_out;
+                TASSIGN(T1_below_32_first_out, 0x1c000 + i * 64);
+                TileLeft<half, 16, 16> T1_below_32_first_left;
+                TASSIGN(T1_below_32_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T1_below_32_first_right;
+                TASSIGN(T1_below_32_first_right, 0x8000 + i * 32);
+                TMATMUL(T1_below_32_first_out, T1_below_32_first_left, T1_below_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
+        if (rows_next > 0) TMOV(T1_below_32_f16_first, T1_below_32_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> T1_corner_32_left_first_0;
+                TASSIGN(T1_corner_32_left_first_0, 0x0);
+                TEXTRACT(T1_corner_32_left_first_0, T1_blocks_16_first, 16, 16);
+                TileLeft<half, 16, 16> T1_corner_32_left_first_1;
+                TASSIGN(T1_corner_32_left_first_1, 0x200);
+                TEXTRACT(T1_corner_32_left_first_1, T1_blocks_16_first, 48, 48);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
+        if (rows_next > 0) TEXTRACT(T1_corner_32_right_first, T1_below_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_corner_32_right_first -> T1_corner_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_corner_32_right_first -> T1_corner_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> T1_corner_32_first_out;
+                TASSIGN(T1_corner_32_first_out, 0x1c800 + i * 64);
+                TileLeft<half, 16, 16> T1_corner_32_first_left;
+                TASSIGN(T1_corner_32_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T1_corner_32_first_right;
+                TASSIGN(T1_corner_32_first_right, 0x0 + i * 32);
+                TMATMUL(T1_corner_32_first_out, T1_corner_32_first_left, T1_corner_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> T1_blocks_32_first_0_0_from;
+                TASSIGN(T1_blocks_32_first_0_0_from, 0x1c800);
+                L1Tile<half, 16, 16> T1_blocks_32_first_0_0;
+                TASSIGN(T1_blocks_32_first_0_0, 0x8200);
+                TMOV(T1_blocks_32_first_0_0, T1_blocks_32_first_0_0_from);
+                TileAcc<float, 16, 16> T1_blocks_32_first_1_0_from;
+                TASSIGN(T1_blocks_32_first_1_0_from, 0x1cc00);
+                L1Tile<half, 16, 16> T1_blocks_32_first_1_0;
+                TASSIGN(T1_blocks_32_first_1_0, 0x9600);
+                TMOV(T1_blocks_32_first_1_0, T1_blocks_32_first_1_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_32_first -> T1_below_64_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_64_left_first, T1_strictly_lower_f16_in_first, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_32_first -> T1_below_64_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_64_right_first, T1_blocks_32_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_below_64_right_first -> T1_below_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_below_64_right_first -> T1_below_64_first
+        if (rows_next > 0) TMATMUL(T1_below_64_first, T1_below_64_left_first, T1_below_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_64_first -> T1_below_64_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_64_first -> T1_below_64_f16_first
+        if (rows_next > 0) TMOV(T1_below_64_f16_first, T1_below_64_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_64_f16_first -> T1_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(T1_corner_64_left_first, T1_blocks_32_first, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_64_f16_first -> T1_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(T1_corner_64_right_first, T1_below_64_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_corner_64_right_first -> T1_corner_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_corner_64_right_first -> T1_corner_64_first
+        if (rows_next > 0) TMATMUL(T1_corner_64_first, T1_corner_64_left_first, T1_corner_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 32, 16> T1_blocks_64_first_0_0_from;
+                TASSIGN(T1_blocks_64_first_0_0_from, 0x1e000);
+                L1Tile<half, 32, 16> T1_blocks_64_first_0_0;
+                TASSIGN(T1_blocks_64_first_0_0, 0x8400);
+                TMOV(T1_blocks_64_first_0_0, T1_blocks_64_first_0_0_from);
+                TileAcc<float, 32, 16> T1_blocks_64_first_0_16_from;
+                TASSIGN(T1_blocks_64_first_0_16_from, 0x1e800);
+                L1Tile<half, 32, 16> T1_blocks_64_first_0_16;
+                TASSIGN(T1_blocks_64_first_0_16, 0x8c00);
+                TMOV(T1_blocks_64_first_0_16, T1_blocks_64_first_0_16_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_blocks_64_first -> T1_left_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_blocks_64_first -> T1_left_first
+        if (rows_next > 0) TEXTRACT(T1_left_first, T1_blocks_64_first, 0, 0);
+        if (rows_next > 0) {
+            {
+                auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                TLOAD(minus_identity_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_identity_first -> T1_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_identity_first -> T1_right_first
+        if (rows_next > 0) TEXTRACT(T1_right_first, minus_identity_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_right_first -> T1_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_right_first -> T1_first
+        if (rows_next > 0) TMATMUL(T1_first, T1_left_first, T1_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_first -> T1_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_first -> T1_f16_first
+        if (rows_next > 0) TMOV(T1_f16_first, T1_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_f16_first -> X_left_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_f16_first -> X_left_first
+        if (rows_next > 0) TEXTRACT(X_left_first, T1_f16_first, 0, 0);
         wait_flag_dev(1);  // operand_of_X_f16_channel -> operand_of_X_f16_in_first
         if (rows_next > 0) {
             {
@@ -1281,8 +1615,16 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(operand_of_X_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
-        if (rows_next > 0) TMOV(T1_rows_4_f16_first, T1_rows_4_first);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_X_f16_in_first -> X_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_X_f16_in_first -> X_right_first
+        if (rows_next > 0) TEXTRACT(X_right_first, operand_of_X_f16_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_right_first -> X_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_right_first -> X_first
+        // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
+        if (rows_next > 0) TMATMUL(X_first, X_left_first, X_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // X_first -> X_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // X_first -> X_f16_first
+        if (rows_next > 0) TMOV(X_f16_first, X_first);
         wait_flag_dev(1);  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_first
         if (rows_next > 0) {
             {
@@ -1291,119 +1633,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         pipe_barrier(PIPE_ALL);
-        if (rows_next > 0) TEXTRACT(T1_below_8_left_first, T1_strictly_neg_8_f16_in_first, 0, 0);
-        if (rows_next > 0) TEXTRACT(T1_below_8_right_first, T1_rows_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
-        if (rows_next > 0) TMATMUL(T1_below_8_first, T1_below_8_left_first, T1_below_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
-        if (rows_next > 0) TMOV(T1_below_8_f16_first, T1_below_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_below_8_f16_first -> T1_rows_8_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_8_left_first, T1_rows_4_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_below_8_f16_first -> T1_rows_8_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_8_right_first, T1_below_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
-        if (rows_next > 0) TMATMUL_ACC(T1_rows_8_first, T1_rows_4_first, T1_rows_8_left_first, T1_rows_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
-        if (rows_next > 0) TMOV(T1_rows_8_f16_first, T1_rows_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_rows_8_f16_first -> T1_below_16_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_16_left_first, T1_strictly_neg_16_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_rows_8_f16_first -> T1_below_16_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_16_right_first, T1_rows_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
-        if (rows_next > 0) TMATMUL(T1_below_16_first, T1_below_16_left_first, T1_below_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
-        if (rows_next > 0) TMOV(T1_below_16_f16_first, T1_below_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_below_16_f16_first -> T1_rows_16_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_16_left_first, T1_rows_8_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_below_16_f16_first -> T1_rows_16_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_16_right_first, T1_below_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
-        if (rows_next > 0) TMATMUL_ACC(T1_rows_16_first, T1_rows_8_first, T1_rows_16_left_first, T1_rows_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_rows_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_rows_16_f16_first
-        if (rows_next > 0) TMOV(T1_rows_16_f16_first, T1_rows_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_rows_16_f16_first -> T1_below_32_right_first
-        wait_flag_dev(1);  // q_k1T_D_f16_channel -> q_k1T_D_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_k1T_D_f16_in_first, from);
-            }
-        }
-        if (rows_next > 0) TEXTRACT(T1_below_32_left_first, T1_strictly_neg_32_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_rows_16_f16_first -> T1_below_32_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_32_right_first, T1_rows_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
-        if (rows_next > 0) TMATMUL(T1_below_32_first, T1_below_32_left_first, T1_below_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
-        wait_flag_dev(1);  // q_k2T_D_f16_channel -> q_k2T_D_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_k2T_D_f16_in_first, from);
-            }
-        }
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
-        if (rows_next > 0) TMOV(T1_below_32_f16_first, T1_below_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_below_32_f16_first -> T1_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_32_left_first, T1_rows_16_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_below_32_f16_first -> T1_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_32_right_first, T1_below_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_rows_32_right_first -> T1_rows_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_rows_32_right_first -> T1_rows_32_first
-        if (rows_next > 0) TMATMUL_ACC(T1_rows_32_first, T1_rows_16_first, T1_rows_32_left_first, T1_rows_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_32_first -> T1_rows_32_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_32_first -> T1_rows_32_f16_first
-        if (rows_next > 0) TMOV(T1_rows_32_f16_first, T1_rows_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_rows_32_f16_first -> T1_below_64_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_64_left_first, T1_strictly_neg_64_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_rows_32_f16_first -> T1_below_64_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_64_right_first, T1_rows_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_below_64_right_first -> T1_below_64_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_below_64_right_first -> T1_below_64_first
-        if (rows_next > 0) TMATMUL(T1_below_64_first, T1_below_64_left_first, T1_below_64_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_64_first -> T1_below_64_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_64_first -> T1_below_64_f16_first
-        if (rows_next > 0) TMOV(T1_below_64_f16_first, T1_below_64_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_below_64_f16_first -> T1_right_first
-        if (rows_next > 0) TEXTRACT(T1_left_first, T1_rows_32_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_below_64_f16_first -> T1_right_first
-        if (rows_next > 0) TEXTRACT(T1_right_first, T1_below_64_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_right_first -> T1_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_right_first -> T1_first
-        if (rows_next > 0) TMATMUL_ACC(T1_first, T1_rows_32_first, T1_left_first, T1_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_first -> T1_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_first -> T1_f16_first
-        if (rows_next > 0) TMOV(T1_f16_first, T1_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_first -> X_left_first
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_first -> X_left_first
-        if (rows_next > 0) TEXTRACT(X_left_first, T1_f16_first, 0, 0);
-        if (rows_next > 0) TEXTRACT(X_right_first, operand_of_X_f16_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // X_right_first -> X_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // X_right_first -> X_first
-        // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
-        if (rows_next > 0) TMATMUL(X_first, X_left_first, X_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // X_first -> X_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // X_first -> X_f16_first
-        if (rows_next > 0) TMOV(X_f16_first, X_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // X_f16_first -> k2_k1T_D_X_right_first
         if (rows_next > 0) TEXTRACT(k2_k1T_D_X_left_first, k2_k1T_D_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // X_f16_first -> k2_k1T_D_X_right_first
         if (rows_next > 0) TEXTRACT(k2_k1T_D_X_right_first, X_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_k1T_D_X_right_first -> k2_k1T_D_X_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_k1T_D_X_right_first -> k2_k1T_D_X_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k1T_D_X_right_first -> k2_k1T_D_X_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k1T_D_X_right_first -> k2_k1T_D_X_first
         // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
         if (rows_next > 0) TMATMUL(k2_k1T_D_X_first, k2_k1T_D_X_left_first, k2_k1T_D_X_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k2_k1T_D_X_first -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k2_k1T_D_X_first -> store
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_D_X_first -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_D_X_first -> store
         if (rows_next > 0) {
             {
                 auto to = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1411,169 +1648,352 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_first
-        wait_flag_dev(1);  // T2_strictly_neg_4_f16_channel -> T2_strictly_neg_4_f16_in_first
+        wait_flag_dev(1);  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T2_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_4_f16_in_first, from);
+                auto from = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(T2_strictly_lower_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_strictly_neg_4_f16_in_first -> T2_below_4_left_first
+        wait_flag_dev(1);  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T2_diagonal_4_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_diagonal_4_f16_in_first -> T2_below_4_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_diagonal_4_f16_in_first -> T2_below_4_left_first
+        if (rows_next > 0) TEXTRACT(T2_below_4_left_first, T2_diagonal_4_f16_in_first, 0, 0);
         wait_flag_dev(1);  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
                 TLOAD(T2_rows_2_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_strictly_neg_4_f16_in_first -> T2_below_4_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_4_left_first, T2_strictly_neg_4_f16_in_first, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
         if (rows_next > 0) TEXTRACT(T2_below_4_right_first, T2_rows_2_f16_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_4_right_first -> T2_below_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_4_right_first -> T2_below_4_first
-        if (rows_next > 0) TMATMUL(T2_below_4_first, T2_below_4_left_first, T2_below_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_below_4_first -> T2_below_4_f16_first
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T2_below_4_left_first -> T2_rows_4_left_first
-        wait_flag_dev(1);  // T2_strictly_neg_8_f16_channel -> T2_strictly_neg_8_f16_in_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_first -> T2_below_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_first -> T2_below_4_first
         if (rows_next > 0) {
-            {
-                auto from = view(T2_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_8_f16_in_first, from);
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_below_4_first_out;
+                TASSIGN(T2_below_4_first_out, 0xc000 + i * 64);
+                TileLeft<half, 16, 16> T2_below_4_first_left;
+                TASSIGN(T2_below_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_below_4_first_right;
+                TASSIGN(T2_below_4_first_right, 0x0 + i * 32);
+                TMATMUL(T2_below_4_first_out, T2_below_4_first_left, T2_below_4_first_right);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T2_strictly_neg_8_f16_in_first -> T2_below_8_left_first
-        wait_flag_dev(1);  // T2_strictly_neg_16_f16_channel -> T2_strictly_neg_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T2_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_16_f16_in_first, from);
-            }
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_strictly_neg_16_f16_in_first -> T2_below_16_left_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_below_4_first -> T2_below_4_f16_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_4_first -> T2_below_4_f16_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T2_below_4_left_first -> T2_rows_4_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_4_first -> T2_below_4_f16_first
         if (rows_next > 0) TMOV(T2_below_4_f16_first, T2_below_4_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_below_4_f16_first -> T2_rows_4_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_first -> T2_rows_4_right_first
         if (rows_next > 0) TEXTRACT(identity_2_product_left_first, T2_rows_2_f16_in_first, 0, 0);
+        if (rows_next > 0) {
+            {
+                auto from = view(identity_float16_16_gm, 16, 16, 16);
+                TLOAD(identity_2_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // identity_2_first -> identity_2_product_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // identity_2_first -> identity_2_product_right_first
         if (rows_next > 0) TEXTRACT(identity_2_product_right_first, identity_2_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_2_product_right_first -> identity_2_product_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_2_product_right_first -> identity_2_product_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_2_product_right_first -> identity_2_product_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_2_product_right_first -> identity_2_product_first
         if (rows_next > 0) TMATMUL(identity_2_product_first, identity_2_product_left_first, identity_2_product_right_first);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_2_product_left_first -> T2_below_8_left_first
-        wait_flag_dev(1);  // T2_strictly_neg_32_f16_channel -> T2_strictly_neg_32_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T2_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_32_f16_in_first, from);
-            }
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_strictly_neg_32_f16_in_first -> T2_below_32_left_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T2_below_4_left_first -> T2_rows_4_left_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_2_product_left_first -> T2_below_8_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T2_below_4_left_first -> T2_rows_4_left_first
         if (rows_next > 0) TEXTRACT(T2_rows_4_left_first, T2_rows_2_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_below_4_f16_first -> T2_rows_4_right_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_first -> T2_rows_4_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_4_right_first, T2_below_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_rows_4_right_first -> T2_rows_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_rows_4_right_first -> T2_rows_4_first
-        if (rows_next > 0) TMATMUL_ACC(T2_rows_4_first, identity_2_product_first, T2_rows_4_left_first, T2_rows_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_rows_4_first -> T2_rows_4_f16_first
-        wait_flag_dev(1);  // T2_strictly_neg_64_f16_channel -> T2_strictly_neg_64_f16_in_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_first -> T2_rows_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_first -> T2_rows_4_first
         if (rows_next > 0) {
-            {
-                auto from = view(T2_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_64_f16_in_first, from);
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_rows_4_first_out;
+                TASSIGN(T2_rows_4_first_out, 0xd000 + i * 64);
+                TileLeft<half, 16, 16> T2_rows_4_first_left;
+                TASSIGN(T2_rows_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_rows_4_first_right;
+                TASSIGN(T2_rows_4_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T2_rows_4_first_out, T2_rows_4_first_out, T2_rows_4_first_left, T2_rows_4_first_right);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_strictly_neg_64_f16_in_first -> T2_below_64_left_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_rows_4_first -> T2_rows_4_f16_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_4_first -> T2_rows_4_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_4_first -> T2_rows_4_f16_first
         if (rows_next > 0) TMOV(T2_rows_4_f16_first, T2_rows_4_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_rows_4_f16_first -> T2_below_8_right_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_2_product_left_first -> T2_below_8_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T2_strictly_neg_8_f16_in_first -> T2_below_8_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_8_left_first, T2_strictly_neg_8_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_rows_4_f16_first -> T2_below_8_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_first -> T2_below_8_right_first
+        wait_flag_dev(1);  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T2_diagonal_8_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_8_f16_in_first -> T2_below_8_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_8_f16_in_first -> T2_below_8_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_2_product_left_first -> T2_below_8_left_first
+        if (rows_next > 0) TEXTRACT(T2_below_8_left_first, T2_diagonal_8_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_first -> T2_below_8_right_first
         if (rows_next > 0) TEXTRACT(T2_below_8_right_first, T2_rows_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_below_8_right_first -> T2_below_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_below_8_right_first -> T2_below_8_first
-        if (rows_next > 0) TMATMUL(T2_below_8_first, T2_below_8_left_first, T2_below_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_below_8_first -> T2_below_8_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_below_8_first -> T2_below_8_f16_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_first -> T2_below_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_first -> T2_below_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_below_8_first_out;
+                TASSIGN(T2_below_8_first_out, 0xe000 + i * 64);
+                TileLeft<half, 16, 16> T2_below_8_first_left;
+                TASSIGN(T2_below_8_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T2_below_8_first_right;
+                TASSIGN(T2_below_8_first_right, 0x8000 + i * 32);
+                TMATMUL(T2_below_8_first_out, T2_below_8_first_left, T2_below_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_8_first -> T2_below_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_8_first -> T2_below_8_f16_first
         if (rows_next > 0) TMOV(T2_below_8_f16_first, T2_below_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_below_8_f16_first -> T2_rows_8_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_8_f16_first -> T2_rows_8_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_8_left_first, T2_rows_4_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_below_8_f16_first -> T2_rows_8_right_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_8_f16_first -> T2_rows_8_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_8_right_first, T2_below_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_rows_8_right_first -> T2_rows_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_rows_8_right_first -> T2_rows_8_first
-        if (rows_next > 0) TMATMUL_ACC(T2_rows_8_first, T2_rows_4_first, T2_rows_8_left_first, T2_rows_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_rows_8_first -> T2_rows_8_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_rows_8_first -> T2_rows_8_f16_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_first -> T2_rows_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_first -> T2_rows_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_rows_8_first_out;
+                TASSIGN(T2_rows_8_first_out, 0xd000 + i * 64);
+                TileLeft<half, 16, 16> T2_rows_8_first_left;
+                TASSIGN(T2_rows_8_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_rows_8_first_right;
+                TASSIGN(T2_rows_8_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T2_rows_8_first_out, T2_rows_8_first_out, T2_rows_8_first_left, T2_rows_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_rows_8_first -> T2_rows_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_rows_8_first -> T2_rows_8_f16_first
         if (rows_next > 0) TMOV(T2_rows_8_f16_first, T2_rows_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_rows_8_f16_first -> T2_below_16_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_strictly_neg_16_f16_in_first -> T2_below_16_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_16_left_first, T2_strictly_neg_16_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_rows_8_f16_first -> T2_below_16_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_first -> T2_below_16_right_first
+        wait_flag_dev(1);  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T2_diagonal_16_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_diagonal_16_f16_in_first -> T2_below_16_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_diagonal_16_f16_in_first -> T2_below_16_left_first
+        if (rows_next > 0) TEXTRACT(T2_below_16_left_first, T2_diagonal_16_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_first -> T2_below_16_right_first
         if (rows_next > 0) TEXTRACT(T2_below_16_right_first, T2_rows_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_below_16_right_first -> T2_below_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_below_16_right_first -> T2_below_16_first
-        if (rows_next > 0) TMATMUL(T2_below_16_first, T2_below_16_left_first, T2_below_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_below_16_first -> T2_below_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_below_16_first -> T2_below_16_f16_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_first -> T2_below_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_first -> T2_below_16_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_below_16_first_out;
+                TASSIGN(T2_below_16_first_out, 0xf000 + i * 64);
+                TileLeft<half, 16, 16> T2_below_16_first_left;
+                TASSIGN(T2_below_16_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T2_below_16_first_right;
+                TASSIGN(T2_below_16_first_right, 0x8000 + i * 32);
+                TMATMUL(T2_below_16_first_out, T2_below_16_first_left, T2_below_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_16_first -> T2_below_16_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_16_first -> T2_below_16_f16_first
         if (rows_next > 0) TMOV(T2_below_16_f16_first, T2_below_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_below_16_f16_first -> T2_rows_16_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_16_f16_first -> T2_rows_16_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_16_left_first, T2_rows_8_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_below_16_f16_first -> T2_rows_16_right_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_16_f16_first -> T2_rows_16_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_16_right_first, T2_below_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_rows_16_right_first -> T2_rows_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_rows_16_right_first -> T2_rows_16_first
-        if (rows_next > 0) TMATMUL_ACC(T2_rows_16_first, T2_rows_8_first, T2_rows_16_left_first, T2_rows_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_rows_16_first -> T2_rows_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_rows_16_first -> T2_rows_16_f16_first
-        if (rows_next > 0) TMOV(T2_rows_16_f16_first, T2_rows_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_rows_16_f16_first -> T2_below_32_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_strictly_neg_32_f16_in_first -> T2_below_32_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_32_left_first, T2_strictly_neg_32_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_rows_16_f16_first -> T2_below_32_right_first
-        if (rows_next > 0) TEXTRACT(T2_below_32_right_first, T2_rows_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_32_right_first -> T2_below_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_32_right_first -> T2_below_32_first
-        if (rows_next > 0) TMATMUL(T2_below_32_first, T2_below_32_left_first, T2_below_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_below_32_first -> T2_below_32_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_below_32_first -> T2_below_32_f16_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_first -> T2_rows_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_first -> T2_rows_16_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_rows_16_first_out;
+                TASSIGN(T2_rows_16_first_out, 0xd000 + i * 64);
+                TileLeft<half, 16, 16> T2_rows_16_first_left;
+                TASSIGN(T2_rows_16_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_rows_16_first_right;
+                TASSIGN(T2_rows_16_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T2_rows_16_first_out, T2_rows_16_first_out, T2_rows_16_first_left, T2_rows_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> T2_blocks_16_first_0_0_from;
+                TASSIGN(T2_blocks_16_first_0_0_from, 0xd000);
+                L1Tile<half, 16, 16> T2_blocks_16_first_0_0;
+                TASSIGN(T2_blocks_16_first_0_0, 0x12000);
+                TMOV(T2_blocks_16_first_0_0, T2_blocks_16_first_0_0_from);
+                TileAcc<float, 16, 16> T2_blocks_16_first_1_0_from;
+                TASSIGN(T2_blocks_16_first_1_0_from, 0xd400);
+                L1Tile<half, 16, 16> T2_blocks_16_first_1_0;
+                TASSIGN(T2_blocks_16_first_1_0, 0x12a00);
+                TMOV(T2_blocks_16_first_1_0, T2_blocks_16_first_1_0_from);
+                TileAcc<float, 16, 16> T2_blocks_16_first_2_0_from;
+                TASSIGN(T2_blocks_16_first_2_0_from, 0xd800);
+                L1Tile<half, 16, 16> T2_blocks_16_first_2_0;
+                TASSIGN(T2_blocks_16_first_2_0, 0x13400);
+                TMOV(T2_blocks_16_first_2_0, T2_blocks_16_first_2_0_from);
+                TileAcc<float, 16, 16> T2_blocks_16_first_3_0_from;
+                TASSIGN(T2_blocks_16_first_3_0_from, 0xdc00);
+                L1Tile<half, 16, 16> T2_blocks_16_first_3_0;
+                TASSIGN(T2_blocks_16_first_3_0, 0x13e00);
+                TMOV(T2_blocks_16_first_3_0, T2_blocks_16_first_3_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> T2_below_32_left_first_0;
+                TASSIGN(T2_below_32_left_first_0, 0x8000);
+                TEXTRACT(T2_below_32_left_first_0, T2_strictly_lower_f16_in_first, 16, 0);
+                TileLeft<half, 16, 16> T2_below_32_left_first_1;
+                TASSIGN(T2_below_32_left_first_1, 0x8200);
+                TEXTRACT(T2_below_32_left_first_1, T2_strictly_lower_f16_in_first, 48, 32);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileRight<half, 16, 16> T2_below_32_right_first_0;
+                TASSIGN(T2_below_32_right_first_0, 0x8000);
+                TEXTRACT(T2_below_32_right_first_0, T2_blocks_16_first, 0, 0);
+                TileRight<half, 16, 16> T2_below_32_right_first_1;
+                TASSIGN(T2_below_32_right_first_1, 0x8200);
+                TEXTRACT(T2_below_32_right_first_1, T2_blocks_16_first, 32, 32);
+            }
+        }
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_first -> T2_below_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_first -> T2_below_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> T2_below_32_first_out;
+                TASSIGN(T2_below_32_first_out, 0x10000 + i * 64);
+                TileLeft<half, 16, 16> T2_below_32_first_left;
+                TASSIGN(T2_below_32_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T2_below_32_first_right;
+                TASSIGN(T2_below_32_first_right, 0x8000 + i * 32);
+                TMATMUL(T2_below_32_first_out, T2_below_32_first_left, T2_below_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_32_first -> T2_below_32_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_32_first -> T2_below_32_f16_first
         if (rows_next > 0) TMOV(T2_below_32_f16_first, T2_below_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_below_32_f16_first -> T2_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(T2_rows_32_left_first, T2_rows_16_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_below_32_f16_first -> T2_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(T2_rows_32_right_first, T2_below_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_rows_32_right_first -> T2_rows_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_rows_32_right_first -> T2_rows_32_first
-        if (rows_next > 0) TMATMUL_ACC(T2_rows_32_first, T2_rows_16_first, T2_rows_32_left_first, T2_rows_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_rows_32_first -> T2_rows_32_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_rows_32_first -> T2_rows_32_f16_first
-        if (rows_next > 0) TMOV(T2_rows_32_f16_first, T2_rows_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_rows_32_f16_first -> T2_below_64_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_strictly_neg_64_f16_in_first -> T2_below_64_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_64_left_first, T2_strictly_neg_64_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_rows_32_f16_first -> T2_below_64_right_first
-        if (rows_next > 0) TEXTRACT(T2_below_64_right_first, T2_rows_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_64_right_first -> T2_below_64_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_64_right_first -> T2_below_64_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> T2_corner_32_left_first_0;
+                TASSIGN(T2_corner_32_left_first_0, 0x0);
+                TEXTRACT(T2_corner_32_left_first_0, T2_blocks_16_first, 16, 16);
+                TileLeft<half, 16, 16> T2_corner_32_left_first_1;
+                TASSIGN(T2_corner_32_left_first_1, 0x200);
+                TEXTRACT(T2_corner_32_left_first_1, T2_blocks_16_first, 48, 48);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
+        if (rows_next > 0) TEXTRACT(T2_corner_32_right_first, T2_below_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_first -> T2_corner_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_first -> T2_corner_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> T2_corner_32_first_out;
+                TASSIGN(T2_corner_32_first_out, 0x10800 + i * 64);
+                TileLeft<half, 16, 16> T2_corner_32_first_left;
+                TASSIGN(T2_corner_32_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_corner_32_first_right;
+                TASSIGN(T2_corner_32_first_right, 0x0 + i * 32);
+                TMATMUL(T2_corner_32_first_out, T2_corner_32_first_left, T2_corner_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> T2_blocks_32_first_0_0_from;
+                TASSIGN(T2_blocks_32_first_0_0_from, 0x10800);
+                L1Tile<half, 16, 16> T2_blocks_32_first_0_0;
+                TASSIGN(T2_blocks_32_first_0_0, 0x12200);
+                TMOV(T2_blocks_32_first_0_0, T2_blocks_32_first_0_0_from);
+                TileAcc<float, 16, 16> T2_blocks_32_first_1_0_from;
+                TASSIGN(T2_blocks_32_first_1_0_from, 0x10c00);
+                L1Tile<half, 16, 16> T2_blocks_32_first_1_0;
+                TASSIGN(T2_blocks_32_first_1_0, 0x13600);
+                TMOV(T2_blocks_32_first_1_0, T2_blocks_32_first_1_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_first -> T2_below_64_right_first
+        if (rows_next > 0) TEXTRACT(T2_below_64_left_first, T2_strictly_lower_f16_in_first, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_first -> T2_below_64_right_first
+        if (rows_next > 0) TEXTRACT(T2_below_64_right_first, T2_blocks_32_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_64_right_first -> T2_below_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_64_right_first -> T2_below_64_first
         if (rows_next > 0) TMATMUL(T2_below_64_first, T2_below_64_left_first, T2_below_64_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_below_64_first -> T2_below_64_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_below_64_first -> T2_below_64_f16_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_64_first -> T2_below_64_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_64_first -> T2_below_64_f16_first
         if (rows_next > 0) TMOV(T2_below_64_f16_first, T2_below_64_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_below_64_f16_first -> T2_right_first
-        if (rows_next > 0) TEXTRACT(T2_left_first, T2_rows_32_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_below_64_f16_first -> T2_right_first
-        if (rows_next > 0) TEXTRACT(T2_right_first, T2_below_64_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_right_first -> T2_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_right_first -> T2_first
-        if (rows_next > 0) TMATMUL_ACC(T2_first, T2_rows_32_first, T2_left_first, T2_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_first -> T2_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_first -> T2_f16_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_64_f16_first -> T2_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(T2_corner_64_left_first, T2_blocks_32_first, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_64_f16_first -> T2_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(T2_corner_64_right_first, T2_below_64_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_corner_64_right_first -> T2_corner_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_corner_64_right_first -> T2_corner_64_first
+        if (rows_next > 0) TMATMUL(T2_corner_64_first, T2_corner_64_left_first, T2_corner_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 32, 16> T2_blocks_64_first_0_0_from;
+                TASSIGN(T2_blocks_64_first_0_0_from, 0x12000);
+                L1Tile<half, 32, 16> T2_blocks_64_first_0_0;
+                TASSIGN(T2_blocks_64_first_0_0, 0x12400);
+                TMOV(T2_blocks_64_first_0_0, T2_blocks_64_first_0_0_from);
+                TileAcc<float, 32, 16> T2_blocks_64_first_0_16_from;
+                TASSIGN(T2_blocks_64_first_0_16_from, 0x12800);
+                L1Tile<half, 32, 16> T2_blocks_64_first_0_16;
+                TASSIGN(T2_blocks_64_first_0_16, 0x12c00);
+                TMOV(T2_blocks_64_first_0_16, T2_blocks_64_first_0_16_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_first -> T2_left_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_first -> T2_left_first
+        if (rows_next > 0) TEXTRACT(T2_left_first, T2_blocks_64_first, 0, 0);
+        if (rows_next > 0) {
+            {
+                auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                TLOAD(minus_identity_2_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_identity_2_first -> T2_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_identity_2_first -> T2_right_first
+        if (rows_next > 0) TEXTRACT(T2_right_first, minus_identity_2_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_right_first -> T2_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_right_first -> T2_first
+        if (rows_next > 0) TMATMUL(T2_first, T2_left_first, T2_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_first -> T2_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_first -> T2_f16_first
         if (rows_next > 0) TMOV(T2_f16_first, T2_first);
+        if (rows_next > 0) {
+            {
+                auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(q_k1T_D_f16_in_first, from);
+            }
+        }
+        if (rows_next > 0) {
+            {
+                auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(q_k2T_D_f16_in_first, from);
+            }
+        }
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // S_next_part_left -> k1_k1T_left_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
@@ -1586,21 +2006,21 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TASSIGN(q, 0x14000 + c % 2 * 16384);
             TASSIGN(k1, 0x0 + c % 2 * 16384);
             TASSIGN(k2, 0xa000 + c % 2 * 16384);
-            TASSIGN(T1_f16, 0x48000 + c % 2 * 8192);
-            TASSIGN(X_f16, 0x4c000 + c % 2 * 8192);
-            TASSIGN(k2_k1T_D_f16_in, 0x2e000 + c % 2 * 8192);
-            TASSIGN(T2_f16, 0x6e000 + c % 2 * 8192);
-            TASSIGN(q_k1T_D_f16_in, 0x3a000 + c % 2 * 8192);
-            TASSIGN(q_k2T_D_f16_in, 0x3e000 + c % 2 * 8192);
+            TASSIGN(T1_f16, 0x25600 + c % 2 * 8192);
+            TASSIGN(X_f16, 0x2b600 + c % 2 * 8192);
+            TASSIGN(k2_k1T_D_f16_in, 0x2f600 + c % 2 * 8192);
+            TASSIGN(T2_f16, 0x3cc00 + c % 2 * 8192);
+            TASSIGN(q_k1T_D_f16_in, 0x40c00 + c % 2 * 8192);
+            TASSIGN(q_k2T_D_f16_in, 0x44c00 + c % 2 * 8192);
             TASSIGN(k1_next, 0x0 + (c + 1) % 2 * 16384);
             TASSIGN(k2_next, 0xa000 + (c + 1) % 2 * 16384);
             TASSIGN(q_next, 0x14000 + (c + 1) % 2 * 16384);
-            TASSIGN(k2_k1T_D_f16_in_next, 0x2e000 + (c + 1) % 2 * 8192);
-            TASSIGN(T1_f16_next, 0x48000 + (c + 1) % 2 * 8192);
-            TASSIGN(X_f16_next, 0x4c000 + (c + 1) % 2 * 8192);
-            TASSIGN(q_k1T_D_f16_in_next, 0x3a000 + (c + 1) % 2 * 8192);
-            TASSIGN(q_k2T_D_f16_in_next, 0x3e000 + (c + 1) % 2 * 8192);
-            TASSIGN(T2_f16_next, 0x6e000 + (c + 1) % 2 * 8192);
+            TASSIGN(T1_f16_next, 0x25600 + (c + 1) % 2 * 8192);
+            TASSIGN(X_f16_next, 0x2b600 + (c + 1) % 2 * 8192);
+            TASSIGN(k2_k1T_D_f16_in_next, 0x2f600 + (c + 1) % 2 * 8192);
+            TASSIGN(T2_f16_next, 0x3cc00 + (c + 1) % 2 * 8192);
+            TASSIGN(q_k1T_D_f16_in_next, 0x40c00 + (c + 1) % 2 * 8192);
+            TASSIGN(q_k2T_D_f16_in_next, 0x44c00 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
             L1Part<half, 64, 128> k1_raw_next(rows_next, 128);
             TASSIGN(k1_raw_next, 0x0 + (c + 1) % 2 * 16384);
@@ -1609,44 +2029,24 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k1_raw_next, k1_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k1_next -> k1_k1T_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k1_next -> k1_k1T_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // S_next_part_left -> k1_k1T_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k1_next -> k1_k1T_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k1_next -> k1_k1T_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
             if (rows_next > 0) TEXTRACT(k1_k1T_left_next, k1_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k1_k1T_right_next_from;
                 TRESHAPE(k1_k1T_right_next_from, k1_next);
                 TEXTRACT(k1_k1T_right_next, k1_k1T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k1_k1T_right_next -> k1_k1T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k1_k1T_right_next -> k1_k1T_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k1_k1T_right_next -> k1_k1T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k1_k1T_right_next -> k1_k1T_next
             wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             if (rows_next > 0) TMATMUL(k1_k1T_next, k1_k1T_left_next, k1_k1T_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k1_k1T_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k1_k1T_left_next -> k2_k1T_left_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(identity_float16_C_gm, 64, 64, 64);
-                    TLOAD(identity_next, from);
-                }
-            }
-            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
-            L1Part<half, 64, 128> k2_raw_next(rows_next, 128);
-            TASSIGN(k2_raw_next, 0xa000 + (c + 1) % 2 * 16384);
-            auto k2_raw_next_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(k2_raw_next, k2_raw_next_from);
-            if (rows_next > 0) {
-                if (rows_next < 64) TFILLPAD(k2_raw_next, k2_raw_next);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k2_next -> k1_k2T_right_next
-            wait_flag_dev(1);  // S_f16_channel -> S_f16_in
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_f16_in -> k1_S_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k1_k1T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k1_k1T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k1T_left_next -> k2_k1T_left_next
+            if (rows_next > 0) TEXPANDS(T1_zeros_next, 0.0f);
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k1_k1T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k1_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1655,19 +2055,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k1T_channel -> k1_k1T_in_next
             if (rows_next > 0) TEXTRACT(k1_k2T_left_next, k1_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k2_next -> k1_k2T_right_next
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
+            L1Part<half, 64, 128> k2_raw_next(rows_next, 128);
+            TASSIGN(k2_raw_next, 0xa000 + (c + 1) % 2 * 16384);
+            auto k2_raw_next_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+            if (rows_next > 0) TLOAD(k2_raw_next, k2_raw_next_from);
+            if (rows_next > 0) {
+                if (rows_next < 64) TFILLPAD(k2_raw_next, k2_raw_next);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_next -> k1_k2T_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_next -> k1_k2T_right_next
             if (rows_next > 0) {
                 L1View<half, 128, 64> k1_k2T_right_next_from;
                 TRESHAPE(k1_k2T_right_next_from, k2_next);
                 TEXTRACT(k1_k2T_right_next, k1_k2T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k1_k2T_right_next -> k1_k2T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k1_k2T_right_next -> k1_k2T_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k1_k2T_right_next -> k1_k2T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k1_k2T_right_next -> k1_k2T_next
             // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
             if (rows_next > 0) TMATMUL(k1_k2T_next, k1_k2T_left_next, k1_k2T_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k1_k2T_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k2T_left_next -> k1_S_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k1_k2T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_k2T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k1_k2T_left_next -> k1_S_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_k2T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k1_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1675,44 +2084,36 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k2T_channel -> k1_k2T_in_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k1_k1T_left_next -> k2_k1T_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k1T_left_next -> k2_k1T_left_next
             if (rows_next > 0) TEXTRACT(k2_k1T_left_next, k2_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k2_k1T_right_next_from;
                 TRESHAPE(k2_k1T_right_next_from, k1_next);
                 TEXTRACT(k2_k1T_right_next, k2_k1T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k2_k1T_right_next -> k2_k1T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k2_k1T_right_next -> k2_k1T_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_k1T_right_next -> k2_k1T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_k1T_right_next -> k2_k1T_next
             // k2_k1T = k2 @ k1.T
             if (rows_next > 0) TMATMUL(k2_k1T_next, k2_k1T_left_next, k2_k1T_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k2_k1T_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k2_k1T_left_next -> k2_S_left
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(identity_float16_C_gm, 64, 64, 64);
-                    TLOAD(identity_2_next, from);
-                }
-            }
-            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
-            TASSIGN(q_raw_next, 0x14000 + (c + 1) % 2 * 16384);
-            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
-            if (rows_next > 0) {
-                if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k2T_left_next -> k1_S_left
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k2_k1T_left_next -> k2_S_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k1_k2T_left_next -> k1_S_left
             TEXTRACT(k1_S_left, k1, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_f16_in -> k1_S_right
+            wait_flag_dev(1);  // S_f16_channel -> S_f16_in
+            {
+                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TLOAD(S_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k1_S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k1_S_right
             TEXTRACT(k1_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k1_S_right -> k1_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k1_S_right -> k1_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k1_S_right -> k1_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k1_S_right -> k1_S
             // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
             TMATMUL(k1_S, k1_S_left, k1_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k1_S_left -> T1_below_4_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k2_k1T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k1_S_left -> k2_k2T_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k2_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1720,89 +2121,34 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_channel -> k2_k1T_in_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_S -> store
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // k2_k1T_next -> q_k1T_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) TEXPANDS(T2_zeros_next, 0.0f);
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_S -> store
             {
                 auto to = view(k1_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, k1_S);
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // k1_S -> q_S
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k2_k1T_left_next -> k2_S_left
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // k1_S -> q_k2T_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_S_channel -> k1_S_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k2_k1T_left_next -> k2_S_left
             TEXTRACT(k2_S_left, k2, 0, 0);
             TEXTRACT(k2_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_S_right -> k2_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_S_right -> k2_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_S_right -> k2_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_S_right -> k2_S
             // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
             TMATMUL(k2_S, k2_S_left, k2_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k2_S_left -> T1_rows_2_identity_left_next
-            wait_flag_dev(1);  // T1_strictly_neg_4_f16_channel -> T1_strictly_neg_4_f16_in_next
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k2_S_left -> q_S_left
+            wait_flag_dev(1);  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(T1_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_4_f16_in_next, from);
+                    auto from = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(T1_strictly_lower_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_strictly_neg_4_f16_in_next -> T1_below_4_left_next
-            wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_rows_2_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
-            wait_flag_dev(1);  // T1_strictly_neg_8_f16_channel -> T1_strictly_neg_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_8_f16_in_next, from);
-                }
-            }
-            wait_flag_dev(1);  // T1_strictly_neg_16_f16_channel -> T1_strictly_neg_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_16_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_strictly_neg_4_f16_in_next -> T1_below_4_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k1_S_left -> T1_below_4_left_next
-            if (rows_next > 0) TEXTRACT(T1_below_4_left_next, T1_strictly_neg_4_f16_in_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_4_right_next, T1_rows_2_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_4_right_next -> T1_below_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_4_right_next -> T1_below_4_next
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) TMATMUL(T1_below_4_next, T1_below_4_left_next, T1_below_4_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T1_below_4_left_next -> k2_k2T_left_next
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_below_4_next -> T1_below_4_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_S -> store
-            {
-                auto to = view(k2_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, k2_S);
-            }
-            wait_flag_dev(1);  // T1_strictly_neg_32_f16_channel -> T1_strictly_neg_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_32_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k2_S_left -> T1_rows_2_identity_left_next
-            if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_next, T1_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_next, identity_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_2_identity_right_next -> T1_rows_2_identity_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_2_identity_right_next -> T1_rows_2_identity_next
-            if (rows_next > 0) TMATMUL(T1_rows_2_identity_next, T1_rows_2_identity_left_next, T1_rows_2_identity_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T1_rows_2_identity_left_next -> q_S_left
-            wait_flag_dev(1);  // T1_strictly_neg_64_f16_channel -> T1_strictly_neg_64_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_64_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T1_below_4_left_next -> k2_k2T_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k1_S_left -> k2_k2T_left_next
             if (rows_next > 0) TEXTRACT(k2_k2T_left_next, k2_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k2_k2T_right_next_from;
@@ -1813,25 +2159,25 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k2_k2T_right_next -> k2_k2T_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
             if (rows_next > 0) TMATMUL(k2_k2T_next, k2_k2T_left_next, k2_k2T_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k2T_next -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_below_4_next -> T1_below_4_f16_next
-            if (rows_next > 0) TMOV(T1_below_4_f16_next, T1_below_4_next);
-            wait_flag_dev(1);  // operand_of_X_f16_channel -> operand_of_X_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(operand_of_X_f16_in_next, from);
-                }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k2_k2T_left_next -> q_k1T_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_S -> store
+            {
+                auto to = view(k2_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, k2_S);
             }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T1_rows_2_identity_left_next -> q_S_left
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_S_channel -> k2_S_in
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // k2_S -> Y
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k2_S_left -> q_S_left
             TEXTRACT(q_S_left, q, 0, 0);
             TEXTRACT(q_S_right, S_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_S_right -> q_S
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_S_right -> q_S
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // k1_S -> q_S
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TMATMUL(q_S, q_S_left, q_S_right);
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k2T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_S_left -> q_k2T_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k2_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1839,168 +2185,459 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k2T_channel -> k2_k2T_in_next
-            wait_flag_dev(1);  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(k2_k1T_D_f16_in_next, from);
-                }
-            }
-            pipe_barrier(PIPE_ALL);
-            if (rows_next > 0) TEXTRACT(T1_rows_4_left_next, T1_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(T1_rows_4_right_next, T1_below_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_4_right_next -> T1_rows_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_4_right_next -> T1_rows_4_next
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) TMATMUL_ACC(T1_rows_4_next, T1_rows_2_identity_next, T1_rows_4_left_next, T1_rows_4_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // T1_rows_4_left_next -> q_k2T_left_next
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_4_next -> T1_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
             {
                 auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, q_S);
             }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
+            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
+            TASSIGN(q_raw_next, 0x14000 + (c + 1) % 2 * 16384);
+            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
+            if (rows_next > 0) {
+                if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_next -> q_k1T_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_next -> q_k1T_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k2_k2T_left_next -> q_k1T_left_next
             if (rows_next > 0) TEXTRACT(q_k1T_left_next, q_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> q_k1T_right_next_from;
                 TRESHAPE(q_k1T_right_next_from, k1_next);
                 TEXTRACT(q_k1T_right_next, q_k1T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_k1T_right_next -> q_k1T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_k1T_right_next -> q_k1T_next
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_k1T_right_next -> q_k1T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_k1T_right_next -> q_k1T_next
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // k2_k1T_next -> q_k1T_next
             if (rows_next > 0) TMATMUL(q_k1T_next, q_k1T_left_next, q_k1T_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_k1T_left_next -> T1_below_8_left_next
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_next -> store
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // T1_rows_4_left_next -> q_k2T_left_next
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k1T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_k1T_left_next -> T1_below_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_S_left -> q_k2T_left_next
             if (rows_next > 0) TEXTRACT(q_k2T_left_next, q_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> q_k2T_right_next_from;
                 TRESHAPE(q_k2T_right_next_from, k2_next);
                 TEXTRACT(q_k2T_right_next, q_k2T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_k2T_right_next -> q_k2T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_k2T_right_next -> q_k2T_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_k2T_right_next -> q_k2T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_k2T_right_next -> q_k2T_next
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // k1_S -> q_k2T_next
             if (rows_next > 0) TMATMUL(q_k2T_next, q_k2T_left_next, q_k2T_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_8_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_4_next -> T1_rows_4_f16_next
-            if (rows_next > 0) TMOV(T1_rows_4_f16_next, T1_rows_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_rows_4_f16_next -> T1_below_8_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_k1T_left_next -> T1_below_8_left_next
-            if (rows_next > 0) TEXTRACT(T1_below_8_left_next, T1_strictly_neg_8_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_rows_4_f16_next -> T1_below_8_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_8_right_next, T1_rows_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_8_right_next -> T1_below_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_8_right_next -> T1_below_8_next
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) TMATMUL(T1_below_8_next, T1_below_8_left_next, T1_below_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_below_8_next -> T1_below_8_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_2_identity_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k1T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                     TSTORE(to, q_k1T_next);
                 }
             }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_below_8_next -> T1_below_8_f16_next
-            if (rows_next > 0) TMOV(T1_below_8_f16_next, T1_below_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_8_f16_next -> T1_rows_8_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_8_left_next
-            if (rows_next > 0) TEXTRACT(T1_rows_8_left_next, T1_rows_4_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_8_f16_next -> T1_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(T1_rows_8_right_next, T1_below_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_rows_8_right_next -> T1_rows_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_rows_8_right_next -> T1_rows_8_next
-            if (rows_next > 0) TMATMUL_ACC(T1_rows_8_next, T1_rows_4_next, T1_rows_8_left_next, T1_rows_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_rows_8_next -> T1_rows_8_f16_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k1T_channel -> q_k1T_in_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                     TSTORE(to, q_k2T_next);
                 }
             }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_rows_8_next -> T1_rows_8_f16_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k2T_channel -> q_k2T_in_next
+            wait_flag_dev(1);  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T1_diagonal_4_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_diagonal_4_f16_in_next -> T1_below_4_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_diagonal_4_f16_in_next -> T1_below_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_k1T_left_next -> T1_below_4_left_next
+            if (rows_next > 0) TEXTRACT(T1_below_4_left_next, T1_diagonal_4_f16_in_next, 0, 0);
+            wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T1_rows_2_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
+            if (rows_next > 0) TEXTRACT(T1_below_4_right_next, T1_rows_2_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_4_right_next -> T1_below_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_4_right_next -> T1_below_4_next
+            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_below_4_next_out;
+                    TASSIGN(T1_below_4_next_out, 0x8000 + i * 64);
+                    TileLeft<half, 16, 16> T1_below_4_next_left;
+                    TASSIGN(T1_below_4_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_below_4_next_right;
+                    TASSIGN(T1_below_4_next_right, 0x8000 + i * 32);
+                    TMATMUL(T1_below_4_next_out, T1_below_4_next_left, T1_below_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T1_below_4_left_next -> Y_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_2_identity_left_next
+            if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_next, T1_rows_2_f16_in_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(identity_float16_16_gm, 16, 16, 16);
+                    TLOAD(identity_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity_next -> T1_rows_2_identity_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity_next -> T1_rows_2_identity_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_next, identity_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_2_identity_right_next -> T1_rows_2_identity_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_2_identity_right_next -> T1_rows_2_identity_next
+            if (rows_next > 0) TMATMUL(T1_rows_2_identity_next, T1_rows_2_identity_left_next, T1_rows_2_identity_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_identity_left_next -> k2_k1T_D_Y_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T1_below_4_left_next -> Y_left
+            TEXTRACT(Y_left, T1_f16, 0, 0);
+            wait_flag_dev(1);  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
+            {
+                auto from = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(beta1_Y_difference_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // beta1_Y_difference_f16_in -> Y_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // beta1_Y_difference_f16_in -> Y_right
+            TEXTRACT(Y_right, beta1_Y_difference_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Y_right -> Y
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Y_right -> Y
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // k2_S -> Y
+            // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
+            TMATMUL(Y, Y_left, Y_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Y -> Y_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Y -> Y_f16
+            TMOV(Y_f16, Y);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Y_f16 -> k2_k1T_D_Y_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_identity_left_next -> k2_k1T_D_Y_left
+            TEXTRACT(k2_k1T_D_Y_left, k2_k1T_D_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Y_f16 -> k2_k1T_D_Y_right
+            TEXTRACT(k2_k1T_D_Y_right, Y_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_k1T_D_Y_right -> k2_k1T_D_Y
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_k1T_D_Y_right -> k2_k1T_D_Y
+            // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
+            TMATMUL(k2_k1T_D_Y, k2_k1T_D_Y_left, k2_k1T_D_Y_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_D_Y -> store
+            {
+                auto to = view(Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, Y);
+            }
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_D_Y -> store
+            {
+                auto to = view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, k2_k1T_D_Y);
+            }
+            if (rows_next > 0) TMOV(T1_below_4_f16_next, T1_below_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_4_f16_next -> T1_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_4_left_next, T1_rows_2_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_4_f16_next -> T1_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_4_right_next, T1_below_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_4_right_next -> T1_rows_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_4_right_next -> T1_rows_4_next
+            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_rows_4_next_out;
+                    TASSIGN(T1_rows_4_next_out, 0x9000 + i * 64);
+                    TileLeft<half, 16, 16> T1_rows_4_next_left;
+                    TASSIGN(T1_rows_4_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_rows_4_next_right;
+                    TASSIGN(T1_rows_4_next_right, 0x8000 + i * 32);
+                    TMATMUL_ACC(T1_rows_4_next_out, T1_rows_4_next_out, T1_rows_4_next_left, T1_rows_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_4_next -> T1_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_4_next -> T1_rows_4_f16_next
+            if (rows_next > 0) TMOV(T1_rows_4_f16_next, T1_rows_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_rows_4_f16_next -> T1_below_8_right_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T1_diagonal_8_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T1_diagonal_8_f16_in_next -> T1_below_8_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T1_diagonal_8_f16_in_next -> T1_below_8_left_next
+            if (rows_next > 0) TEXTRACT(T1_below_8_left_next, T1_diagonal_8_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_rows_4_f16_next -> T1_below_8_right_next
+            if (rows_next > 0) TEXTRACT(T1_below_8_right_next, T1_rows_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_8_right_next -> T1_below_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_8_right_next -> T1_below_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_below_8_next_out;
+                    TASSIGN(T1_below_8_next_out, 0x1a000 + i * 64);
+                    TileLeft<half, 16, 16> T1_below_8_next_left;
+                    TASSIGN(T1_below_8_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T1_below_8_next_right;
+                    TASSIGN(T1_below_8_next_right, 0x0 + i * 32);
+                    TMATMUL(T1_below_8_next_out, T1_below_8_next_left, T1_below_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_8_next -> T1_below_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_8_next -> T1_below_8_f16_next
+            if (rows_next > 0) TMOV(T1_below_8_f16_next, T1_below_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_8_f16_next -> T1_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_8_left_next, T1_rows_4_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_8_f16_next -> T1_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_8_right_next, T1_below_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_8_right_next -> T1_rows_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_8_right_next -> T1_rows_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_rows_8_next_out;
+                    TASSIGN(T1_rows_8_next_out, 0x9000 + i * 64);
+                    TileLeft<half, 16, 16> T1_rows_8_next_left;
+                    TASSIGN(T1_rows_8_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_rows_8_next_right;
+                    TASSIGN(T1_rows_8_next_right, 0x8000 + i * 32);
+                    TMATMUL_ACC(T1_rows_8_next_out, T1_rows_8_next_out, T1_rows_8_next_left, T1_rows_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_8_next -> T1_rows_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_8_next -> T1_rows_8_f16_next
             if (rows_next > 0) TMOV(T1_rows_8_f16_next, T1_rows_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_rows_8_f16_next -> T1_below_16_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_16_left_next, T1_strictly_neg_16_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_rows_8_f16_next -> T1_below_16_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_8_f16_next -> T1_below_16_right_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T1_diagonal_16_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T1_diagonal_16_f16_in_next -> T1_below_16_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T1_diagonal_16_f16_in_next -> T1_below_16_left_next
+            if (rows_next > 0) TEXTRACT(T1_below_16_left_next, T1_diagonal_16_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_8_f16_next -> T1_below_16_right_next
             if (rows_next > 0) TEXTRACT(T1_below_16_right_next, T1_rows_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_below_16_right_next -> T1_below_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_below_16_right_next -> T1_below_16_next
-            if (rows_next > 0) TMATMUL(T1_below_16_next, T1_below_16_left_next, T1_below_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_below_16_next -> T1_below_16_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_below_16_next -> T1_below_16_f16_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_16_right_next -> T1_below_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_16_right_next -> T1_below_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_below_16_next_out;
+                    TASSIGN(T1_below_16_next_out, 0x1b000 + i * 64);
+                    TileLeft<half, 16, 16> T1_below_16_next_left;
+                    TASSIGN(T1_below_16_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T1_below_16_next_right;
+                    TASSIGN(T1_below_16_next_right, 0x0 + i * 32);
+                    TMATMUL(T1_below_16_next_out, T1_below_16_next_left, T1_below_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_16_next -> T1_below_16_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_16_next -> T1_below_16_f16_next
             if (rows_next > 0) TMOV(T1_below_16_f16_next, T1_below_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_16_f16_next -> T1_rows_16_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_16_f16_next -> T1_rows_16_right_next
             if (rows_next > 0) TEXTRACT(T1_rows_16_left_next, T1_rows_8_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_16_f16_next -> T1_rows_16_right_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_16_f16_next -> T1_rows_16_right_next
             if (rows_next > 0) TEXTRACT(T1_rows_16_right_next, T1_below_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_16_right_next -> T1_rows_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_16_right_next -> T1_rows_16_next
-            if (rows_next > 0) TMATMUL_ACC(T1_rows_16_next, T1_rows_8_next, T1_rows_16_left_next, T1_rows_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_rows_16_next -> T1_rows_16_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_rows_16_next -> T1_rows_16_f16_next
-            if (rows_next > 0) TMOV(T1_rows_16_f16_next, T1_rows_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_rows_16_f16_next -> T1_below_32_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_32_left_next, T1_strictly_neg_32_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_rows_16_f16_next -> T1_below_32_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_32_right_next, T1_rows_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_32_right_next -> T1_below_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_32_right_next -> T1_below_32_next
-            if (rows_next > 0) TMATMUL(T1_below_32_next, T1_below_32_left_next, T1_below_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_below_32_next -> T1_below_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_below_32_next -> T1_below_32_f16_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_rows_16_right_next -> T1_rows_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_rows_16_right_next -> T1_rows_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_rows_16_next_out;
+                    TASSIGN(T1_rows_16_next_out, 0x9000 + i * 64);
+                    TileLeft<half, 16, 16> T1_rows_16_next_left;
+                    TASSIGN(T1_rows_16_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_rows_16_next_right;
+                    TASSIGN(T1_rows_16_next_right, 0x8000 + i * 32);
+                    TMATMUL_ACC(T1_rows_16_next_out, T1_rows_16_next_out, T1_rows_16_next_left, T1_rows_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> T1_blocks_16_next_0_0_from;
+                    TASSIGN(T1_blocks_16_next_0_0_from, 0x9000);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_0_0;
+                    TASSIGN(T1_blocks_16_next_0_0, 0x48c00);
+                    TMOV(T1_blocks_16_next_0_0, T1_blocks_16_next_0_0_from);
+                    TileAcc<float, 16, 16> T1_blocks_16_next_1_0_from;
+                    TASSIGN(T1_blocks_16_next_1_0_from, 0x9400);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_1_0;
+                    TASSIGN(T1_blocks_16_next_1_0, 0x49600);
+                    TMOV(T1_blocks_16_next_1_0, T1_blocks_16_next_1_0_from);
+                    TileAcc<float, 16, 16> T1_blocks_16_next_2_0_from;
+                    TASSIGN(T1_blocks_16_next_2_0_from, 0x9800);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_2_0;
+                    TASSIGN(T1_blocks_16_next_2_0, 0x4a000);
+                    TMOV(T1_blocks_16_next_2_0, T1_blocks_16_next_2_0_from);
+                    TileAcc<float, 16, 16> T1_blocks_16_next_3_0_from;
+                    TASSIGN(T1_blocks_16_next_3_0_from, 0x9c00);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_3_0;
+                    TASSIGN(T1_blocks_16_next_3_0, 0x4aa00);
+                    TMOV(T1_blocks_16_next_3_0, T1_blocks_16_next_3_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> T1_below_32_left_next_0;
+                    TASSIGN(T1_below_32_left_next_0, 0x0);
+                    TEXTRACT(T1_below_32_left_next_0, T1_strictly_lower_f16_in_next, 16, 0);
+                    TileLeft<half, 16, 16> T1_below_32_left_next_1;
+                    TASSIGN(T1_below_32_left_next_1, 0x200);
+                    TEXTRACT(T1_below_32_left_next_1, T1_strictly_lower_f16_in_next, 48, 32);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileRight<half, 16, 16> T1_below_32_right_next_0;
+                    TASSIGN(T1_below_32_right_next_0, 0x0);
+                    TEXTRACT(T1_below_32_right_next_0, T1_blocks_16_next, 0, 0);
+                    TileRight<half, 16, 16> T1_below_32_right_next_1;
+                    TASSIGN(T1_below_32_right_next_1, 0x200);
+                    TEXTRACT(T1_below_32_right_next_1, T1_blocks_16_next, 32, 32);
+                }
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_32_right_next -> T1_below_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_32_right_next -> T1_below_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> T1_below_32_next_out;
+                    TASSIGN(T1_below_32_next_out, 0x1c000 + i * 64);
+                    TileLeft<half, 16, 16> T1_below_32_next_left;
+                    TASSIGN(T1_below_32_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T1_below_32_next_right;
+                    TASSIGN(T1_below_32_next_right, 0x0 + i * 32);
+                    TMATMUL(T1_below_32_next_out, T1_below_32_next_left, T1_below_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_32_next -> T1_below_32_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_32_next -> T1_below_32_f16_next
             if (rows_next > 0) TMOV(T1_below_32_f16_next, T1_below_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_32_f16_next -> T1_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(T1_rows_32_left_next, T1_rows_16_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_32_f16_next -> T1_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(T1_rows_32_right_next, T1_below_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_32_right_next -> T1_rows_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_32_right_next -> T1_rows_32_next
-            if (rows_next > 0) TMATMUL_ACC(T1_rows_32_next, T1_rows_16_next, T1_rows_32_left_next, T1_rows_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_rows_32_next -> T1_rows_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_rows_32_next -> T1_rows_32_f16_next
-            if (rows_next > 0) TMOV(T1_rows_32_f16_next, T1_rows_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_32_f16_next -> T1_below_64_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_64_left_next, T1_strictly_neg_64_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_32_f16_next -> T1_below_64_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_64_right_next, T1_rows_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_64_right_next -> T1_below_64_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_64_right_next -> T1_below_64_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> T1_corner_32_left_next_0;
+                    TASSIGN(T1_corner_32_left_next_0, 0x8000);
+                    TEXTRACT(T1_corner_32_left_next_0, T1_blocks_16_next, 16, 16);
+                    TileLeft<half, 16, 16> T1_corner_32_left_next_1;
+                    TASSIGN(T1_corner_32_left_next_1, 0x8200);
+                    TEXTRACT(T1_corner_32_left_next_1, T1_blocks_16_next, 48, 48);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
+            if (rows_next > 0) TEXTRACT(T1_corner_32_right_next, T1_below_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_corner_32_right_next -> T1_corner_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_corner_32_right_next -> T1_corner_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> T1_corner_32_next_out;
+                    TASSIGN(T1_corner_32_next_out, 0x1c800 + i * 64);
+                    TileLeft<half, 16, 16> T1_corner_32_next_left;
+                    TASSIGN(T1_corner_32_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_corner_32_next_right;
+                    TASSIGN(T1_corner_32_next_right, 0x8000 + i * 32);
+                    TMATMUL(T1_corner_32_next_out, T1_corner_32_next_left, T1_corner_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> T1_blocks_32_next_0_0_from;
+                    TASSIGN(T1_blocks_32_next_0_0_from, 0x1c800);
+                    L1Tile<half, 16, 16> T1_blocks_32_next_0_0;
+                    TASSIGN(T1_blocks_32_next_0_0, 0x48e00);
+                    TMOV(T1_blocks_32_next_0_0, T1_blocks_32_next_0_0_from);
+                    TileAcc<float, 16, 16> T1_blocks_32_next_1_0_from;
+                    TASSIGN(T1_blocks_32_next_1_0_from, 0x1cc00);
+                    L1Tile<half, 16, 16> T1_blocks_32_next_1_0;
+                    TASSIGN(T1_blocks_32_next_1_0, 0x4a200);
+                    TMOV(T1_blocks_32_next_1_0, T1_blocks_32_next_1_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_32_next -> T1_below_64_right_next
+            if (rows_next > 0) TEXTRACT(T1_below_64_left_next, T1_strictly_lower_f16_in_next, 32, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_32_next -> T1_below_64_right_next
+            if (rows_next > 0) TEXTRACT(T1_below_64_right_next, T1_blocks_32_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_below_64_right_next -> T1_below_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_below_64_right_next -> T1_below_64_next
             if (rows_next > 0) TMATMUL(T1_below_64_next, T1_below_64_left_next, T1_below_64_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_below_64_next -> T1_below_64_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_below_64_next -> T1_below_64_f16_next
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_64_next -> T1_below_64_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_64_next -> T1_below_64_f16_next
             if (rows_next > 0) TMOV(T1_below_64_f16_next, T1_below_64_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_64_f16_next -> T1_right_next
-            if (rows_next > 0) TEXTRACT(T1_left_next, T1_rows_32_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_64_f16_next -> T1_right_next
-            if (rows_next > 0) TEXTRACT(T1_right_next, T1_below_64_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_right_next -> T1_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_right_next -> T1_next
-            if (rows_next > 0) TMATMUL_ACC(T1_next, T1_rows_32_next, T1_left_next, T1_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_next -> T1_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_next -> T1_f16_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_64_f16_next -> T1_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(T1_corner_64_left_next, T1_blocks_32_next, 32, 32);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_64_f16_next -> T1_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(T1_corner_64_right_next, T1_below_64_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_corner_64_right_next -> T1_corner_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_corner_64_right_next -> T1_corner_64_next
+            if (rows_next > 0) TMATMUL(T1_corner_64_next, T1_corner_64_left_next, T1_corner_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 32, 16> T1_blocks_64_next_0_0_from;
+                    TASSIGN(T1_blocks_64_next_0_0_from, 0x1e000);
+                    L1Tile<half, 32, 16> T1_blocks_64_next_0_0;
+                    TASSIGN(T1_blocks_64_next_0_0, 0x49000);
+                    TMOV(T1_blocks_64_next_0_0, T1_blocks_64_next_0_0_from);
+                    TileAcc<float, 32, 16> T1_blocks_64_next_0_16_from;
+                    TASSIGN(T1_blocks_64_next_0_16_from, 0x1e800);
+                    L1Tile<half, 32, 16> T1_blocks_64_next_0_16;
+                    TASSIGN(T1_blocks_64_next_0_16, 0x49800);
+                    TMOV(T1_blocks_64_next_0_16, T1_blocks_64_next_0_16_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_64_next -> T1_left_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_64_next -> T1_left_next
+            if (rows_next > 0) TEXTRACT(T1_left_next, T1_blocks_64_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                    TLOAD(minus_identity_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_next -> T1_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_next -> T1_right_next
+            if (rows_next > 0) TEXTRACT(T1_right_next, minus_identity_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_right_next -> T1_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_right_next -> T1_next
+            if (rows_next > 0) TMATMUL(T1_next, T1_left_next, T1_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_next -> T1_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_next -> T1_f16_next
             if (rows_next > 0) TMOV(T1_f16_next, T1_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_f16_next -> X_left_next
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_f16_next -> X_left_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_next -> X_left_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_next -> X_left_next
             if (rows_next > 0) TEXTRACT(X_left_next, T1_f16_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(operand_of_X_f16_in_next, from);
+                }
+            }
+            pipe_barrier(PIPE_ALL);
             if (rows_next > 0) TEXTRACT(X_right_next, operand_of_X_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_right_next -> X_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_right_next -> X_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // X_right_next -> X_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // X_right_next -> X_next
             // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
             if (rows_next > 0) TMATMUL(X_next, X_left_next, X_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // X_next -> X_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // X_next -> X_f16_next
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // X_next -> X_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // X_next -> X_f16_next
             if (rows_next > 0) TMOV(X_f16_next, X_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // X_f16_next -> k2_k1T_D_X_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // X_f16_next -> k2_k1T_D_X_right_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(k2_k1T_D_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k2_k1T_D_f16_in_next -> k2_k1T_D_X_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k2_k1T_D_f16_in_next -> k2_k1T_D_X_left_next
             if (rows_next > 0) TEXTRACT(k2_k1T_D_X_left_next, k2_k1T_D_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // X_f16_next -> k2_k1T_D_X_right_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // X_f16_next -> k2_k1T_D_X_right_next
             if (rows_next > 0) TEXTRACT(k2_k1T_D_X_right_next, X_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k1T_D_X_right_next -> k2_k1T_D_X_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k1T_D_X_right_next -> k2_k1T_D_X_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k2_k1T_D_X_right_next -> k2_k1T_D_X_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k2_k1T_D_X_right_next -> k2_k1T_D_X_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
             if (rows_next > 0) TMATMUL(k2_k1T_D_X_next, k2_k1T_D_X_left_next, k2_k1T_D_X_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k2_k1T_D_X_next -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k2_k1T_D_X_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k2_k1T_D_X_next -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k2_k1T_D_X_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -2008,312 +2645,430 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_next
-            wait_flag_dev(1);  // T2_strictly_neg_4_f16_channel -> T2_strictly_neg_4_f16_in_next
+            wait_flag_dev(1);  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(T2_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_4_f16_in_next, from);
+                    auto from = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(T2_strictly_lower_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_strictly_neg_4_f16_in_next -> T2_below_4_left_next
-            wait_flag_dev(1);  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_rows_2_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_strictly_neg_4_f16_in_next -> T2_below_4_left_next
-            if (rows_next > 0) TEXTRACT(T2_below_4_left_next, T2_strictly_neg_4_f16_in_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_4_right_next, T2_rows_2_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_next -> T2_below_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_next -> T2_below_4_next
-            if (rows_next > 0) TMATMUL(T2_below_4_next, T2_below_4_left_next, T2_below_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_4_next -> T2_below_4_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T2_below_4_left_next -> T2_rows_4_left_next
-            wait_flag_dev(1);  // T2_strictly_neg_8_f16_channel -> T2_strictly_neg_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_8_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_strictly_neg_8_f16_in_next -> T2_below_8_left_next
-            wait_flag_dev(1);  // T2_strictly_neg_16_f16_channel -> T2_strictly_neg_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_16_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_strictly_neg_16_f16_in_next -> T2_below_16_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_4_next -> T2_below_4_f16_next
-            if (rows_next > 0) TMOV(T2_below_4_f16_next, T2_below_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_4_f16_next -> T2_rows_4_right_next
-            if (rows_next > 0) TEXTRACT(identity_2_product_left_next, T2_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(identity_2_product_right_next, identity_2_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_2_product_right_next -> identity_2_product_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_2_product_right_next -> identity_2_product_next
-            if (rows_next > 0) TMATMUL(identity_2_product_next, identity_2_product_left_next, identity_2_product_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // identity_2_product_left_next -> T2_below_8_left_next
-            wait_flag_dev(1);  // T2_strictly_neg_32_f16_channel -> T2_strictly_neg_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_32_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T2_below_4_left_next -> T2_rows_4_left_next
-            if (rows_next > 0) TEXTRACT(T2_rows_4_left_next, T2_rows_2_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_4_f16_next -> T2_rows_4_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_4_right_next, T2_below_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
-            if (rows_next > 0) TMATMUL_ACC(T2_rows_4_next, identity_2_product_next, T2_rows_4_left_next, T2_rows_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
-            if (rows_next > 0) TMOV(T2_rows_4_f16_next, T2_rows_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_4_f16_next -> T2_below_8_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // identity_2_product_left_next -> T2_below_8_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_strictly_neg_8_f16_in_next -> T2_below_8_left_next
-            if (rows_next > 0) TEXTRACT(T2_below_8_left_next, T2_strictly_neg_8_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_4_f16_next -> T2_below_8_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_8_right_next, T2_rows_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
-            if (rows_next > 0) TMATMUL(T2_below_8_next, T2_below_8_left_next, T2_below_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
-            if (rows_next > 0) TMOV(T2_below_8_f16_next, T2_below_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_8_f16_next -> T2_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_8_left_next, T2_rows_4_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_8_f16_next -> T2_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_8_right_next, T2_below_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
-            if (rows_next > 0) TMATMUL_ACC(T2_rows_8_next, T2_rows_4_next, T2_rows_8_left_next, T2_rows_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
-            if (rows_next > 0) TMOV(T2_rows_8_f16_next, T2_rows_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_rows_8_f16_next -> T2_below_16_right_next
-            wait_flag_dev(1);  // T2_strictly_neg_64_f16_channel -> T2_strictly_neg_64_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_64_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_strictly_neg_16_f16_in_next -> T2_below_16_left_next
-            if (rows_next > 0) TEXTRACT(T2_below_16_left_next, T2_strictly_neg_16_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_rows_8_f16_next -> T2_below_16_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_16_right_next, T2_rows_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
-            if (rows_next > 0) TMATMUL(T2_below_16_next, T2_below_16_left_next, T2_below_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T2_below_16_left_next -> T2_rows_16_left_next
-            wait_flag_dev(1);  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
-            {
-                auto from = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(beta1_Y_difference_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // beta1_Y_difference_f16_in -> Y_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
-            if (rows_next > 0) TMOV(T2_below_16_f16_next, T2_below_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_16_f16_next -> T2_rows_16_right_next
-            TEXTRACT(Y_left, T1_f16, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // beta1_Y_difference_f16_in -> Y_right
-            TEXTRACT(Y_right, beta1_Y_difference_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Y_right -> Y
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Y_right -> Y
-            // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
-            TMATMUL(Y, Y_left, Y_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Y -> Y_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Y_left -> k2_k1T_D_Y_left
-            wait_flag_dev(1);  // q_k1T_D_f16_channel -> q_k1T_D_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(q_k1T_D_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Y -> Y_f16
-            TMOV(Y_f16, Y);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Y_f16 -> k2_k1T_D_Y_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T2_below_16_left_next -> T2_rows_16_left_next
-            if (rows_next > 0) TEXTRACT(T2_rows_16_left_next, T2_rows_8_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_16_f16_next -> T2_rows_16_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_16_right_next, T2_below_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_rows_16_right_next -> T2_rows_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_rows_16_right_next -> T2_rows_16_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) TMATMUL_ACC(T2_rows_16_next, T2_rows_8_next, T2_rows_16_left_next, T2_rows_16_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T2_rows_16_left_next -> T2_below_32_left_next
-            wait_flag_dev(1);  // q_k2T_D_f16_channel -> q_k2T_D_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(q_k2T_D_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Y_left -> k2_k1T_D_Y_left
-            TEXTRACT(k2_k1T_D_Y_left, k2_k1T_D_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Y_f16 -> k2_k1T_D_Y_right
-            TEXTRACT(k2_k1T_D_Y_right, Y_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_k1T_D_Y_right -> k2_k1T_D_Y
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_k1T_D_Y_right -> k2_k1T_D_Y
-            // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
-            TMATMUL(k2_k1T_D_Y, k2_k1T_D_Y_left, k2_k1T_D_Y_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k2_k1T_D_Y -> store
-            {
-                auto to = view(Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, Y);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // Y_channel -> Y_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k2_k1T_D_Y -> store
-            {
-                auto to = view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, k2_k1T_D_Y);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_D_Y_channel -> k2_k1T_D_Y_in
-            if (rows_next > 0) TMOV(T2_rows_16_f16_next, T2_rows_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_rows_16_f16_next -> T2_below_32_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T2_rows_16_left_next -> T2_below_32_left_next
-            if (rows_next > 0) TEXTRACT(T2_below_32_left_next, T2_strictly_neg_32_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_rows_16_f16_next -> T2_below_32_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_32_right_next, T2_rows_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_32_right_next -> T2_below_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_32_right_next -> T2_below_32_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) TMATMUL(T2_below_32_next, T2_below_32_left_next, T2_below_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_below_32_next -> T2_below_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_below_32_next -> T2_below_32_f16_next
-            if (rows_next > 0) TMOV(T2_below_32_f16_next, T2_below_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_below_32_f16_next -> T2_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_32_left_next, T2_rows_16_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_below_32_f16_next -> T2_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_32_right_next, T2_below_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_32_right_next -> T2_rows_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_32_right_next -> T2_rows_32_next
-            if (rows_next > 0) TMATMUL_ACC(T2_rows_32_next, T2_rows_16_next, T2_rows_32_left_next, T2_rows_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_rows_32_next -> T2_rows_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_rows_32_next -> T2_rows_32_f16_next
-            if (rows_next > 0) TMOV(T2_rows_32_f16_next, T2_rows_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_rows_32_f16_next -> T2_below_64_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_64_left_next, T2_strictly_neg_64_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_rows_32_f16_next -> T2_below_64_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_64_right_next, T2_rows_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_64_right_next -> T2_below_64_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_64_right_next -> T2_below_64_next
-            if (rows_next > 0) TMATMUL(T2_below_64_next, T2_below_64_left_next, T2_below_64_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_below_64_next -> T2_below_64_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_below_64_next -> T2_below_64_f16_next
-            if (rows_next > 0) TMOV(T2_below_64_f16_next, T2_below_64_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_below_64_f16_next -> T2_right_next
-            if (rows_next > 0) TEXTRACT(T2_left_next, T2_rows_32_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_below_64_f16_next -> T2_right_next
-            if (rows_next > 0) TEXTRACT(T2_right_next, T2_below_64_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_right_next -> T2_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_right_next -> T2_next
-            if (rows_next > 0) TMATMUL_ACC(T2_next, T2_rows_32_next, T2_left_next, T2_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_next -> T2_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // T2_left_next -> X_U2_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_next -> T2_f16_next
-            if (rows_next > 0) TMOV(T2_f16_next, T2_next);
+            TEXTRACT(U2_left, T2_f16, 0, 0);
             wait_flag_dev(1);  // U2_term_minus_A_Y_f16_channel -> U2_term_minus_A_Y_f16_in
             {
                 auto from = view(U2_term_minus_A_Y_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(U2_term_minus_A_Y_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // U2_term_minus_A_Y_f16_in -> U2_right
-            TEXTRACT(U2_left, T2_f16, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // U2_term_minus_A_Y_f16_in -> U2_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U2_term_minus_A_Y_f16_in -> U2_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U2_term_minus_A_Y_f16_in -> U2_right
             TEXTRACT(U2_right, U2_term_minus_A_Y_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U2_right -> U2
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U2_right -> U2
             // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
             TMATMUL(U2, U2_left, U2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // U2 -> U2_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // U2 -> U2_f16
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // U2 -> U2_f16
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // U2_left -> identity_2_product_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // U2 -> U2_f16
             TMOV(U2_f16, U2);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // U2_f16 -> X_U2_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // T2_left_next -> X_U2_left
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U2_f16 -> X_U2_right
+            wait_flag_dev(1);  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T2_diagonal_4_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_4_f16_in_next -> T2_below_4_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_4_f16_in_next -> T2_below_4_left_next
+            if (rows_next > 0) TEXTRACT(T2_below_4_left_next, T2_diagonal_4_f16_in_next, 0, 0);
+            wait_flag_dev(1);  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T2_rows_2_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_4_right_next, T2_rows_2_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_4_right_next -> T2_below_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_4_right_next -> T2_below_4_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_below_4_next_out;
+                    TASSIGN(T2_below_4_next_out, 0x14000 + i * 64);
+                    TileLeft<half, 16, 16> T2_below_4_next_left;
+                    TASSIGN(T2_below_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_below_4_next_right;
+                    TASSIGN(T2_below_4_next_right, 0x0 + i * 32);
+                    TMATMUL(T2_below_4_next_out, T2_below_4_next_left, T2_below_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T2_below_4_left_next -> X_U2_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // U2_left -> identity_2_product_left_next
+            if (rows_next > 0) TEXTRACT(identity_2_product_left_next, T2_rows_2_f16_in_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(identity_float16_16_gm, 16, 16, 16);
+                    TLOAD(identity_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // identity_2_next -> identity_2_product_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // identity_2_next -> identity_2_product_right_next
+            if (rows_next > 0) TEXTRACT(identity_2_product_right_next, identity_2_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_2_product_right_next -> identity_2_product_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_2_product_right_next -> identity_2_product_next
+            if (rows_next > 0) TMATMUL(identity_2_product_next, identity_2_product_left_next, identity_2_product_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_2_product_left_next -> o_sum_2_part_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T2_below_4_left_next -> X_U2_left
             TEXTRACT(X_U2_left, X_f16, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // U2_f16 -> X_U2_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U2_f16 -> X_U2_right
             TEXTRACT(X_U2_right, U2_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_U2_right -> X_U2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_U2_right -> X_U2
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // X_U2_right -> X_U2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // X_U2_right -> X_U2
             // U1 = Y - X @ U2
             TMATMUL(X_U2, X_U2_left, X_U2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // X_U2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // X_U2 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // X_U2_left -> T2_rows_4_left_next
             {
                 auto to = view(U2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, U2);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U2_channel -> U2_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_2_product_left_next -> o_sum_2_part_left
             TEXTRACT(o_sum_2_part_left, q_k2T_D_f16_in, 0, 0);
             TEXTRACT(o_sum_2_part_right, U2_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_sum_2_part_right -> o_sum_2_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_sum_2_part_right -> o_sum_2_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // o_sum_2_part_right -> o_sum_2_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // o_sum_2_part_right -> o_sum_2_part
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TMATMUL(o_sum_2_part, o_sum_2_part_left, o_sum_2_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_2_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // X_U2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // X_U2 -> store
             {
                 auto to = view(X_U2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, X_U2);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // X_U2_channel -> X_U2_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_2_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2_part -> store
             {
                 auto to = view(o_sum_2_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum_2_part);
             }
+            if (rows_next > 0) TMOV(T2_below_4_f16_next, T2_below_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_next -> T2_rows_4_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // X_U2_left -> T2_rows_4_left_next
+            if (rows_next > 0) TEXTRACT(T2_rows_4_left_next, T2_rows_2_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_next -> T2_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_4_right_next, T2_below_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_rows_4_next_out;
+                    TASSIGN(T2_rows_4_next_out, 0x15000 + i * 64);
+                    TileLeft<half, 16, 16> T2_rows_4_next_left;
+                    TASSIGN(T2_rows_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_rows_4_next_right;
+                    TASSIGN(T2_rows_4_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(T2_rows_4_next_out, T2_rows_4_next_out, T2_rows_4_next_left, T2_rows_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
+            if (rows_next > 0) TMOV(T2_rows_4_f16_next, T2_rows_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_next -> T2_below_8_right_next
+            wait_flag_dev(1);  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T2_diagonal_8_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_diagonal_8_f16_in_next -> T2_below_8_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_diagonal_8_f16_in_next -> T2_below_8_left_next
+            if (rows_next > 0) TEXTRACT(T2_below_8_left_next, T2_diagonal_8_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_next -> T2_below_8_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_8_right_next, T2_rows_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_below_8_next_out;
+                    TASSIGN(T2_below_8_next_out, 0x8000 + i * 64);
+                    TileLeft<half, 16, 16> T2_below_8_next_left;
+                    TASSIGN(T2_below_8_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T2_below_8_next_right;
+                    TASSIGN(T2_below_8_next_right, 0x8000 + i * 32);
+                    TMATMUL(T2_below_8_next_out, T2_below_8_next_left, T2_below_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
+            if (rows_next > 0) TMOV(T2_below_8_f16_next, T2_below_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_8_f16_next -> T2_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_8_left_next, T2_rows_4_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_8_f16_next -> T2_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_8_right_next, T2_below_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_rows_8_next_out;
+                    TASSIGN(T2_rows_8_next_out, 0x15000 + i * 64);
+                    TileLeft<half, 16, 16> T2_rows_8_next_left;
+                    TASSIGN(T2_rows_8_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_rows_8_next_right;
+                    TASSIGN(T2_rows_8_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(T2_rows_8_next_out, T2_rows_8_next_out, T2_rows_8_next_left, T2_rows_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
+            if (rows_next > 0) TMOV(T2_rows_8_f16_next, T2_rows_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_next -> T2_below_16_right_next
+            wait_flag_dev(1);  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T2_diagonal_16_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_diagonal_16_f16_in_next -> T2_below_16_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_diagonal_16_f16_in_next -> T2_below_16_left_next
+            if (rows_next > 0) TEXTRACT(T2_below_16_left_next, T2_diagonal_16_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_next -> T2_below_16_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_16_right_next, T2_rows_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_below_16_next_out;
+                    TASSIGN(T2_below_16_next_out, 0x9000 + i * 64);
+                    TileLeft<half, 16, 16> T2_below_16_next_left;
+                    TASSIGN(T2_below_16_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T2_below_16_next_right;
+                    TASSIGN(T2_below_16_next_right, 0x8000 + i * 32);
+                    TMATMUL(T2_below_16_next_out, T2_below_16_next_left, T2_below_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
+            if (rows_next > 0) TMOV(T2_below_16_f16_next, T2_below_16_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_16_f16_next -> T2_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_16_left_next, T2_rows_8_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_16_f16_next -> T2_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_16_right_next, T2_below_16_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_next -> T2_rows_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_next -> T2_rows_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_rows_16_next_out;
+                    TASSIGN(T2_rows_16_next_out, 0x15000 + i * 64);
+                    TileLeft<half, 16, 16> T2_rows_16_next_left;
+                    TASSIGN(T2_rows_16_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_rows_16_next_right;
+                    TASSIGN(T2_rows_16_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(T2_rows_16_next_out, T2_rows_16_next_out, T2_rows_16_next_left, T2_rows_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> T2_blocks_16_next_0_0_from;
+                    TASSIGN(T2_blocks_16_next_0_0_from, 0x15000);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_0_0;
+                    TASSIGN(T2_blocks_16_next_0_0, 0x52c00);
+                    TMOV(T2_blocks_16_next_0_0, T2_blocks_16_next_0_0_from);
+                    TileAcc<float, 16, 16> T2_blocks_16_next_1_0_from;
+                    TASSIGN(T2_blocks_16_next_1_0_from, 0x15400);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_1_0;
+                    TASSIGN(T2_blocks_16_next_1_0, 0x53600);
+                    TMOV(T2_blocks_16_next_1_0, T2_blocks_16_next_1_0_from);
+                    TileAcc<float, 16, 16> T2_blocks_16_next_2_0_from;
+                    TASSIGN(T2_blocks_16_next_2_0_from, 0x15800);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_2_0;
+                    TASSIGN(T2_blocks_16_next_2_0, 0x54000);
+                    TMOV(T2_blocks_16_next_2_0, T2_blocks_16_next_2_0_from);
+                    TileAcc<float, 16, 16> T2_blocks_16_next_3_0_from;
+                    TASSIGN(T2_blocks_16_next_3_0_from, 0x15c00);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_3_0;
+                    TASSIGN(T2_blocks_16_next_3_0, 0x54a00);
+                    TMOV(T2_blocks_16_next_3_0, T2_blocks_16_next_3_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> T2_below_32_left_next_0;
+                    TASSIGN(T2_below_32_left_next_0, 0x8000);
+                    TEXTRACT(T2_below_32_left_next_0, T2_strictly_lower_f16_in_next, 16, 0);
+                    TileLeft<half, 16, 16> T2_below_32_left_next_1;
+                    TASSIGN(T2_below_32_left_next_1, 0x8200);
+                    TEXTRACT(T2_below_32_left_next_1, T2_strictly_lower_f16_in_next, 48, 32);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileRight<half, 16, 16> T2_below_32_right_next_0;
+                    TASSIGN(T2_below_32_right_next_0, 0x8000);
+                    TEXTRACT(T2_below_32_right_next_0, T2_blocks_16_next, 0, 0);
+                    TileRight<half, 16, 16> T2_below_32_right_next_1;
+                    TASSIGN(T2_below_32_right_next_1, 0x8200);
+                    TEXTRACT(T2_below_32_right_next_1, T2_blocks_16_next, 32, 32);
+                }
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_next -> T2_below_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_next -> T2_below_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> T2_below_32_next_out;
+                    TASSIGN(T2_below_32_next_out, 0xa000 + i * 64);
+                    TileLeft<half, 16, 16> T2_below_32_next_left;
+                    TASSIGN(T2_below_32_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T2_below_32_next_right;
+                    TASSIGN(T2_below_32_next_right, 0x8000 + i * 32);
+                    TMATMUL(T2_below_32_next_out, T2_below_32_next_left, T2_below_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_32_next -> T2_below_32_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_32_next -> T2_below_32_f16_next
+            if (rows_next > 0) TMOV(T2_below_32_f16_next, T2_below_32_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> T2_corner_32_left_next_0;
+                    TASSIGN(T2_corner_32_left_next_0, 0x0);
+                    TEXTRACT(T2_corner_32_left_next_0, T2_blocks_16_next, 16, 16);
+                    TileLeft<half, 16, 16> T2_corner_32_left_next_1;
+                    TASSIGN(T2_corner_32_left_next_1, 0x200);
+                    TEXTRACT(T2_corner_32_left_next_1, T2_blocks_16_next, 48, 48);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
+            if (rows_next > 0) TEXTRACT(T2_corner_32_right_next, T2_below_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_next -> T2_corner_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_next -> T2_corner_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> T2_corner_32_next_out;
+                    TASSIGN(T2_corner_32_next_out, 0xa800 + i * 64);
+                    TileLeft<half, 16, 16> T2_corner_32_next_left;
+                    TASSIGN(T2_corner_32_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_corner_32_next_right;
+                    TASSIGN(T2_corner_32_next_right, 0x0 + i * 32);
+                    TMATMUL(T2_corner_32_next_out, T2_corner_32_next_left, T2_corner_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> T2_blocks_32_next_0_0_from;
+                    TASSIGN(T2_blocks_32_next_0_0_from, 0xa800);
+                    L1Tile<half, 16, 16> T2_blocks_32_next_0_0;
+                    TASSIGN(T2_blocks_32_next_0_0, 0x52e00);
+                    TMOV(T2_blocks_32_next_0_0, T2_blocks_32_next_0_0_from);
+                    TileAcc<float, 16, 16> T2_blocks_32_next_1_0_from;
+                    TASSIGN(T2_blocks_32_next_1_0_from, 0xac00);
+                    L1Tile<half, 16, 16> T2_blocks_32_next_1_0;
+                    TASSIGN(T2_blocks_32_next_1_0, 0x54200);
+                    TMOV(T2_blocks_32_next_1_0, T2_blocks_32_next_1_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_next -> T2_below_64_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_64_left_next, T2_strictly_lower_f16_in_next, 32, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_next -> T2_below_64_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_64_right_next, T2_blocks_32_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_64_right_next -> T2_below_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_64_right_next -> T2_below_64_next
+            if (rows_next > 0) TMATMUL(T2_below_64_next, T2_below_64_left_next, T2_below_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_64_next -> T2_below_64_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_64_next -> T2_below_64_f16_next
+            if (rows_next > 0) TMOV(T2_below_64_f16_next, T2_below_64_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_64_f16_next -> T2_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(T2_corner_64_left_next, T2_blocks_32_next, 32, 32);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_64_f16_next -> T2_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(T2_corner_64_right_next, T2_below_64_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_corner_64_right_next -> T2_corner_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_corner_64_right_next -> T2_corner_64_next
+            if (rows_next > 0) TMATMUL(T2_corner_64_next, T2_corner_64_left_next, T2_corner_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 32, 16> T2_blocks_64_next_0_0_from;
+                    TASSIGN(T2_blocks_64_next_0_0_from, 0xc000);
+                    L1Tile<half, 32, 16> T2_blocks_64_next_0_0;
+                    TASSIGN(T2_blocks_64_next_0_0, 0x53000);
+                    TMOV(T2_blocks_64_next_0_0, T2_blocks_64_next_0_0_from);
+                    TileAcc<float, 32, 16> T2_blocks_64_next_0_16_from;
+                    TASSIGN(T2_blocks_64_next_0_16_from, 0xc800);
+                    L1Tile<half, 32, 16> T2_blocks_64_next_0_16;
+                    TASSIGN(T2_blocks_64_next_0_16, 0x53800);
+                    TMOV(T2_blocks_64_next_0_16, T2_blocks_64_next_0_16_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_next -> T2_left_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_next -> T2_left_next
+            if (rows_next > 0) TEXTRACT(T2_left_next, T2_blocks_64_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                    TLOAD(minus_identity_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_2_next -> T2_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_2_next -> T2_right_next
+            if (rows_next > 0) TEXTRACT(T2_right_next, minus_identity_2_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_right_next -> T2_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_right_next -> T2_next
+            if (rows_next > 0) TMATMUL(T2_next, T2_left_next, T2_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_next -> T2_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // T2_left_next -> S_sum_part_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_next -> T2_f16_next
+            if (rows_next > 0) TMOV(T2_f16_next, T2_next);
+            TEXTRACT(o_sum_part_left, q_k1T_D_f16_in, 0, 0);
             wait_flag_dev(1);  // U1_f16_channel -> U1_f16_in
             {
                 auto from = view(U1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(U1_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // U1_f16_in -> o_sum_part_right
-            TEXTRACT(o_sum_part_left, q_k1T_D_f16_in, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // U1_f16_in -> o_sum_part_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // U1_f16_in -> o_sum_part_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // U1_f16_in -> o_sum_part_right
             TEXTRACT(o_sum_part_right, U1_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // o_sum_part_right -> o_sum_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // o_sum_part_right -> o_sum_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TMATMUL(o_sum_part, o_sum_part_left, o_sum_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part -> store
             {
                 auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // T2_left_next -> S_sum_part_left
+            L1View<half, 128, 64> S_sum_part_left_from;
+            TRESHAPE(S_sum_part_left_from, k1);
+            TEXTRACT(S_sum_part_left, S_sum_part_left_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
             wait_flag_dev(1);  // W_U1_f16_channel -> W_U1_f16_in
             {
                 auto from = view(W_U1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(W_U1_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // W_U1_f16_in -> S_sum_part_right
-            wait_flag_dev(1);  // W_U2_f16_channel -> W_U2_f16_in
-            {
-                auto from = view(W_U2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(W_U2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // W_U2_f16_in -> S_next_part_right
-            L1View<half, 128, 64> S_sum_part_left_from;
-            TRESHAPE(S_sum_part_left_from, k1);
-            TEXTRACT(S_sum_part_left, S_sum_part_left_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // W_U1_f16_in -> S_sum_part_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // W_U1_f16_in -> S_sum_part_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // W_U1_f16_in -> S_sum_part_right
             TEXTRACT(S_sum_part_right, W_U1_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_sum_part_right -> S_sum_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_sum_part_right -> S_sum_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_sum_part_right -> S_sum_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_sum_part_right -> S_sum_part
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             TMATMUL(S_sum_part, S_sum_part_left, S_sum_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // S_sum_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // S_sum_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_sum_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_sum_part -> store
             {
                 auto to = view(S_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_sum_part);
@@ -2323,23 +3078,41 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TRESHAPE(S_next_part_left_from, k2);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
+            wait_flag_dev(1);  // W_U2_f16_channel -> W_U2_f16_in
+            {
+                auto from = view(W_U2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(W_U2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // W_U2_f16_in -> S_next_part_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // W_U2_f16_in -> S_next_part_right
             TEXTRACT(S_next_part_right, W_U2_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // S_next_part_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // S_next_part_right -> S_next_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // S_next_part_left -> k1_k1T_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
             {
                 auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(q_k1T_D_f16_in_next, from);
+                }
+            }
+            if (rows_next > 0) {
+                {
+                    auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(q_k2T_D_f16_in_next, from);
+                }
+            }
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // S_next_part_left -> k1_k1T_left_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
     }
@@ -2348,210 +3121,190 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 64> lower_64_mask_first;
-    TASSIGN(lower_64_mask_first, 0x0);
     UbWide<float, 64> g_wide_first;
-    TASSIGN(g_wide_first, 0x4000);
+    TASSIGN(g_wide_first, 0x0);
     UbTile<float, 1, 64> g_first;
-    TASSIGN(g_first, 0x4800);
-    UbTile<float, 32, 64> lower_fill_first;
-    TASSIGN(lower_fill_first, 0x6000);
+    TASSIGN(g_first, 0x4000);
     UbTile<float, 1, 64> exp_g_first;
-    TASSIGN(exp_g_first, 0x4000);
+    TASSIGN(exp_g_first, 0x0);
     UbTile<float, 1, 64> exp_g_times_0_first;
-    TASSIGN(exp_g_times_0_first, 0x4000);
+    TASSIGN(exp_g_times_0_first, 0x0);
     UbTile<float, 1, 64> g_max_minus_105_first;
-    TASSIGN(g_max_minus_105_first, 0x4800);
+    TASSIGN(g_max_minus_105_first, 0x4000);
     UbTile<float, 1, 64> exp_g_times_0_sum_first;
-    TASSIGN(exp_g_times_0_sum_first, 0x4800);
+    TASSIGN(exp_g_times_0_sum_first, 0x4000);
     UbTile<float, 1, 64> exp_g_segment_first;
-    TASSIGN(exp_g_segment_first, 0x4800);
+    TASSIGN(exp_g_segment_first, 0x4000);
     UbTile<float, 64, 64> exp_g_expand_first;
-    TASSIGN(exp_g_expand_first, 0x8000);
+    TASSIGN(exp_g_expand_first, 0x0);
+    UbTile<float, 64, 64> lower_64_mask_first;
+    TASSIGN(lower_64_mask_first, 0x4000);
     UbTile<float, 64, 64> exp_g_scaled_first;
-    TASSIGN(exp_g_scaled_first, 0x8000);
+    TASSIGN(exp_g_scaled_first, 0x0);
+    UbTile<float, 1, 64> exp_g_row_sum_first;
+    TASSIGN(exp_g_row_sum_first, 0x4000);
+    UbTile<float, 1, 64> G_first;
+    TASSIGN(G_first, 0x20000);
+    UbCol<float, 32> G_col_first;
+    TASSIGN(G_col_first, 0x20000 + sub * 128);
+    UbTile<float, 1, 64> G_times_minus_1_first;
+    TASSIGN(G_times_minus_1_first, 0x20200);
+    UbTile<float, 32, 64> G_times_expand_first;
+    TASSIGN(G_times_expand_first, 0x0);
+    UbTile<float, 32, 64> G_minus_G_first;
+    TASSIGN(G_minus_G_first, 0x0);
+    UbTile<float, 32, 64> lower_fill_first;
+    TASSIGN(lower_fill_first, 0x2000);
+    UbTile<float, 32, 64> lower_G_minus_G_first;
+    TASSIGN(lower_G_minus_G_first, 0x0);
     UbWide<float, 64> beta1_wide_first;
-    TASSIGN(beta1_wide_first, 0x0);
+    TASSIGN(beta1_wide_first, 0x2000);
+    UbTile<float, 1, 64> beta1_first;
+    TASSIGN(beta1_first, 0x20400);
+    UbCol<float, 32> beta1_col_first;
+    TASSIGN(beta1_col_first, 0x20400 + sub * 128);
+    UbTile<float, 32, 64> D_first;
+    TASSIGN(D_first, 0x0);
+    UbTile<float, 1, 64> last_G_minus_G_first;
+    TASSIGN(last_G_minus_G_first, 0x20200);
+    UbTile<float, 1, 64> exp_G_first;
+    TASSIGN(exp_G_first, 0x20000);
+    UbCol<float, 32> exp_G_col_first;
+    TASSIGN(exp_G_col_first, 0x20000 + sub * 128);
+    UbTile<float, 1, 64> decay_to_end_first;
+    TASSIGN(decay_to_end_first, 0x20200);
+    UbCol<float, 32> W_first;
+    TASSIGN(W_first, 0x20200 + sub * 128);
+    UbTile<float, 32, 64> k1_k1T_in_first;
+    TASSIGN(k1_k1T_in_first, 0x2000);
+    UbTile<float, 32, 64> beta1_k1_k1T_first;
+    TASSIGN(beta1_k1_k1T_first, 0x2000);
+    UbTile<float, 32, 64> beta1_k1_k1T_D_first;
+    TASSIGN(beta1_k1_k1T_D_first, 0x2000);
     UbTile<float, 32, 64> strictly_lower_mask_first;
     TASSIGN(strictly_lower_mask_first, 0x4000);
-    UbTile<float, 1, 64> exp_g_row_sum_first;
-    TASSIGN(exp_g_row_sum_first, 0x800);
-    UbTile<float, 1, 64> G_first;
-    TASSIGN(G_first, 0x26000);
-    UbCol<float, 32> G_col_first;
-    TASSIGN(G_col_first, 0x26000 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1_first;
-    TASSIGN(G_times_minus_1_first, 0x26200);
-    UbTile<float, 32, 64> G_times_expand_first;
-    TASSIGN(G_times_expand_first, 0x8000);
-    UbTile<float, 32, 64> G_minus_G_first;
-    TASSIGN(G_minus_G_first, 0x8000);
-    UbTile<float, 32, 64> pairs_1_mask_first;
-    TASSIGN(pairs_1_mask_first, 0x2000);
-    UbTile<float, 32, 64> lower_G_minus_G_first;
-    TASSIGN(lower_G_minus_G_first, 0x8000);
-    UbTile<float, 1, 64> beta1_first;
-    TASSIGN(beta1_first, 0x26400);
-    UbCol<float, 32> beta1_col_first;
-    TASSIGN(beta1_col_first, 0x26400 + sub * 128);
-    UbTile<float, 32, 64> D_first;
-    TASSIGN(D_first, 0x8000);
-    UbTile<float, 32, 64> eye_mask_first;
-    TASSIGN(eye_mask_first, 0x10000);
-    UbTile<float, 1, 64> last_G_minus_G_first;
-    TASSIGN(last_G_minus_G_first, 0x26200);
-    UbTile<float, 1, 64> exp_G_first;
-    TASSIGN(exp_G_first, 0x26000);
-    UbCol<float, 32> exp_G_col_first;
-    TASSIGN(exp_G_col_first, 0x26000 + sub * 128);
-    UbTile<float, 1, 64> decay_to_end_first;
-    TASSIGN(decay_to_end_first, 0x26200);
-    UbCol<float, 32> W_first;
-    TASSIGN(W_first, 0x26200 + sub * 128);
-    UbTile<float, 32, 64> pairs_2_mask_first;
-    TASSIGN(pairs_2_mask_first, 0xe000);
-    UbTile<float, 32, 64> k1_k1T_in_first;
-    TASSIGN(k1_k1T_in_first, 0x0);
-    UbTile<float, 32, 64> beta1_k1_k1T_first;
-    TASSIGN(beta1_k1_k1T_first, 0x0);
-    UbTile<float, 32, 64> pairs_4_mask_first;
-    TASSIGN(pairs_4_mask_first, 0x6000);
-    UbTile<float, 32, 64> beta1_k1_k1T_D_first;
-    TASSIGN(beta1_k1_k1T_D_first, 0x0);
     UbTile<float, 32, 64> T1_strictly_lower_first;
-    TASSIGN(T1_strictly_lower_first, 0x0);
-    UbTile<float, 32, 64> pairs_8_mask_first;
-    TASSIGN(pairs_8_mask_first, 0x4000);
-    UbTile<float, 32, 64> T1_strictly_neg_first;
-    TASSIGN(T1_strictly_neg_first, 0x0);
-    UbTile<float, 32, 64> T1_strictly_neg_2_first;
-    TASSIGN(T1_strictly_neg_2_first, 0x2000);
-    UbTile<float, 32, 64> pairs_16_mask_first;
-    TASSIGN(pairs_16_mask_first, 0xc000);
-    UbTile<float, 32, 64> T1_rows_2_first;
-    TASSIGN(T1_rows_2_first, 0x2000);
-    UbTile<float, 32, 64> T1_strictly_neg_4_first;
-    TASSIGN(T1_strictly_neg_4_first, 0xe000);
-    UbTile<float, 32, 64> pairs_32_mask_first;
-    TASSIGN(pairs_32_mask_first, 0xa000);
-    UbTile<half, 32, 64> T1_strictly_neg_4_f16_first;
-    TASSIGN(T1_strictly_neg_4_f16_first, 0x12000);
-    UbTile<half, 32, 64> T1_rows_2_f16_first;
-    TASSIGN(T1_rows_2_f16_first, 0xe000);
+    TASSIGN(T1_strictly_lower_first, 0x2000);
+    UbTile<half, 32, 64> T1_strictly_lower_f16_first;
+    TASSIGN(T1_strictly_lower_f16_first, 0x4000);
+    UbTile<float, 32, 16> T1_diagonal_stack_first;
+    TASSIGN(T1_diagonal_stack_first, 0x2000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16_first;
+    TASSIGN(pairs_1_mask_of_16_first, 0x2800);
+    UbTile<float, 32, 16> T1_diagonal_2_first;
+    TASSIGN(T1_diagonal_2_first, 0x2800);
+    UbTile<float, 32, 16> eye_mask_of_16_first;
+    TASSIGN(eye_mask_of_16_first, 0x4000);
+    UbTile<float, 32, 16> T1_rows_2_first;
+    TASSIGN(T1_rows_2_first, 0x2800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16_first;
+    TASSIGN(pairs_2_mask_of_16_first, 0x3400);
+    UbTile<float, 32, 16> T1_diagonal_4_first;
+    TASSIGN(T1_diagonal_4_first, 0x3400);
+    UbTile<half, 32, 16> T1_diagonal_4_f16_first;
+    TASSIGN(T1_diagonal_4_f16_first, 0x3000);
+    UbTile<half, 32, 16> T1_rows_2_f16_first;
+    TASSIGN(T1_rows_2_f16_first, 0x3400);
+    UbTile<float, 32, 16> pairs_4_mask_of_16_first;
+    TASSIGN(pairs_4_mask_of_16_first, 0x2800);
+    UbTile<float, 32, 16> T1_diagonal_8_first;
+    TASSIGN(T1_diagonal_8_first, 0x2800);
+    UbTile<half, 32, 16> T1_diagonal_8_f16_first;
+    TASSIGN(T1_diagonal_8_f16_first, 0x3000);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_first;
+    TASSIGN(pairs_8_mask_of_16_first, 0x2800);
+    UbTile<float, 32, 16> T1_diagonal_16_first;
+    TASSIGN(T1_diagonal_16_first, 0x2000);
+    UbTile<half, 32, 16> T1_diagonal_16_f16_first;
+    TASSIGN(T1_diagonal_16_f16_first, 0x2800);
     UbTile<float, 32, 64> k1_k2T_in_first;
     TASSIGN(k1_k2T_in_first, 0x2000);
-    UbTile<float, 32, 64> T1_strictly_neg_8_first;
-    TASSIGN(T1_strictly_neg_8_first, 0x6000);
-    UbTile<half, 32, 64> T1_strictly_neg_8_f16_first;
-    TASSIGN(T1_strictly_neg_8_f16_first, 0xe000);
-    UbTile<float, 32, 64> strictly_lower_mask_2_first;
-    TASSIGN(strictly_lower_mask_2_first, 0x6000);
-    UbTile<float, 32, 64> T1_strictly_neg_16_first;
-    TASSIGN(T1_strictly_neg_16_first, 0x4000);
-    UbTile<half, 32, 64> T1_strictly_neg_16_f16_first;
-    TASSIGN(T1_strictly_neg_16_f16_first, 0xe000);
-    UbTile<float, 32, 64> k2_k1T_in_first;
-    TASSIGN(k2_k1T_in_first, 0x4000);
-    UbTile<float, 32, 64> T1_strictly_neg_32_first;
-    TASSIGN(T1_strictly_neg_32_first, 0xc000);
-    UbTile<half, 32, 64> T1_strictly_neg_32_f16_first;
-    TASSIGN(T1_strictly_neg_32_f16_first, 0xe000);
-    UbTile<float, 32, 64> k2_k2T_in_first;
-    TASSIGN(k2_k2T_in_first, 0x12000);
-    UbTile<float, 32, 64> T1_strictly_neg_64_first;
-    TASSIGN(T1_strictly_neg_64_first, 0x0);
-    UbTile<half, 32, 64> T1_strictly_neg_64_f16_first;
-    TASSIGN(T1_strictly_neg_64_f16_first, 0xa000);
-    UbTile<float, 32, 64> strictly_lower_mask_3_first;
-    TASSIGN(strictly_lower_mask_3_first, 0x14000);
     UbTile<float, 32, 64> beta1_k1_k2T_first;
     TASSIGN(beta1_k1_k2T_first, 0x2000);
     UbTile<float, 32, 64> beta1_k1_k2T_D_first;
     TASSIGN(beta1_k1_k2T_D_first, 0x2000);
-    UbWide<float, 64> beta2_wide_first;
-    TASSIGN(beta2_wide_first, 0x0);
+    UbTile<float, 32, 64> strictly_lower_mask_2_first;
+    TASSIGN(strictly_lower_mask_2_first, 0x4800);
     UbTile<float, 32, 64> operand_of_X_first;
     TASSIGN(operand_of_X_first, 0x2000);
-    UbTile<float, 32, 64> pairs_1_mask_2_first;
-    TASSIGN(pairs_1_mask_2_first, 0x18000);
     UbTile<half, 32, 64> operand_of_X_f16_first;
-    TASSIGN(operand_of_X_f16_first, 0x800);
+    TASSIGN(operand_of_X_f16_first, 0x4800);
+    UbTile<float, 32, 64> k2_k1T_in_first;
+    TASSIGN(k2_k1T_in_first, 0x2000);
     UbTile<float, 32, 64> k2_k1T_D_first;
-    TASSIGN(k2_k1T_D_first, 0x4000);
-    UbTile<float, 32, 64> pairs_2_mask_2_first;
-    TASSIGN(pairs_2_mask_2_first, 0x1c000);
+    TASSIGN(k2_k1T_D_first, 0x2000);
     UbTile<half, 32, 64> k2_k1T_D_f16_first;
-    TASSIGN(k2_k1T_D_f16_first, 0x800);
-    UbTile<float, 32, 64> k2_k2T_D_first;
-    TASSIGN(k2_k2T_D_first, 0x12000);
-    UbTile<float, 32, 64> pairs_4_mask_2_first;
-    TASSIGN(pairs_4_mask_2_first, 0x1e000);
+    TASSIGN(k2_k1T_D_f16_first, 0x4800);
+    UbWide<float, 64> beta2_wide_first;
+    TASSIGN(beta2_wide_first, 0x2000);
     UbTile<float, 1, 64> beta2_first;
-    TASSIGN(beta2_first, 0x26600);
+    TASSIGN(beta2_first, 0x20600);
     UbCol<float, 32> beta2_col_first;
-    TASSIGN(beta2_col_first, 0x26600 + sub * 128);
-    UbTile<float, 32, 64> pairs_8_mask_2_first;
-    TASSIGN(pairs_8_mask_2_first, 0x20000);
-    UbTile<float, 32, 64> pairs_16_mask_2_first;
-    TASSIGN(pairs_16_mask_2_first, 0x1a000);
-    UbTile<float, 32, 64> pairs_32_mask_2_first;
-    TASSIGN(pairs_32_mask_2_first, 0x16000);
+    TASSIGN(beta2_col_first, 0x20600 + sub * 128);
+    UbTile<float, 32, 64> k2_k2T_in_first;
+    TASSIGN(k2_k2T_in_first, 0x2000);
+    UbTile<float, 32, 64> k2_k2T_D_first;
+    TASSIGN(k2_k2T_D_first, 0x2000);
+    UbTile<float, 32, 64> q_k1T_in_first;
+    TASSIGN(q_k1T_in_first, 0x4800);
+    UbTile<float, 32, 64> q_k1T_D_first;
+    TASSIGN(q_k1T_D_first, 0x4800);
+    UbTile<half, 32, 64> q_k1T_D_f16_first;
+    TASSIGN(q_k1T_D_f16_first, 0x6800);
+    UbTile<float, 32, 64> q_k2T_in_first;
+    TASSIGN(q_k2T_in_first, 0x4800);
+    UbTile<float, 32, 64> q_k2T_D_first;
+    TASSIGN(q_k2T_D_first, 0x4800);
+    UbTile<half, 32, 64> q_k2T_D_f16_first;
+    TASSIGN(q_k2T_D_f16_first, 0x0);
+    UbTile<float, 32, 64> k2_k1T_D_X_in_first;
+    TASSIGN(k2_k1T_D_X_in_first, 0x0);
+    UbTile<float, 32, 64> k2_k2T_difference_first;
+    TASSIGN(k2_k2T_difference_first, 0x2000);
+    UbTile<float, 32, 64> T2_difference_first;
+    TASSIGN(T2_difference_first, 0x2000);
+    UbTile<float, 32, 64> strictly_lower_mask_3_first;
+    TASSIGN(strictly_lower_mask_3_first, 0x0);
+    UbTile<float, 32, 64> T2_strictly_lower_first;
+    TASSIGN(T2_strictly_lower_first, 0x2000);
+    UbTile<half, 32, 64> T2_strictly_lower_f16_first;
+    TASSIGN(T2_strictly_lower_f16_first, 0x800);
+    UbTile<float, 32, 16> T2_diagonal_stack_first;
+    TASSIGN(T2_diagonal_stack_first, 0x0);
+    UbTile<float, 32, 16> pairs_1_mask_of_16_2_first;
+    TASSIGN(pairs_1_mask_of_16_2_first, 0x800);
+    UbTile<float, 32, 16> T2_diagonal_2_first;
+    TASSIGN(T2_diagonal_2_first, 0x800);
+    UbTile<float, 32, 16> T2_rows_2_first;
+    TASSIGN(T2_rows_2_first, 0x800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16_2_first;
+    TASSIGN(pairs_2_mask_of_16_2_first, 0x1400);
+    UbTile<float, 32, 16> T2_diagonal_4_first;
+    TASSIGN(T2_diagonal_4_first, 0x1400);
+    UbTile<half, 32, 16> T2_diagonal_4_f16_first;
+    TASSIGN(T2_diagonal_4_f16_first, 0x1000);
+    UbTile<half, 32, 16> T2_rows_2_f16_first;
+    TASSIGN(T2_rows_2_f16_first, 0x1400);
+    UbTile<float, 32, 16> pairs_4_mask_of_16_2_first;
+    TASSIGN(pairs_4_mask_of_16_2_first, 0x800);
+    UbTile<float, 32, 16> T2_diagonal_8_first;
+    TASSIGN(T2_diagonal_8_first, 0x800);
+    UbTile<half, 32, 16> T2_diagonal_8_f16_first;
+    TASSIGN(T2_diagonal_8_f16_first, 0x1000);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_2_first;
+    TASSIGN(pairs_8_mask_of_16_2_first, 0x800);
+    UbTile<float, 32, 16> T2_diagonal_16_first;
+    TASSIGN(T2_diagonal_16_first, 0x0);
+    UbTile<half, 32, 16> T2_diagonal_16_f16_first;
+    TASSIGN(T2_diagonal_16_f16_first, 0x800);
     UbTile<float, 64, 128> S_0_raw;
     TASSIGN(S_0_raw, 0x0);
     UbTile<float, 64, 128> S_0;
     TASSIGN(S_0, 0x0);
-    UbTile<float, 32, 64> q_k1T_in_first;
-    TASSIGN(q_k1T_in_first, 0xa000);
-    UbTile<float, 32, 64> q_k2T_in_first;
-    TASSIGN(q_k2T_in_first, 0xc000);
-    UbTile<float, 32, 64> q_k1T_D_first;
-    TASSIGN(q_k1T_D_first, 0xa000);
-    UbTile<half, 32, 64> q_k1T_D_f16_first;
-    TASSIGN(q_k1T_D_f16_first, 0xe000);
-    UbTile<float, 32, 64> q_k2T_D_first;
-    TASSIGN(q_k2T_D_first, 0xc000);
     UbTile<half, 32, 128> v1_first;
     TASSIGN(v1_first, 0x8000);
-    UbTile<half, 32, 64> q_k2T_D_f16_first;
-    TASSIGN(q_k2T_D_f16_first, 0xe000);
     UbTile<half, 32, 128> v2_first;
     TASSIGN(v2_first, 0xc000);
-    UbTile<float, 32, 64> k2_k1T_D_X_in_first;
-    TASSIGN(k2_k1T_D_X_in_first, 0x22000);
-    UbTile<float, 32, 64> k2_k2T_difference_first;
-    TASSIGN(k2_k2T_difference_first, 0x12000);
-    UbTile<float, 32, 64> T2_difference_first;
-    TASSIGN(T2_difference_first, 0x12000);
-    UbTile<float, 32, 64> T2_strictly_lower_first;
-    TASSIGN(T2_strictly_lower_first, 0x12000);
-    UbTile<float, 32, 64> T2_strictly_neg_first;
-    TASSIGN(T2_strictly_neg_first, 0x12000);
-    UbTile<float, 32, 64> T2_strictly_neg_2_first;
-    TASSIGN(T2_strictly_neg_2_first, 0x18000);
-    UbTile<float, 32, 64> T2_rows_2_first;
-    TASSIGN(T2_rows_2_first, 0x10000);
-    UbTile<float, 32, 64> T2_strictly_neg_4_first;
-    TASSIGN(T2_strictly_neg_4_first, 0x1c000);
-    UbTile<half, 32, 64> T2_strictly_neg_4_f16_first;
-    TASSIGN(T2_strictly_neg_4_f16_first, 0x14000);
-    UbTile<half, 32, 64> T2_rows_2_f16_first;
-    TASSIGN(T2_rows_2_f16_first, 0x15000);
-    UbTile<float, 32, 64> T2_strictly_neg_8_first;
-    TASSIGN(T2_strictly_neg_8_first, 0x1e000);
-    UbTile<half, 32, 64> T2_strictly_neg_8_f16_first;
-    TASSIGN(T2_strictly_neg_8_f16_first, 0x10000);
-    UbTile<float, 32, 64> T2_strictly_neg_16_first;
-    TASSIGN(T2_strictly_neg_16_first, 0x20000);
-    UbTile<half, 32, 64> T2_strictly_neg_16_f16_first;
-    TASSIGN(T2_strictly_neg_16_f16_first, 0x10000);
-    UbTile<float, 32, 64> T2_strictly_neg_32_first;
-    TASSIGN(T2_strictly_neg_32_first, 0x1a000);
-    UbTile<half, 32, 64> T2_strictly_neg_32_f16_first;
-    TASSIGN(T2_strictly_neg_32_f16_first, 0x10000);
-    UbTile<float, 32, 64> T2_strictly_neg_64_first;
-    TASSIGN(T2_strictly_neg_64_first, 0x12000);
-    UbTile<half, 32, 64> T2_strictly_neg_64_f16_first;
-    TASSIGN(T2_strictly_neg_64_f16_first, 0x10000);
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x0);
     UbTile<half, 32, 128> v1;
@@ -2561,290 +3314,270 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     UbTile<float, 1, 64> exp_G;
     UbTile<float, 1, 64> decay_to_end;
     UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x14000);
-    UbTile<float, 64, 64> lower_64_mask_next;
-    TASSIGN(lower_64_mask_next, 0x10000);
+    TASSIGN(S_f16, 0x10000);
     UbCol<float, 32> exp_G_col;
     UbCol<float, 32> beta1_col;
     UbCol<float, 32> beta2_col;
     UbCol<float, 32> W;
+    UbTile<float, 32, 128> v1_f32;
+    TASSIGN(v1_f32, 0x14000);
+    UbTile<float, 32, 128> v2_f32;
+    TASSIGN(v2_f32, 0x10000);
     UbWide<float, 64> g_wide_next;
     TASSIGN(g_wide_next, 0x18000);
-    UbTile<float, 32, 64> lower_fill_next;
-    TASSIGN(lower_fill_next, 0x1a000);
     UbTile<float, 1, 64> g_next;
-    TASSIGN(g_next, 0x18800);
+    TASSIGN(g_next, 0x1c000);
     UbTile<float, 1, 64> exp_g_next;
-    TASSIGN(exp_g_next, 0x14000);
+    TASSIGN(exp_g_next, 0x18000);
     UbTile<float, 1, 64> exp_g_times_0_next;
-    TASSIGN(exp_g_times_0_next, 0x14000);
+    TASSIGN(exp_g_times_0_next, 0x18000);
     UbTile<float, 1, 64> g_max_minus_105_next;
-    TASSIGN(g_max_minus_105_next, 0x18800);
+    TASSIGN(g_max_minus_105_next, 0x1c000);
     UbTile<float, 1, 64> exp_g_times_0_sum_next;
-    TASSIGN(exp_g_times_0_sum_next, 0x18800);
+    TASSIGN(exp_g_times_0_sum_next, 0x1c000);
     UbTile<float, 1, 64> exp_g_segment_next;
-    TASSIGN(exp_g_segment_next, 0x18800);
+    TASSIGN(exp_g_segment_next, 0x1c000);
     UbTile<float, 64, 64> exp_g_expand_next;
-    TASSIGN(exp_g_expand_next, 0x14000);
-    UbWide<float, 64> beta1_wide_next;
-    TASSIGN(beta1_wide_next, 0x1c000);
-    UbTile<float, 32, 64> strictly_lower_mask_next;
-    TASSIGN(strictly_lower_mask_next, 0x1e000);
+    TASSIGN(exp_g_expand_next, 0x18000);
+    UbTile<float, 64, 64> lower_64_mask_next;
+    TASSIGN(lower_64_mask_next, 0x1c000);
     UbTile<float, 64, 64> exp_g_scaled_next;
-    TASSIGN(exp_g_scaled_next, 0x14000);
+    TASSIGN(exp_g_scaled_next, 0x18000);
     UbTile<float, 1, 64> exp_g_row_sum_next;
-    TASSIGN(exp_g_row_sum_next, 0x10000);
+    TASSIGN(exp_g_row_sum_next, 0x1c000);
     UbTile<float, 1, 64> G_next;
-    TASSIGN(G_next, 0x24000);
+    TASSIGN(G_next, 0x1a000);
     UbCol<float, 32> G_col_next;
-    TASSIGN(G_col_next, 0x24000 + sub * 128);
+    TASSIGN(G_col_next, 0x1a000 + sub * 128);
     UbTile<float, 1, 64> G_times_minus_1_next;
-    TASSIGN(G_times_minus_1_next, 0x24100);
+    TASSIGN(G_times_minus_1_next, 0x1a100);
     UbTile<float, 32, 64> G_times_expand_next;
-    TASSIGN(G_times_expand_next, 0x18000);
-    UbTile<float, 32, 64> pairs_1_mask_next;
-    TASSIGN(pairs_1_mask_next, 0x20000);
+    TASSIGN(G_times_expand_next, 0x1c000);
     UbTile<float, 32, 64> G_minus_G_next;
-    TASSIGN(G_minus_G_next, 0x18000);
+    TASSIGN(G_minus_G_next, 0x1c000);
+    UbTile<float, 32, 64> lower_fill_next;
+    TASSIGN(lower_fill_next, 0x18000);
     UbTile<float, 32, 64> lower_G_minus_G_next;
-    TASSIGN(lower_G_minus_G_next, 0x18000);
-    UbTile<float, 32, 64> eye_mask_next;
-    TASSIGN(eye_mask_next, 0x1a000);
+    TASSIGN(lower_G_minus_G_next, 0x1c000);
+    UbWide<float, 64> beta1_wide_next;
+    TASSIGN(beta1_wide_next, 0x18000);
     UbTile<float, 1, 64> beta1_next;
     UbCol<float, 32> beta1_col_next;
     UbTile<float, 32, 64> D_next;
-    TASSIGN(D_next, 0x18000);
-    UbTile<float, 32, 128> v1_f32;
-    TASSIGN(v1_f32, 0x14000);
-    UbTile<float, 32, 64> pairs_2_mask_next;
-    TASSIGN(pairs_2_mask_next, 0x22000);
-    UbTile<float, 32, 128> v2_f32;
-    TASSIGN(v2_f32, 0x10000);
-    UbTile<float, 32, 64> k1_k1T_in_next;
-    TASSIGN(k1_k1T_in_next, 0x1c000);
+    TASSIGN(D_next, 0x1c000);
     UbTile<float, 1, 64> last_G_minus_G_next;
-    TASSIGN(last_G_minus_G_next, 0x24100);
+    TASSIGN(last_G_minus_G_next, 0x1a100);
     UbTile<float, 1, 64> exp_G_next;
     UbCol<float, 32> exp_G_col_next;
     UbTile<float, 1, 64> decay_to_end_next;
     UbCol<float, 32> W_next;
+    UbTile<float, 32, 64> k1_k1T_in_next;
+    TASSIGN(k1_k1T_in_next, 0x1a000);
     UbTile<float, 32, 64> beta1_k1_k1T_next;
-    TASSIGN(beta1_k1_k1T_next, 0x1c000);
-    UbWide<float, 64> beta2_wide_next;
-    TASSIGN(beta2_wide_next, 0x26800);
+    TASSIGN(beta1_k1_k1T_next, 0x1a000);
     UbTile<float, 32, 64> beta1_k1_k1T_D_next;
-    TASSIGN(beta1_k1_k1T_D_next, 0x1c000);
+    TASSIGN(beta1_k1_k1T_D_next, 0x1a000);
+    UbTile<float, 32, 64> strictly_lower_mask_next;
+    TASSIGN(strictly_lower_mask_next, 0x18000);
     UbTile<float, 32, 64> T1_strictly_lower_next;
-    TASSIGN(T1_strictly_lower_next, 0x1c000);
-    UbTile<float, 32, 64> pairs_4_mask_next;
-    TASSIGN(pairs_4_mask_next, 0x1e000);
-    UbTile<float, 32, 64> T1_strictly_neg_next;
-    TASSIGN(T1_strictly_neg_next, 0x1c000);
-    UbTile<float, 32, 64> T1_strictly_neg_2_next;
-    TASSIGN(T1_strictly_neg_2_next, 0x20000);
-    UbTile<float, 32, 64> T1_rows_2_next;
-    TASSIGN(T1_rows_2_next, 0x20000);
-    UbTile<float, 32, 64> T1_strictly_neg_4_next;
-    TASSIGN(T1_strictly_neg_4_next, 0x22000);
-    UbTile<half, 32, 64> T1_strictly_neg_4_f16_next;
-    TASSIGN(T1_strictly_neg_4_f16_next, 0x24000);
-    UbTile<float, 32, 64> pairs_8_mask_next;
-    TASSIGN(pairs_8_mask_next, 0x22000);
-    UbTile<half, 32, 64> T1_rows_2_f16_next;
-    TASSIGN(T1_rows_2_f16_next, 0x24000);
-    UbTile<float, 32, 64> pairs_16_mask_next;
-    TASSIGN(pairs_16_mask_next, 0x20000);
-    UbTile<float, 32, 64> T1_strictly_neg_8_next;
-    TASSIGN(T1_strictly_neg_8_next, 0x1e000);
-    UbTile<half, 32, 64> T1_strictly_neg_8_f16_next;
-    TASSIGN(T1_strictly_neg_8_f16_next, 0x27000);
-    UbTile<float, 32, 64> pairs_32_mask_next;
-    TASSIGN(pairs_32_mask_next, 0x24000);
-    UbTile<float, 32, 64> T1_strictly_neg_16_next;
-    TASSIGN(T1_strictly_neg_16_next, 0x22000);
-    UbTile<half, 32, 64> T1_strictly_neg_16_f16_next;
-    TASSIGN(T1_strictly_neg_16_f16_next, 0x27000);
-    UbTile<float, 32, 64> k1_k2T_in_next;
-    TASSIGN(k1_k2T_in_next, 0x1e000);
-    UbTile<float, 32, 64> T1_strictly_neg_32_next;
-    TASSIGN(T1_strictly_neg_32_next, 0x20000);
-    UbTile<half, 32, 64> T1_strictly_neg_32_f16_next;
-    TASSIGN(T1_strictly_neg_32_f16_next, 0x22000);
-    UbTile<float, 32, 64> strictly_lower_mask_2_next;
-    TASSIGN(strictly_lower_mask_2_next, 0x20000);
-    UbTile<float, 32, 64> T1_strictly_neg_64_next;
-    TASSIGN(T1_strictly_neg_64_next, 0x1c000);
-    UbTile<float, 32, 64> k2_k1T_in_next;
-    TASSIGN(k2_k1T_in_next, 0x24000);
-    UbTile<half, 32, 64> T1_strictly_neg_64_f16_next;
-    TASSIGN(T1_strictly_neg_64_f16_next, 0x22000);
-    UbTile<float, 32, 64> strictly_lower_mask_3_next;
-    TASSIGN(strictly_lower_mask_3_next, 0x1c000);
-    UbTile<float, 32, 64> beta1_k1_k2T_next;
-    TASSIGN(beta1_k1_k2T_next, 0x1e000);
-    UbTile<float, 32, 64> beta1_k1_k2T_D_next;
-    TASSIGN(beta1_k1_k2T_D_next, 0x1e000);
-    UbTile<float, 32, 64> operand_of_X_next;
-    TASSIGN(operand_of_X_next, 0x1e000);
-    UbTile<float, 32, 64> pairs_1_mask_2_next;
-    TASSIGN(pairs_1_mask_2_next, 0x20000);
-    UbTile<half, 32, 64> operand_of_X_f16_next;
-    TASSIGN(operand_of_X_f16_next, 0x27000);
-    UbTile<float, 32, 64> pairs_2_mask_2_next;
-    TASSIGN(pairs_2_mask_2_next, 0x22000);
-    UbTile<float, 32, 64> k2_k1T_D_next;
-    TASSIGN(k2_k1T_D_next, 0x24000);
-    UbTile<half, 32, 64> k2_k1T_D_f16_next;
-    TASSIGN(k2_k1T_D_f16_next, 0x27000);
-    UbTile<float, 32, 64> pairs_4_mask_2_next;
-    TASSIGN(pairs_4_mask_2_next, 0x1e000);
+    TASSIGN(T1_strictly_lower_next, 0x1a000);
+    UbWide<float, 64> beta2_wide_next;
+    TASSIGN(beta2_wide_next, 0x18000);
     UbTile<float, 1, 64> beta2_next;
     UbCol<float, 32> beta2_col_next;
-    UbTile<half, 32, 128> v1_next;
-    UbTile<half, 32, 128> v2_next;
-    UbTile<float, 32, 64> k2_k2T_in_next;
-    TASSIGN(k2_k2T_in_next, 0x24000);
-    UbTile<float, 32, 64> k2_k2T_D_next;
-    TASSIGN(k2_k2T_D_next, 0x24000);
-    UbTile<float, 32, 64> k2_k1T_D_X_in_next;
-    TASSIGN(k2_k1T_D_X_in_next, 0x26800);
-    UbTile<float, 32, 64> k2_k2T_difference_next;
-    TASSIGN(k2_k2T_difference_next, 0x24000);
-    UbTile<float, 32, 64> T2_difference_next;
-    TASSIGN(T2_difference_next, 0x24000);
-    UbTile<float, 32, 64> T2_strictly_lower_next;
-    TASSIGN(T2_strictly_lower_next, 0x24000);
-    UbTile<float, 32, 64> T2_strictly_neg_next;
-    TASSIGN(T2_strictly_neg_next, 0x24000);
-    UbTile<float, 32, 64> T2_strictly_neg_2_next;
-    TASSIGN(T2_strictly_neg_2_next, 0x20000);
-    UbTile<float, 32, 64> T2_rows_2_next;
-    TASSIGN(T2_rows_2_next, 0x1a000);
-    UbTile<float, 32, 64> pairs_8_mask_2_next;
-    TASSIGN(pairs_8_mask_2_next, 0x26800);
-    UbTile<float, 32, 64> T2_strictly_neg_4_next;
-    TASSIGN(T2_strictly_neg_4_next, 0x22000);
-    UbTile<half, 32, 64> T2_strictly_neg_4_f16_next;
-    TASSIGN(T2_strictly_neg_4_f16_next, 0x20000);
-    UbTile<float, 32, 64> pairs_16_mask_2_next;
-    TASSIGN(pairs_16_mask_2_next, 0x1c000);
-    UbTile<half, 32, 64> T2_rows_2_f16_next;
-    TASSIGN(T2_rows_2_f16_next, 0x20000);
-    UbTile<float, 32, 64> pairs_32_mask_2_next;
-    TASSIGN(pairs_32_mask_2_next, 0x1a000);
-    UbTile<float, 32, 64> T2_strictly_neg_8_next;
-    TASSIGN(T2_strictly_neg_8_next, 0x1e000);
-    UbTile<half, 32, 64> T2_strictly_neg_8_f16_next;
-    TASSIGN(T2_strictly_neg_8_f16_next, 0x22000);
-    UbTile<float, 32, 64> q_k1T_in_next;
-    TASSIGN(q_k1T_in_next, 0x20000);
-    UbTile<float, 32, 64> T2_strictly_neg_16_next;
-    TASSIGN(T2_strictly_neg_16_next, 0x26800);
-    UbTile<half, 32, 64> T2_strictly_neg_16_f16_next;
-    TASSIGN(T2_strictly_neg_16_f16_next, 0x1e000);
-    UbTile<float, 32, 64> q_k2T_in_next;
-    TASSIGN(q_k2T_in_next, 0x22000);
-    UbTile<float, 32, 64> T2_strictly_neg_32_next;
-    TASSIGN(T2_strictly_neg_32_next, 0x1c000);
-    UbTile<half, 32, 64> T2_strictly_neg_32_f16_next;
-    TASSIGN(T2_strictly_neg_32_f16_next, 0x1e000);
-    UbTile<float, 32, 64> T2_strictly_neg_64_next;
-    TASSIGN(T2_strictly_neg_64_next, 0x24000);
+    UbTile<float, 32, 64> k1_k2T_in_next;
+    TASSIGN(k1_k2T_in_next, 0x18000);
+    UbTile<float, 32, 64> beta1_k1_k2T_next;
+    TASSIGN(beta1_k1_k2T_next, 0x18000);
+    UbTile<float, 32, 64> beta1_k1_k2T_D_next;
+    TASSIGN(beta1_k1_k2T_D_next, 0x18000);
+    UbTile<float, 32, 64> strictly_lower_mask_2_next;
+    TASSIGN(strictly_lower_mask_2_next, 0x1e000);
+    UbTile<float, 32, 64> operand_of_X_next;
+    TASSIGN(operand_of_X_next, 0x18000);
+    UbTile<half, 32, 64> T1_strictly_lower_f16_next;
+    TASSIGN(T1_strictly_lower_f16_next, 0x1e000);
+    UbTile<float, 32, 64> k2_k1T_in_next;
+    TASSIGN(k2_k1T_in_next, 0x1a000);
+    UbTile<float, 32, 64> k2_k1T_D_next;
+    TASSIGN(k2_k1T_D_next, 0x1a000);
+    UbTile<float, 32, 16> T1_diagonal_stack_next;
+    TASSIGN(T1_diagonal_stack_next, 0x1f000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16_next;
+    TASSIGN(pairs_1_mask_of_16_next, 0x1e800);
+    UbTile<float, 32, 16> T1_diagonal_2_next;
+    TASSIGN(T1_diagonal_2_next, 0x1e800);
+    UbTile<float, 32, 16> eye_mask_of_16_next;
+    TASSIGN(eye_mask_of_16_next, 0x1e000);
+    UbTile<float, 32, 16> T1_rows_2_next;
+    TASSIGN(T1_rows_2_next, 0x1e800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16_next;
+    TASSIGN(pairs_2_mask_of_16_next, 0x1f800);
+    UbTile<float, 32, 16> T1_diagonal_4_next;
+    TASSIGN(T1_diagonal_4_next, 0x1f800);
+    UbTile<half, 32, 16> T1_diagonal_4_f16_next;
+    TASSIGN(T1_diagonal_4_f16_next, 0x20800);
+    UbTile<half, 32, 16> T1_rows_2_f16_next;
+    TASSIGN(T1_rows_2_f16_next, 0x1f800);
+    UbTile<float, 32, 16> pairs_4_mask_of_16_next;
+    TASSIGN(pairs_4_mask_of_16_next, 0x1e800);
+    UbTile<float, 32, 16> T1_diagonal_8_next;
+    TASSIGN(T1_diagonal_8_next, 0x1e800);
+    UbTile<half, 32, 16> T1_diagonal_8_f16_next;
+    TASSIGN(T1_diagonal_8_f16_next, 0x1f800);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_next;
+    TASSIGN(pairs_8_mask_of_16_next, 0x1e800);
+    UbTile<float, 32, 16> T1_diagonal_16_next;
+    TASSIGN(T1_diagonal_16_next, 0x1f000);
+    UbTile<half, 32, 16> T1_diagonal_16_f16_next;
+    TASSIGN(T1_diagonal_16_f16_next, 0x1e800);
+    UbTile<half, 32, 64> operand_of_X_f16_next;
+    TASSIGN(operand_of_X_f16_next, 0x1e800);
+    UbTile<half, 32, 64> k2_k1T_D_f16_next;
+    TASSIGN(k2_k1T_D_f16_next, 0x18000);
     UbTile<float, 32, 128> k1_S_in;
-    TASSIGN(k1_S_in, 0x1a000);
+    TASSIGN(k1_S_in, 0x18000);
     UbTile<float, 32, 128> exp_G_k1_S;
-    TASSIGN(exp_G_k1_S, 0x1a000);
+    TASSIGN(exp_G_k1_S, 0x18000);
     UbTile<float, 32, 128> Y_difference;
     TASSIGN(Y_difference, 0x14000);
-    UbTile<float, 32, 128> k2_S_in;
-    TASSIGN(k2_S_in, 0x1a000);
     UbTile<float, 32, 128> beta1_Y_difference;
     TASSIGN(beta1_Y_difference, 0x14000);
+    UbTile<half, 32, 128> beta1_Y_difference_f16;
+    TASSIGN(beta1_Y_difference_f16, 0x18000);
+    UbTile<float, 32, 128> k2_S_in;
+    TASSIGN(k2_S_in, 0x14000);
     UbTile<float, 32, 128> exp_G_k2_S;
-    TASSIGN(exp_G_k2_S, 0x1a000);
+    TASSIGN(exp_G_k2_S, 0x14000);
     UbTile<float, 32, 128> U2_difference;
     TASSIGN(U2_difference, 0x10000);
+    UbTile<float, 32, 64> k2_k2T_in_next;
+    TASSIGN(k2_k2T_in_next, 0x14000);
+    UbTile<float, 32, 64> k2_k2T_D_next;
+    TASSIGN(k2_k2T_D_next, 0x14000);
     UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x1c000);
+    TASSIGN(q_S_in, 0x18000);
     UbTile<float, 32, 128> exp_G_q_S;
-    TASSIGN(exp_G_q_S, 0x1c000);
-    UbTile<half, 32, 64> T2_strictly_neg_64_f16_next;
-    TASSIGN(T2_strictly_neg_64_f16_next, 0x26800);
-    UbTile<half, 32, 128> beta1_Y_difference_f16;
-    TASSIGN(beta1_Y_difference_f16, 0x1a000);
+    TASSIGN(exp_G_q_S, 0x18000);
+    UbTile<float, 32, 64> q_k1T_in_next;
+    TASSIGN(q_k1T_in_next, 0x16000);
     UbTile<float, 32, 64> q_k1T_D_next;
-    TASSIGN(q_k1T_D_next, 0x20000);
-    UbTile<float, 32, 64> q_k2T_D_next;
-    TASSIGN(q_k2T_D_next, 0x22000);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x14000);
+    TASSIGN(q_k1T_D_next, 0x16000);
     UbTile<half, 32, 64> q_k1T_D_f16_next;
-    TASSIGN(q_k1T_D_f16_next, 0x24000);
+    TASSIGN(q_k1T_D_f16_next, 0x1e800);
+    UbTile<float, 32, 64> q_k2T_in_next;
+    TASSIGN(q_k2T_in_next, 0x16000);
+    UbTile<float, 32, 64> q_k2T_D_next;
+    TASSIGN(q_k2T_D_next, 0x16000);
     UbTile<half, 32, 64> q_k2T_D_f16_next;
-    TASSIGN(q_k2T_D_f16_next, 0x20000);
-    UbTile<float, 32, 128> Y_in;
-    TASSIGN(Y_in, 0x20000);
+    TASSIGN(q_k2T_D_f16_next, 0x1c000);
+    UbTile<float, 32, 64> k2_k1T_D_X_in_next;
+    TASSIGN(k2_k1T_D_X_in_next, 0x16000);
+    UbTile<float, 32, 64> k2_k2T_difference_next;
+    TASSIGN(k2_k2T_difference_next, 0x14000);
+    UbTile<float, 32, 64> T2_difference_next;
+    TASSIGN(T2_difference_next, 0x14000);
+    UbTile<float, 32, 64> strictly_lower_mask_3_next;
+    TASSIGN(strictly_lower_mask_3_next, 0x16000);
+    UbTile<float, 32, 64> T2_strictly_lower_next;
+    TASSIGN(T2_strictly_lower_next, 0x14000);
+    UbTile<half, 32, 64> T2_strictly_lower_f16_next;
+    TASSIGN(T2_strictly_lower_f16_next, 0x16000);
+    UbTile<float, 32, 16> T2_diagonal_stack_next;
+    TASSIGN(T2_diagonal_stack_next, 0x1c000);
     UbTile<float, 32, 128> k2_k1T_D_Y_in;
-    TASSIGN(k2_k1T_D_Y_in, 0x26800);
+    TASSIGN(k2_k1T_D_Y_in, 0x14000);
     UbTile<float, 32, 128> k2_k1T_difference;
     TASSIGN(k2_k1T_difference, 0x10000);
     UbTile<float, 32, 128> U2_term_minus_A_Y;
     TASSIGN(U2_term_minus_A_Y, 0x10000);
     UbTile<half, 32, 128> U2_term_minus_A_Y_f16;
-    TASSIGN(U2_term_minus_A_Y_f16, 0x24000);
+    TASSIGN(U2_term_minus_A_Y_f16, 0x14000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16_2_next;
+    TASSIGN(pairs_1_mask_of_16_2_next, 0x10000);
+    UbTile<float, 32, 16> T2_diagonal_2_next;
+    TASSIGN(T2_diagonal_2_next, 0x10000);
+    UbTile<float, 32, 16> T2_rows_2_next;
+    TASSIGN(T2_rows_2_next, 0x10000);
+    UbTile<float, 32, 16> pairs_2_mask_of_16_2_next;
+    TASSIGN(pairs_2_mask_of_16_2_next, 0x10800);
+    UbTile<float, 32, 16> T2_diagonal_4_next;
+    TASSIGN(T2_diagonal_4_next, 0x10800);
+    UbTile<half, 32, 16> T2_diagonal_4_f16_next;
+    TASSIGN(T2_diagonal_4_f16_next, 0x11000);
+    UbTile<half, 32, 16> T2_rows_2_f16_next;
+    TASSIGN(T2_rows_2_f16_next, 0x10800);
+    UbTile<float, 64, 128> chunk_decay_S;
+    TASSIGN(chunk_decay_S, 0x10000);
+    UbTile<float, 32, 16> pairs_4_mask_of_16_2_next;
+    TASSIGN(pairs_4_mask_of_16_2_next, 0x1c800);
+    UbTile<float, 32, 16> T2_diagonal_8_next;
+    TASSIGN(T2_diagonal_8_next, 0x1c800);
+    UbTile<half, 32, 16> T2_diagonal_8_f16_next;
+    TASSIGN(T2_diagonal_8_f16_next, 0x1d000);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_2_next;
+    TASSIGN(pairs_8_mask_of_16_2_next, 0x1c800);
+    UbTile<float, 32, 16> T2_diagonal_16_next;
+    TASSIGN(T2_diagonal_16_next, 0x1c000);
+    UbTile<half, 32, 16> T2_diagonal_16_f16_next;
+    TASSIGN(T2_diagonal_16_f16_next, 0x1c800);
     UbTile<float, 32, 128> U2_in;
-    TASSIGN(U2_in, 0x10000);
+    TASSIGN(U2_in, 0x1c000);
     UbTile<float, 32, 128> W_U2;
-    TASSIGN(W_U2, 0x10000);
+    TASSIGN(W_U2, 0x1c000);
+    UbTile<float, 32, 128> Y_in;
+    TASSIGN(Y_in, 0x20800);
     UbTile<float, 32, 128> X_U2_in;
-    TASSIGN(X_U2_in, 0x26800);
+    TASSIGN(X_U2_in, 0x24800);
     UbTile<float, 32, 128> U1;
-    TASSIGN(U1, 0x20000);
+    TASSIGN(U1, 0x20800);
     UbTile<half, 32, 128> U1_f16;
-    TASSIGN(U1_f16, 0x24000);
+    TASSIGN(U1_f16, 0x24800);
     UbTile<float, 32, 128> W_U1;
-    TASSIGN(W_U1, 0x20000);
+    TASSIGN(W_U1, 0x20800);
     UbTile<float, 32, 128> o_sum_part_in;
-    TASSIGN(o_sum_part_in, 0x26800);
+    TASSIGN(o_sum_part_in, 0x24800);
     UbTile<float, 32, 128> o_sum;
-    TASSIGN(o_sum, 0x1c000);
+    TASSIGN(o_sum, 0x18000);
     UbTile<float, 32, 128> o_sum_2_part_in;
-    TASSIGN(o_sum_2_part_in, 0x26800);
+    TASSIGN(o_sum_2_part_in, 0x24800);
     UbTile<float, 32, 128> o_sum_2;
-    TASSIGN(o_sum_2, 0x1c000);
+    TASSIGN(o_sum_2, 0x18000);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x1c000);
+    TASSIGN(o, 0x18000);
     UbTile<half, 32, 128> W_U1_f16;
-    TASSIGN(W_U1_f16, 0x24000);
+    TASSIGN(W_U1_f16, 0x24800);
     UbTile<half, 32, 128> W_U2_f16;
-    TASSIGN(W_U2_f16, 0x20000);
+    TASSIGN(W_U2_f16, 0x20800);
     UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x10000);
+    TASSIGN(o_f16, 0x1c000);
     UbTile<float, 64, 128> S_sum_part_in;
-    TASSIGN(S_sum_part_in, 0x1c000);
+    TASSIGN(S_sum_part_in, 0x18000);
     UbTile<float, 64, 128> S_sum;
-    TASSIGN(S_sum, 0x14000);
+    TASSIGN(S_sum, 0x10000);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x1c000);
+    TASSIGN(S_next_part_in, 0x18000);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x0);
+    UbTile<half, 32, 128> v1_next;
+    UbTile<half, 32, 128> v2_next;
     UbTile<float, 64, 8> g_first_scratch;
-    TASSIGN(g_first_scratch, 0x4900);
+    TASSIGN(g_first_scratch, 0x800);
     UbTile<float, 64, 64> exp_g_row_sum_first_scratch;
-    TASSIGN(exp_g_row_sum_first_scratch, 0xc000);
+    TASSIGN(exp_g_row_sum_first_scratch, 0x4100);
     UbTile<float, 64, 8> beta1_first_scratch;
-    TASSIGN(beta1_first_scratch, 0x800);
+    TASSIGN(beta1_first_scratch, 0x2800);
     UbTile<float, 64, 8> beta2_first_scratch;
-    TASSIGN(beta2_first_scratch, 0x800);
+    TASSIGN(beta2_first_scratch, 0x2800);
     UbTile<float, 64, 8> g_next_scratch;
-    TASSIGN(g_next_scratch, 0x14000);
+    TASSIGN(g_next_scratch, 0x18800);
     UbTile<float, 64, 64> exp_g_row_sum_next_scratch;
-    TASSIGN(exp_g_row_sum_next_scratch, 0x20000);
+    TASSIGN(exp_g_row_sum_next_scratch, 0x20800);
     UbTile<float, 64, 8> beta1_next_scratch;
-    TASSIGN(beta1_next_scratch, 0x10000);
+    TASSIGN(beta1_next_scratch, 0x18800);
     UbTile<float, 64, 8> beta2_next_scratch;
-    TASSIGN(beta2_next_scratch, 0x24000);
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
+    TASSIGN(beta2_next_scratch, 0x18800);
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -2853,30 +3586,16 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
-        // G = cumsum(g)
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_64_mask_gm, 64, 64, 64);
-                TLOAD(lower_64_mask_first, from);
-            }
-        }
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
         UbWidePart<float, 64> g_raw_first(rows_next);
-        TASSIGN(g_raw_first, 0x4000);
+        TASSIGN(g_raw_first, 0x0);
         auto g_raw_first_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
         if (rows_next > 0) TLOAD(g_raw_first, g_raw_first_from);
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
-        if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x4000);
+        if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x0);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TTRANS(g_first, g_wide_first, g_first_scratch);
-        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(lower_fill_first, from);
-            }
-        }
         pipe_barrier(PIPE_V);
         // G = cumsum(g)
         if (rows_next > 0) TEXP(exp_g_first, g_first);
@@ -2887,29 +3606,22 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TADD(exp_g_times_0_sum_first, g_max_minus_105_first, exp_g_times_0_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCOLEXPAND(exp_g_expand_first, exp_g_segment_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(exp_g_scaled_first, exp_g_expand_first, lower_64_mask_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_64_mask_first -> beta1_raw_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_64_mask_first -> beta1_raw_first
-        UbWidePart<float, 64> beta1_raw_first(rows_next);
-        TASSIGN(beta1_raw_first, 0x0);
-        auto beta1_raw_first_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(beta1_raw_first, beta1_raw_first_from);
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta1_raw_first -> beta1_wide_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta1_raw_first -> beta1_wide_first
-        if (rows_next > 0) fill_wide(beta1_raw_first, rows_next, 0x0);
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_g_segment_row_first -> lower_64_mask_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_g_segment_row_first -> lower_64_mask_first
         if (rows_next > 0) {
             {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_first, from);
+                auto from = view(lower_64_mask_gm, 64, 64, 64);
+                TLOAD(lower_64_mask_first, from);
             }
         }
-        // G = cumsum(g)
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask_first -> exp_g_scaled_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask_first -> exp_g_scaled_first
+        if (rows_next > 0) TMUL(exp_g_scaled_first, exp_g_expand_first, lower_64_mask_first);
+        pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
                 UbCol<float, 64> sums;
-                TASSIGN(sums, 0x800);
+                TASSIGN(sums, 0x4000);
                 TROWSUM(sums, exp_g_scaled_first, exp_g_row_sum_first_scratch);
             }
         }
@@ -2917,7 +3629,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) {
             {
                 UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x26000);
+                TASSIGN(to, 0x20000);
                 TMOV(to, exp_g_row_sum_first);
             }
         }
@@ -2933,28 +3645,30 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TCOLEXPAND(G_times_expand_first, G_times_minus_1_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, G_times_expand_first, G_col_first);
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
         if (rows_next > 0) {
             {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_first, from);
+                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(lower_fill_first, from);
             }
         }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_fill_first -> lower_G_minus_G_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_fill_first -> lower_G_minus_G_first
         pipe_barrier(PIPE_V);
-        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         if (rows_next > 0) TADD(lower_G_minus_G_first, G_minus_G_first, lower_fill_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> beta1_raw_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> beta1_raw_first
+        UbWidePart<float, 64> beta1_raw_first(rows_next);
+        TASSIGN(beta1_raw_first, 0x2000);
+        auto beta1_raw_first_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+        if (rows_next > 0) TLOAD(beta1_raw_first, beta1_raw_first_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta1_raw_first -> beta1_wide_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta1_raw_first -> beta1_wide_first
+        if (rows_next > 0) fill_wide(beta1_raw_first, rows_next, 0x2000);
+        pipe_barrier(PIPE_V);
         if (rows_next > 0) TTRANS(beta1_first, beta1_wide_first, beta1_first_scratch);
         // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         if (rows_next > 0) TEXP(D_first, lower_G_minus_G_first);
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        if (rows_next > 0) {
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask_first, from);
-            }
-        }
         // decay_to_end = exp(last_G - G)
         if (rows_next > 0) TADDS(last_G_minus_G_first, G_times_minus_1_first, last_G_first);
         // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
@@ -2967,13 +3681,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
         const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_first, from);
-            }
-        }
         wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_first
         if (rows_next > 0) {
             {
@@ -2981,66 +3688,148 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(k1_k1T_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k1T_in_first -> beta1_k1_k1T_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k1T_in_first -> beta1_k1_k1T_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k1_k1T_in_first -> beta1_k1_k1T_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k1_k1T_in_first -> beta1_k1_k1T_first
+        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
         if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k1T_first, k1_k1T_in_first, beta1_col_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_first, from);
-            }
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_first -> T1_strictly_neg_8_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(beta1_k1_k1T_D_first, beta1_k1_k1T_first, D_first);
+        if (rows_next > 0) {
+            {
+                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(strictly_lower_mask_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // strictly_lower_mask_first -> T1_strictly_lower_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // strictly_lower_mask_first -> T1_strictly_lower_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(T1_strictly_lower_first, beta1_k1_k1T_D_first, strictly_lower_mask_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // strictly_lower_mask_first -> pairs_8_mask_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // strictly_lower_mask_first -> pairs_8_mask_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T1_strictly_lower_f16_first, T1_strictly_lower_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_lower_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_lower_first -> pairs_1_mask_of_16_first
+        pipe_barrier(PIPE_V);
         if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_first, from);
+            for (int64_t i = 0; i < 32; i += 16) {
+                UbBlock<half, 16, 64, 16> T1_diagonal_stack_first_from;
+                TASSIGN(T1_diagonal_stack_first_from, 0x4000 + (i * 65 + sub * 32) * 2);
+                UbTile<float, 16, 16> T1_diagonal_stack_first_to;
+                TASSIGN(T1_diagonal_stack_first_to, 0x2000 + i * 64);
+                TCVT(T1_diagonal_stack_first_to, T1_diagonal_stack_first_from, RoundMode::CAST_NONE);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_first -> T1_strictly_neg_16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(T1_strictly_neg_first, T1_strictly_lower_first, -1.0f);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(T1_strictly_neg_2_first, T1_strictly_neg_first, pairs_1_mask_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_lower_f16_first -> store
         if (rows_next > 0) {
             {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_first, from);
+                auto to = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, T1_strictly_lower_f16_first);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_first -> T1_strictly_neg_32_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(T1_rows_2_first, eye_mask_first, T1_strictly_neg_2_first);
-        if (rows_next > 0) TMUL(T1_strictly_neg_4_first, T1_strictly_neg_first, pairs_2_mask_first);
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_lower_first -> pairs_1_mask_of_16_first
         if (rows_next > 0) {
             {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_first, from);
+                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_1_mask_of_16_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_first -> T1_strictly_neg_64_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_of_16_first -> T1_diagonal_2_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_of_16_first -> T1_diagonal_2_first
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_4_f16_first, T1_strictly_neg_4_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_neg_4_f16_first -> store
+        if (rows_next > 0) TMUL(T1_diagonal_2_first, T1_diagonal_stack_first, pairs_1_mask_of_16_first);
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
+        if (rows_next > 0) {
+            {
+                auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(eye_mask_of_16_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_of_16_first -> T1_rows_2_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_of_16_first -> T1_rows_2_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TSUB(T1_rows_2_first, T1_diagonal_2_first, eye_mask_of_16_first);
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_2_mask_of_16_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_2_mask_of_16_first -> T1_diagonal_4_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_2_mask_of_16_first -> T1_diagonal_4_first
+        if (rows_next > 0) TMUL(T1_diagonal_4_first, T1_diagonal_stack_first, pairs_2_mask_of_16_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T1_diagonal_4_f16_first, T1_diagonal_4_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_diagonal_4_f16_first -> store
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(T1_rows_2_f16_first, T1_rows_2_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_rows_2_first -> k1_k2T_in_first
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_neg_4_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_rows_2_first -> pairs_4_mask_of_16_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_diagonal_4_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T1_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_4_f16_first);
+                auto to = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T1_diagonal_4_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_4_f16_channel -> T1_strictly_neg_4_f16_in_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_rows_2_first -> k1_k2T_in_first
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T1_diagonal_4_f16_first -> T1_diagonal_8_f16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T1_rows_2_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_rows_2_first -> pairs_4_mask_of_16_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_4_mask_of_16_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_of_16_first -> T1_diagonal_8_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_of_16_first -> T1_diagonal_8_first
+        if (rows_next > 0) TMUL(T1_diagonal_8_first, T1_diagonal_stack_first, pairs_4_mask_of_16_first);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T1_diagonal_4_f16_first -> T1_diagonal_8_f16_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T1_diagonal_8_f16_first, T1_diagonal_8_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_8_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_diagonal_8_first -> pairs_8_mask_of_16_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_8_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T1_diagonal_8_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_8_f16_channel -> T1_diagonal_8_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_diagonal_8_first -> pairs_8_mask_of_16_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_8_mask_of_16_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask_of_16_first -> T1_diagonal_16_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask_of_16_first -> T1_diagonal_16_first
+        if (rows_next > 0) TMUL(T1_diagonal_16_first, T1_diagonal_stack_first, pairs_8_mask_of_16_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T1_diagonal_16_f16_first, T1_diagonal_16_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_diagonal_16_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_diagonal_16_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T1_diagonal_16_f16_first);
+            }
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_diagonal_16_f16_first -> k1_k2T_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_16_f16_channel -> T1_diagonal_16_f16_in_first
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_diagonal_16_f16_first -> k1_k2T_in_first
         wait_flag_dev(0);  // k1_k2T_channel -> k1_k2T_in_first
         if (rows_next > 0) {
             {
@@ -3048,49 +3837,36 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(k1_k2T_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k2T_in_first -> beta1_k1_k2T_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_rows_2_f16_first);
-            }
-        }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T1_rows_2_f16_first -> T1_strictly_neg_8_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_first -> T1_strictly_neg_8_first
-        if (rows_next > 0) TMUL(T1_strictly_neg_8_first, T1_strictly_neg_first, pairs_4_mask_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T1_rows_2_f16_first -> T1_strictly_neg_8_f16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_8_f16_first, T1_strictly_neg_8_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_neg_8_first -> strictly_lower_mask_2_first
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_strictly_neg_8_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_neg_8_first -> strictly_lower_mask_2_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k1_k2T_in_first -> beta1_k1_k2T_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k1_k2T_in_first -> beta1_k1_k2T_first
         // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
+        if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_first, k1_k2T_in_first, beta1_col_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(beta1_k1_k2T_D_first, beta1_k1_k2T_first, D_first);
         if (rows_next > 0) {
             {
                 auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(strictly_lower_mask_2_first, from);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_strictly_neg_8_f16_first -> store
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask_2_first -> operand_of_X_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask_2_first -> operand_of_X_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(operand_of_X_first, beta1_k1_k2T_D_first, strictly_lower_mask_2_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(operand_of_X_f16_first, operand_of_X_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_X_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // operand_of_X_first -> k2_k1T_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_X_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T1_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_8_f16_first);
+                auto to = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, operand_of_X_f16_first);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // T1_strictly_neg_8_f16_first -> T1_strictly_neg_16_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_8_f16_channel -> T1_strictly_neg_8_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_first -> T1_strictly_neg_16_first
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        if (rows_next > 0) TMUL(T1_strictly_neg_16_first, T1_strictly_neg_first, pairs_8_mask_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // T1_strictly_neg_8_f16_first -> T1_strictly_neg_16_f16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_16_f16_first, T1_strictly_neg_16_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_neg_16_first -> k2_k1T_in_first
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_strictly_neg_16_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_neg_16_first -> k2_k1T_in_first
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // operand_of_X_f16_first -> k2_k1T_D_f16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_X_f16_channel -> operand_of_X_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // operand_of_X_first -> k2_k1T_in_first
         wait_flag_dev(0);  // k2_k1T_channel -> k2_k1T_in_first
         if (rows_next > 0) {
             {
@@ -3098,21 +3874,37 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(k2_k1T_in_first, from);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_strictly_neg_16_f16_first -> store
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_in_first -> k2_k1T_D_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_in_first -> k2_k1T_D_first
+        // k2_k1T_D = k2_k1T * D
+        if (rows_next > 0) TMUL(k2_k1T_D_first, k2_k1T_in_first, D_first);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // operand_of_X_f16_first -> k2_k1T_D_f16_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(k2_k1T_D_f16_first, k2_k1T_D_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k2_k1T_D_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k2_k1T_D_first -> beta2_raw_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k2_k1T_D_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T1_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_16_f16_first);
+                auto to = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, k2_k1T_D_f16_first);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T1_strictly_neg_16_f16_first -> T1_strictly_neg_32_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_16_f16_channel -> T1_strictly_neg_16_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_first -> T1_strictly_neg_32_first
-        if (rows_next > 0) TMUL(T1_strictly_neg_32_first, T1_strictly_neg_first, pairs_16_mask_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T1_strictly_neg_16_f16_first -> T1_strictly_neg_32_f16_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // k2_k1T_D_f16_first -> q_k1T_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k2_k1T_D_first -> beta2_raw_first
+        UbWidePart<float, 64> beta2_raw_first(rows_next);
+        TASSIGN(beta2_raw_first, 0x2000);
+        auto beta2_raw_first_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+        if (rows_next > 0) TLOAD(beta2_raw_first, beta2_raw_first_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta2_raw_first -> beta2_wide_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta2_raw_first -> beta2_wide_first
+        if (rows_next > 0) fill_wide(beta2_raw_first, rows_next, 0x2000);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_32_f16_first, T1_strictly_neg_32_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_strictly_neg_32_f16_first -> store
+        if (rows_next > 0) TTRANS(beta2_first, beta2_wide_first, beta2_first_scratch);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta2_wide_first -> k2_k2T_in_first
+        // k2_k1T = k2 @ k1.T
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta2_wide_first -> k2_k2T_in_first
         wait_flag_dev(0);  // k2_k2T_channel -> k2_k2T_in_first
         if (rows_next > 0) {
             {
@@ -3120,129 +3912,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(k2_k2T_in_first, from);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_strictly_neg_32_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_32_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_32_f16_channel -> T1_strictly_neg_32_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_first -> T1_strictly_neg_64_first
-        if (rows_next > 0) TMUL(T1_strictly_neg_64_first, T1_strictly_neg_first, pairs_32_mask_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_64_f16_first, T1_strictly_neg_64_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T1_strictly_neg_64_f16_first -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_neg_64_first -> beta2_raw_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k2_k2T_in_first -> k2_k2T_D_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k2_k2T_in_first -> k2_k2T_D_first
         // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_3_first, from);
-            }
-        }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T1_strictly_neg_64_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_64_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_64_f16_channel -> T1_strictly_neg_64_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k2T_in_first -> beta1_k1_k2T_first
-        // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
-        if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_first, k1_k2T_in_first, beta1_col_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(beta1_k1_k2T_D_first, beta1_k1_k2T_first, D_first);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_neg_64_first -> beta2_raw_first
-        UbWidePart<float, 64> beta2_raw_first(rows_next);
-        TASSIGN(beta2_raw_first, 0x0);
-        auto beta2_raw_first_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(beta2_raw_first, beta2_raw_first_from);
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta2_raw_first -> beta2_wide_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta2_raw_first -> beta2_wide_first
-        if (rows_next > 0) fill_wide(beta2_raw_first, rows_next, 0x0);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(operand_of_X_first, beta1_k1_k2T_D_first, strictly_lower_mask_2_first);
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_2_first, from);
-            }
-        }
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(operand_of_X_f16_first, operand_of_X_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // operand_of_X_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // operand_of_X_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_X_f16_first);
-            }
-        }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // operand_of_X_f16_first -> k2_k1T_D_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_X_f16_channel -> operand_of_X_f16_in_first
-        // k2_k1T_D = k2_k1T * D
-        if (rows_next > 0) TMUL(k2_k1T_D_first, k2_k1T_in_first, D_first);
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_2_first, from);
-            }
-        }
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // operand_of_X_f16_first -> k2_k1T_D_f16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(k2_k1T_D_f16_first, k2_k1T_D_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k2_k1T_D_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k2_k1T_D_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, k2_k1T_D_f16_first);
-            }
-        }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // k2_k1T_D_f16_first -> beta2_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_first
         if (rows_next > 0) TMUL(k2_k2T_D_first, k2_k2T_in_first, D_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_2_first, from);
-            }
-        }
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // k2_k1T_D_f16_first -> beta2_first
-        if (rows_next > 0) TTRANS(beta2_first, beta2_wide_first, beta2_first_scratch);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // beta2_wide_first -> S_0_raw
-        // k2_k1T = k2 @ k1.T
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_2_first, from);
-            }
-        }
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_2_first, from);
-            }
-        }
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_2_first, from);
-            }
-        }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // beta2_wide_first -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
-        if (!has_initial_state) TEXPANDS(S_0, 0);
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // k2_k1T_D_f16_first -> q_k1T_in_first
         wait_flag_dev(0);  // q_k1T_channel -> q_k1T_in_first
         if (rows_next > 0) {
             {
@@ -3250,7 +3924,22 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(q_k1T_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k1T_in_first -> q_k1T_D_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_k1T_in_first -> q_k1T_D_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_k1T_in_first -> q_k1T_D_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
+        if (rows_next > 0) TMUL(q_k1T_D_first, q_k1T_in_first, D_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(q_k1T_D_f16_first, q_k1T_D_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_k1T_D_first -> q_k2T_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, q_k1T_D_f16_first);
+            }
+        }
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_k1T_D_first -> q_k2T_in_first
         wait_flag_dev(0);  // q_k2T_channel -> q_k2T_in_first
         if (rows_next > 0) {
             {
@@ -3258,156 +3947,187 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(q_k2T_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k2T_in_first -> q_k2T_D_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k1T_in_first -> q_k1T_D_first
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
-        if (rows_next > 0) TMUL(q_k1T_D_first, q_k1T_in_first, D_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(q_k1T_D_f16_first, q_k1T_D_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k1T_D_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k1T_D_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, q_k1T_D_f16_first);
-            }
-        }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // q_k1T_D_f16_first -> q_k2T_D_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_k1T_D_f16_channel -> q_k1T_D_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k2T_in_first -> q_k2T_D_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_k2T_in_first -> q_k2T_D_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_k2T_in_first -> q_k2T_D_first
         if (rows_next > 0) TMUL(q_k2T_D_first, q_k2T_in_first, D_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // D_first -> v1_raw_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // D_first -> v1_raw_first
-        UbPart<half, 32, 128> v1_raw_first(part_next, 128);
-        TASSIGN(v1_raw_first, 0x8000);
-        if (part_next > 0) {
-            auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v1_raw_first, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v1_raw_first -> v1_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v1_raw_first -> v1_first
-        if (rows_next > 0) fill_rows(v1_first, v1_raw_first, part_next, 0x8000);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // q_k1T_D_f16_first -> q_k2T_D_f16_first
+        pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(q_k2T_D_f16_first, q_k2T_D_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_k2T_D_f16_first -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_k2T_D_first -> v2_raw_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_k2T_D_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_first -> store
         if (rows_next > 0) {
             {
                 auto to = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, q_k2T_D_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_k2T_D_f16_channel -> q_k2T_D_f16_in_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_k2T_D_first -> v2_raw_first
-        UbPart<half, 32, 128> v2_raw_first(part_next, 128);
-        TASSIGN(v2_raw_first, 0xc000);
-        if (part_next > 0) {
-            auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v2_raw_first, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v2_raw_first -> v2_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v2_raw_first -> v2_first
-        if (rows_next > 0) fill_rows(v2_first, v2_raw_first, part_next, 0xc000);
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_k2T_D_f16_first -> k2_k1T_D_X_in_first
         wait_flag_dev(0);  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_first
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_k2T_D_f16_first -> k2_k1T_D_X_in_first
         if (rows_next > 0) {
             {
                 auto from = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k2_k1T_D_X_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
         // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
         if (rows_next > 0) TSUB(k2_k2T_difference_first, k2_k2T_D_first, k2_k1T_D_X_in_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // k2_k1T_D_X_in_first -> strictly_lower_mask_3_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDMUL(T2_difference_first, k2_k2T_difference_first, beta2_col_first);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // k2_k1T_D_X_in_first -> strictly_lower_mask_3_first
+        if (rows_next > 0) {
+            {
+                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(strictly_lower_mask_3_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_3_first -> T2_strictly_lower_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_3_first -> T2_strictly_lower_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(T2_strictly_lower_first, T2_difference_first, strictly_lower_mask_3_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(T2_strictly_neg_first, T2_strictly_lower_first, -1.0f);
+        if (rows_next > 0) TCVT(T2_strictly_lower_f16_first, T2_strictly_lower_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_first -> store
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(T2_strictly_neg_2_first, T2_strictly_neg_first, pairs_1_mask_2_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(T2_rows_2_first, eye_mask_first, T2_strictly_neg_2_first);
-        if (rows_next > 0) TMUL(T2_strictly_neg_4_first, T2_strictly_neg_first, pairs_2_mask_2_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_4_f16_first, T2_strictly_neg_4_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_strictly_neg_4_f16_first -> store
-        if (rows_next > 0) TCVT(T2_rows_2_f16_first, T2_rows_2_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_rows_2_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_strictly_neg_4_f16_first -> store
         if (rows_next > 0) {
-            {
-                auto to = view(T2_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_4_f16_first);
+            for (int64_t i = 0; i < 32; i += 16) {
+                UbBlock<half, 16, 64, 16> T2_diagonal_stack_first_from;
+                TASSIGN(T2_diagonal_stack_first_from, 0x800 + (i * 65 + sub * 32) * 2);
+                UbTile<float, 16, 16> T2_diagonal_stack_first_to;
+                TASSIGN(T2_diagonal_stack_first_to, 0x0 + i * 64);
+                TCVT(T2_diagonal_stack_first_to, T2_diagonal_stack_first_from, RoundMode::CAST_NONE);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_4_f16_channel -> T2_strictly_neg_4_f16_in_first
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, T2_strictly_lower_f16_first);
+            }
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_first
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_1_mask_of_16_2_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16_2_first -> T2_diagonal_2_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16_2_first -> T2_diagonal_2_first
+        if (rows_next > 0) TMUL(T2_diagonal_2_first, T2_diagonal_stack_first, pairs_1_mask_of_16_2_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TSUB(T2_rows_2_first, T2_diagonal_2_first, eye_mask_of_16_first);
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_2_mask_of_16_2_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_of_16_2_first -> T2_diagonal_4_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_of_16_2_first -> T2_diagonal_4_first
+        if (rows_next > 0) TMUL(T2_diagonal_4_first, T2_diagonal_stack_first, pairs_2_mask_of_16_2_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T2_diagonal_4_f16_first, T2_diagonal_4_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_diagonal_4_f16_first -> store
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T2_rows_2_f16_first, T2_rows_2_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_rows_2_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_first -> pairs_4_mask_of_16_2_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_diagonal_4_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T2_diagonal_4_f16_first);
+            }
+        }
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T2_diagonal_4_f16_first -> T2_diagonal_8_f16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_rows_2_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
                 TSTORE(to, T2_rows_2_f16_first);
             }
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_first
-        if (rows_next > 0) TMUL(T2_strictly_neg_8_first, T2_strictly_neg_first, pairs_4_mask_2_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_8_f16_first, T2_strictly_neg_8_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_strictly_neg_8_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_strictly_neg_8_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_first -> pairs_4_mask_of_16_2_first
         if (rows_next > 0) {
             {
-                auto to = view(T2_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_8_f16_first);
+                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_4_mask_of_16_2_first, from);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // T2_strictly_neg_8_f16_first -> T2_strictly_neg_16_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_8_f16_channel -> T2_strictly_neg_8_f16_in_first
-        if (rows_next > 0) TMUL(T2_strictly_neg_16_first, T2_strictly_neg_first, pairs_8_mask_2_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // T2_strictly_neg_8_f16_first -> T2_strictly_neg_16_f16_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_4_mask_of_16_2_first -> T2_diagonal_8_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_4_mask_of_16_2_first -> T2_diagonal_8_first
+        if (rows_next > 0) TMUL(T2_diagonal_8_first, T2_diagonal_stack_first, pairs_4_mask_of_16_2_first);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T2_diagonal_4_f16_first -> T2_diagonal_8_f16_first
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_16_f16_first, T2_strictly_neg_16_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_strictly_neg_16_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_strictly_neg_16_f16_first -> store
+        if (rows_next > 0) TCVT(T2_diagonal_8_f16_first, T2_diagonal_8_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_diagonal_8_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_diagonal_8_first -> pairs_8_mask_of_16_2_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_diagonal_8_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T2_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_16_f16_first);
+                auto to = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T2_diagonal_8_f16_first);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_strictly_neg_16_f16_first -> T2_strictly_neg_32_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_16_f16_channel -> T2_strictly_neg_16_f16_in_first
-        if (rows_next > 0) TMUL(T2_strictly_neg_32_first, T2_strictly_neg_first, pairs_16_mask_2_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_strictly_neg_16_f16_first -> T2_strictly_neg_32_f16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_32_f16_first, T2_strictly_neg_32_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_strictly_neg_32_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_strictly_neg_32_f16_first -> store
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_diagonal_8_first -> pairs_8_mask_of_16_2_first
         if (rows_next > 0) {
             {
-                auto to = view(T2_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_32_f16_first);
+                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_8_mask_of_16_2_first, from);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T2_strictly_neg_32_f16_first -> T2_strictly_neg_64_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_32_f16_channel -> T2_strictly_neg_32_f16_in_first
-        if (rows_next > 0) TMUL(T2_strictly_neg_64_first, T2_strictly_neg_first, pairs_32_mask_2_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T2_strictly_neg_32_f16_first -> T2_strictly_neg_64_f16_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_8_mask_of_16_2_first -> T2_diagonal_16_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_8_mask_of_16_2_first -> T2_diagonal_16_first
+        if (rows_next > 0) TMUL(T2_diagonal_16_first, T2_diagonal_stack_first, pairs_8_mask_of_16_2_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_64_f16_first, T2_strictly_neg_64_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T2_strictly_neg_64_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T2_strictly_neg_64_f16_first -> store
+        if (rows_next > 0) TCVT(T2_diagonal_16_f16_first, T2_diagonal_16_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_16_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_16_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T2_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_64_f16_first);
+                auto to = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T2_diagonal_16_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_64_f16_channel -> T2_strictly_neg_64_f16_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> lower_64_mask_next
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum -> g_raw_next
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_diagonal_16_f16_first -> S_0_raw
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_diagonal_16_f16_first -> S_0_raw
+        if (has_initial_state) {
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+            TLOAD(S_0_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        if (!has_initial_state) TEXPANDS(S_0, 0);
+        UbPart<half, 32, 128> v1_raw_first(part_next, 128);
+        TASSIGN(v1_raw_first, 0x8000);
+        if (part_next > 0) {
+            auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+            TLOAD(v1_raw_first, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v1_raw_first -> v1_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v1_raw_first -> v1_first
+        if (rows_next > 0) fill_rows(v1_first, v1_raw_first, part_next, 0x8000);
+        UbPart<half, 32, 128> v2_raw_first(part_next, 128);
+        TASSIGN(v2_raw_first, 0xc000);
+        if (part_next > 0) {
+            auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+            TLOAD(v2_raw_first, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v2_raw_first -> v2_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v2_raw_first -> v2_first
+        if (rows_next > 0) fill_rows(v2_first, v2_raw_first, part_next, 0xc000);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -3419,64 +4139,51 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             const int64_t part_next = part_of(rows_next, sub, 32);
             TASSIGN(v1, 0x8000 + c % 2 * 8192);
             TASSIGN(v2, 0xc000 + c % 2 * 8192);
-            TASSIGN(beta1, 0x26400 + c % 2 * 256);
-            TASSIGN(beta2, 0x26600 + c % 2 * 256);
-            TASSIGN(exp_G, 0x26000 + c % 2 * 256);
-            TASSIGN(decay_to_end, 0x26200 + c % 2 * 256);
-            TASSIGN(exp_G_col, 0x26000 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta1_col, 0x26400 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta2_col, 0x26600 + c % 2 * 256 + sub * 128);
-            TASSIGN(W, 0x26200 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta1_next, 0x26400 + (c + 1) % 2 * 256);
-            TASSIGN(beta1_col_next, 0x26400 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(exp_G_next, 0x26000 + (c + 1) % 2 * 256);
-            TASSIGN(exp_G_col_next, 0x26000 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(decay_to_end_next, 0x26200 + (c + 1) % 2 * 256);
-            TASSIGN(W_next, 0x26200 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(beta2_next, 0x26600 + (c + 1) % 2 * 256);
-            TASSIGN(beta2_col_next, 0x26600 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(beta1, 0x20400 + c % 2 * 256);
+            TASSIGN(beta2, 0x20600 + c % 2 * 256);
+            TASSIGN(exp_G, 0x20000 + c % 2 * 256);
+            TASSIGN(decay_to_end, 0x20200 + c % 2 * 256);
+            TASSIGN(exp_G_col, 0x20000 + c % 2 * 256 + sub * 128);
+            TASSIGN(beta1_col, 0x20400 + c % 2 * 256 + sub * 128);
+            TASSIGN(beta2_col, 0x20600 + c % 2 * 256 + sub * 128);
+            TASSIGN(W, 0x20200 + c % 2 * 256 + sub * 128);
+            TASSIGN(beta1_next, 0x20400 + (c + 1) % 2 * 256);
+            TASSIGN(beta1_col_next, 0x20400 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(exp_G_next, 0x20000 + (c + 1) % 2 * 256);
+            TASSIGN(exp_G_col_next, 0x20000 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(decay_to_end_next, 0x20200 + (c + 1) % 2 * 256);
+            TASSIGN(W_next, 0x20200 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(beta2_next, 0x20600 + (c + 1) % 2 * 256);
+            TASSIGN(beta2_col_next, 0x20600 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(v1_next, 0x8000 + (c + 1) % 2 * 8192);
             TASSIGN(v2_next, 0xc000 + (c + 1) % 2 * 8192);
             pipe_barrier(PIPE_V);
             TCVT(S_f16, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> lower_64_mask_next
-            // G = cumsum(g)
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_64_mask_gm, 64, 64, 64);
-                    TLOAD(lower_64_mask_next, from);
-                }
-            }
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             // k2_k1T = k2 @ k1.T
             // last_G = last(G)
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             const float chunk_decay = exp_G.GetValue(63);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum -> g_raw_next
-            UbWidePart<float, 64> g_raw_next(rows_next);
-            TASSIGN(g_raw_next, 0x18000);
-            auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // g_raw_next -> g_wide_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // g_raw_next -> g_wide_next
-            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x18000);
-            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(lower_fill_next, from);
-                }
-            }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             {
                 auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_f16);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> g_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // S_f16 -> v2_f32
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> g_next
+            TCVT(v1_f32, v1, RoundMode::CAST_NONE);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // S_f16 -> v2_f32
+            TCVT(v2_f32, v2, RoundMode::CAST_NONE);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
+            UbWidePart<float, 64> g_raw_next(rows_next);
+            TASSIGN(g_raw_next, 0x18000);
+            auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+            if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // g_raw_next -> g_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // g_raw_next -> g_wide_next
+            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x18000);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TTRANS(g_next, g_wide_next, g_next_scratch);
             pipe_barrier(PIPE_V);
@@ -3489,28 +4196,22 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TADD(exp_g_times_0_sum_next, g_max_minus_105_next, exp_g_times_0_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCOLEXPAND(exp_g_expand_next, exp_g_segment_next);
-            UbWidePart<float, 64> beta1_raw_next(rows_next);
-            TASSIGN(beta1_raw_next, 0x1c000);
-            auto beta1_raw_next_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(beta1_raw_next, beta1_raw_next_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta1_raw_next -> beta1_wide_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta1_raw_next -> beta1_wide_next
-            if (rows_next > 0) fill_wide(beta1_raw_next, rows_next, 0x1c000);
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // exp_g_segment_row_next -> lower_64_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // exp_g_segment_row_next -> lower_64_mask_next
             if (rows_next > 0) {
                 {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_next, from);
+                    auto from = view(lower_64_mask_gm, 64, 64, 64);
+                    TLOAD(lower_64_mask_next, from);
                 }
             }
-            pipe_barrier(PIPE_V);
-            // G = cumsum(g)
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask_next -> exp_g_scaled_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask_next -> exp_g_scaled_next
             if (rows_next > 0) TMUL(exp_g_scaled_next, exp_g_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
                     UbCol<float, 64> sums;
-                    TASSIGN(sums, 0x10000);
+                    TASSIGN(sums, 0x1c000);
                     TROWSUM(sums, exp_g_scaled_next, exp_g_row_sum_next_scratch);
                 }
             }
@@ -3518,7 +4219,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) {
                 {
                     UbTile<float, 1, 64> to;
-                    TASSIGN(to, 0x24000);
+                    TASSIGN(to, 0x1a000);
                     TMOV(to, exp_g_row_sum_next);
                 }
             }
@@ -3532,50 +4233,32 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) TCOLEXPAND(G_times_expand_next, G_times_minus_1_next);
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, G_times_expand_next, G_col_next);
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_1_mask_next, from);
+                    auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(lower_fill_next, from);
                 }
             }
-            pipe_barrier(PIPE_V);
-            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, G_times_expand_next, G_col_next);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill_next -> lower_G_minus_G_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill_next -> lower_G_minus_G_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(lower_G_minus_G_next, G_minus_G_next, lower_fill_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // lower_fill_next -> eye_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // lower_fill_next -> eye_mask_next
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) {
-                {
-                    auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(eye_mask_next, from);
-                }
-            }
-            if (rows_next > 0) TTRANS(beta1_next, beta1_wide_next, beta1_next_scratch);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // beta1_wide_next -> k1_k1T_in_next
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_fill_next -> beta1_raw_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_fill_next -> beta1_raw_next
+            UbWidePart<float, 64> beta1_raw_next(rows_next);
+            TASSIGN(beta1_raw_next, 0x18000);
+            auto beta1_raw_next_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+            if (rows_next > 0) TLOAD(beta1_raw_next, beta1_raw_next_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta1_raw_next -> beta1_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta1_raw_next -> beta1_wide_next
+            if (rows_next > 0) fill_wide(beta1_raw_next, rows_next, 0x18000);
             pipe_barrier(PIPE_V);
+            if (rows_next > 0) TTRANS(beta1_next, beta1_wide_next, beta1_next_scratch);
+            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) TEXP(D_next, lower_G_minus_G_next);
-            TCVT(v1_f32, v1, RoundMode::CAST_NONE);
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_2_mask_next, from);
-                }
-            }
-            TCVT(v2_f32, v2, RoundMode::CAST_NONE);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // beta1_wide_next -> k1_k1T_in_next
-            wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k1_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k1_k1T_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k1_k1T_in_next -> beta1_k1_k1T_next
             // decay_to_end = exp(last_G - G)
             if (rows_next > 0) TADDS(last_G_minus_G_next, G_times_minus_1_next, last_G_next);
             // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
@@ -3584,112 +4267,49 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             pipe_barrier(PIPE_V);
             // decay_to_end = exp(last_G - G)
             if (rows_next > 0) TEXP(decay_to_end_next, last_G_minus_G_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // last_G_minus_G_next -> k1_k1T_in_next
             // last_G = last(G)
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k1_k1T_in_next -> beta1_k1_k1T_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // last_G_minus_G_next -> k1_k1T_in_next
+            wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(k1_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(k1_k1T_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k1T_in_next -> beta1_k1_k1T_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k1T_in_next -> beta1_k1_k1T_next
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k1T_next, k1_k1T_in_next, beta1_col_next);
-            UbWidePart<float, 64> beta2_raw_next(rows_next);
-            TASSIGN(beta2_raw_next, 0x26800);
-            auto beta2_raw_next_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(beta2_raw_next, beta2_raw_next_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta2_raw_next -> beta2_wide_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta2_raw_next -> beta2_wide_next
-            if (rows_next > 0) fill_wide(beta2_raw_next, rows_next, 0x26800);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(beta1_k1_k1T_D_next, beta1_k1_k1T_next, D_next);
+            if (rows_next > 0) {
+                {
+                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(strictly_lower_mask_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_next -> T1_strictly_lower_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_next -> T1_strictly_lower_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(T1_strictly_lower_next, beta1_k1_k1T_D_next, strictly_lower_mask_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_4_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_4_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_4_mask_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_next -> T1_strictly_neg_8_next
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_next -> beta2_raw_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_next -> beta2_raw_next
+            UbWidePart<float, 64> beta2_raw_next(rows_next);
+            TASSIGN(beta2_raw_next, 0x18000);
+            auto beta2_raw_next_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+            if (rows_next > 0) TLOAD(beta2_raw_next, beta2_raw_next_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta2_raw_next -> beta2_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta2_raw_next -> beta2_wide_next
+            if (rows_next > 0) fill_wide(beta2_raw_next, rows_next, 0x18000);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(T1_strictly_neg_next, T1_strictly_lower_next, -1.0f);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(T1_strictly_neg_2_next, T1_strictly_neg_next, pairs_1_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(T1_rows_2_next, eye_mask_next, T1_strictly_neg_2_next);
-            if (rows_next > 0) TMUL(T1_strictly_neg_4_next, T1_strictly_neg_next, pairs_2_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_4_f16_next, T1_strictly_neg_4_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_neg_4_next -> pairs_8_mask_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_strictly_neg_4_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_neg_4_next -> pairs_8_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_8_mask_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_next -> T1_strictly_neg_16_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_strictly_neg_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_4_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T1_strictly_neg_4_f16_next -> T1_rows_2_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_4_f16_channel -> T1_strictly_neg_4_f16_in_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T1_strictly_neg_4_f16_next -> T1_rows_2_f16_next
-            if (rows_next > 0) TCVT(T1_rows_2_f16_next, T1_rows_2_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_16_mask_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_16_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_16_mask_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_next -> T1_strictly_neg_32_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_rows_2_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_rows_2_f16_next -> pairs_32_mask_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_next -> T1_strictly_neg_8_next
-            if (rows_next > 0) TMUL(T1_strictly_neg_8_next, T1_strictly_neg_next, pairs_4_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_8_f16_next, T1_strictly_neg_8_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_strictly_neg_8_f16_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_strictly_neg_8_next -> k1_k2T_in_next
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_rows_2_f16_next -> pairs_32_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_32_mask_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_next -> T1_strictly_neg_64_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_strictly_neg_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_8_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // T1_strictly_neg_8_f16_next -> T1_strictly_neg_16_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_8_f16_channel -> T1_strictly_neg_8_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_next -> T1_strictly_neg_16_next
-            if (rows_next > 0) TMUL(T1_strictly_neg_16_next, T1_strictly_neg_next, pairs_8_mask_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // T1_strictly_neg_8_f16_next -> T1_strictly_neg_16_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_16_f16_next, T1_strictly_neg_16_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_strictly_neg_16_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_strictly_neg_8_next -> k1_k2T_in_next
+            if (rows_next > 0) TTRANS(beta2_next, beta2_wide_next, beta2_next_scratch);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // beta2_wide_next -> k1_k2T_in_next
+            // k2_k1T = k2 @ k1.T
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // beta2_wide_next -> k1_k2T_in_next
             wait_flag_dev(0);  // k1_k2T_channel -> k1_k2T_in_next
             if (rows_next > 0) {
                 {
@@ -3697,44 +4317,36 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                     TLOAD(k1_k2T_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k2T_in_next -> beta1_k1_k2T_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_strictly_neg_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_16_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_16_f16_channel -> T1_strictly_neg_16_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_next -> T1_strictly_neg_32_next
-            if (rows_next > 0) TMUL(T1_strictly_neg_32_next, T1_strictly_neg_next, pairs_16_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_32_f16_next, T1_strictly_neg_32_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // T1_strictly_neg_32_next -> strictly_lower_mask_2_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T1_strictly_neg_32_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // T1_strictly_neg_32_next -> strictly_lower_mask_2_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k2T_in_next -> beta1_k1_k2T_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k2T_in_next -> beta1_k1_k2T_next
             // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
+            if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_next, k1_k2T_in_next, beta1_col_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(beta1_k1_k2T_D_next, beta1_k1_k2T_next, D_next);
             if (rows_next > 0) {
                 {
                     auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
                     TLOAD(strictly_lower_mask_2_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_2_next -> operand_of_X_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T1_strictly_neg_32_f16_next -> store
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_2_next -> operand_of_X_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_2_next -> operand_of_X_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(operand_of_X_next, beta1_k1_k2T_D_next, strictly_lower_mask_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_strictly_lower_f16_next, T1_strictly_lower_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T1_strictly_lower_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_lower_next -> k2_k1T_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T1_strictly_lower_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(T1_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_32_f16_next);
+                    auto to = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, T1_strictly_lower_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // T1_strictly_neg_32_f16_next -> T1_strictly_neg_64_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_32_f16_channel -> T1_strictly_neg_32_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_next -> T1_strictly_neg_64_next
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) TMUL(T1_strictly_neg_64_next, T1_strictly_neg_next, pairs_32_mask_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_32_mask_next -> k2_k1T_in_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_32_mask_next -> k2_k1T_in_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_next
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_lower_next -> k2_k1T_in_next
             wait_flag_dev(0);  // k2_k1T_channel -> k2_k1T_in_next
             if (rows_next > 0) {
                 {
@@ -3742,113 +4354,179 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                     TLOAD(k2_k1T_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k2_k1T_in_next -> k2_k1T_D_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // T1_strictly_neg_32_f16_next -> T1_strictly_neg_64_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_64_f16_next, T1_strictly_neg_64_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_neg_64_next -> strictly_lower_mask_3_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T1_strictly_neg_64_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_neg_64_next -> strictly_lower_mask_3_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_in_next -> k2_k1T_D_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_in_next -> k2_k1T_D_next
+            // k2_k1T_D = k2_k1T * D
+            if (rows_next > 0) TMUL(k2_k1T_D_next, k2_k1T_in_next, D_next);
+            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             if (rows_next > 0) {
-                {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_3_next, from);
+                for (int64_t i = 0; i < 32; i += 16) {
+                    UbBlock<half, 16, 64, 16> T1_diagonal_stack_next_from;
+                    TASSIGN(T1_diagonal_stack_next_from, 0x1e000 + (i * 65 + sub * 32) * 2);
+                    UbTile<float, 16, 16> T1_diagonal_stack_next_to;
+                    TASSIGN(T1_diagonal_stack_next_to, 0x1f000 + i * 64);
+                    TCVT(T1_diagonal_stack_next_to, T1_diagonal_stack_next_from, RoundMode::CAST_NONE);
                 }
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T1_strictly_neg_64_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
             if (rows_next > 0) {
                 {
-                    auto to = view(T1_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_64_f16_next);
+                    auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_1_mask_of_16_next, from);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_64_f16_channel -> T1_strictly_neg_64_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T1_strictly_neg_64_f16_next -> pairs_2_mask_2_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k2T_in_next -> beta1_k1_k2T_next
-            // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
-            if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_next, k1_k2T_in_next, beta1_col_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(beta1_k1_k2T_D_next, beta1_k1_k2T_next, D_next);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_2_next -> operand_of_X_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(operand_of_X_next, beta1_k1_k2T_D_next, strictly_lower_mask_2_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // strictly_lower_mask_2_next -> pairs_1_mask_2_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // strictly_lower_mask_2_next -> pairs_1_mask_2_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask_of_16_next -> T1_diagonal_2_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask_of_16_next -> T1_diagonal_2_next
+            if (rows_next > 0) TMUL(T1_diagonal_2_next, T1_diagonal_stack_next, pairs_1_mask_of_16_next);
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_1_mask_2_next, from);
+                    auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(eye_mask_of_16_next, from);
                 }
             }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // eye_mask_of_16_next -> T1_rows_2_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // eye_mask_of_16_next -> T1_rows_2_next
             pipe_barrier(PIPE_V);
+            if (rows_next > 0) TSUB(T1_rows_2_next, T1_diagonal_2_next, eye_mask_of_16_next);
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_2_mask_of_16_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_2_mask_of_16_next -> T1_diagonal_4_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_2_mask_of_16_next -> T1_diagonal_4_next
+            if (rows_next > 0) TMUL(T1_diagonal_4_next, T1_diagonal_stack_next, pairs_2_mask_of_16_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_diagonal_4_f16_next, T1_diagonal_4_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_diagonal_4_f16_next -> store
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_rows_2_f16_next, T1_rows_2_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_4_mask_of_16_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_diagonal_4_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T1_diagonal_4_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T1_rows_2_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // T1_rows_2_f16_next -> T1_diagonal_8_f16_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_4_mask_of_16_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_4_mask_of_16_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_of_16_next -> T1_diagonal_8_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_of_16_next -> T1_diagonal_8_next
+            if (rows_next > 0) TMUL(T1_diagonal_8_next, T1_diagonal_stack_next, pairs_4_mask_of_16_next);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // T1_rows_2_f16_next -> T1_diagonal_8_f16_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_diagonal_8_f16_next, T1_diagonal_8_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_diagonal_8_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_diagonal_8_next -> pairs_8_mask_of_16_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_diagonal_8_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T1_diagonal_8_f16_next);
+                }
+            }
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_diagonal_8_next -> pairs_8_mask_of_16_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_8_mask_of_16_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_8_mask_of_16_next -> T1_diagonal_16_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_8_mask_of_16_next -> T1_diagonal_16_next
+            if (rows_next > 0) TMUL(T1_diagonal_16_next, T1_diagonal_stack_next, pairs_8_mask_of_16_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_diagonal_16_f16_next, T1_diagonal_16_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_16_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_16_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T1_diagonal_16_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // T1_diagonal_16_f16_next -> operand_of_X_f16_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // T1_diagonal_16_f16_next -> operand_of_X_f16_next
             if (rows_next > 0) TCVT(operand_of_X_f16_next, operand_of_X_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // operand_of_X_f16_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // operand_of_X_next -> pairs_4_mask_2_next
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T1_strictly_neg_64_f16_next -> pairs_2_mask_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_2_mask_2_next, from);
-                }
-            }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // operand_of_X_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_X_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_X_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TSTORE(to, operand_of_X_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // operand_of_X_f16_next -> k2_k1T_D_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_X_f16_channel -> operand_of_X_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k2_k1T_in_next -> k2_k1T_D_next
-            // k2_k1T_D = k2_k1T * D
-            if (rows_next > 0) TMUL(k2_k1T_D_next, k2_k1T_in_next, D_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // operand_of_X_f16_next -> k2_k1T_D_f16_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(k2_k1T_D_f16_next, k2_k1T_D_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // k2_k1T_D_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // operand_of_X_next -> pairs_4_mask_2_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_4_mask_2_next, from);
-                }
-            }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // k2_k1T_D_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k2_k1T_D_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k2_k1T_D_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TSTORE(to, k2_k1T_D_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_next
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // k2_k1T_D_f16_next -> k1_S_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // k2_k1T_D_f16_next -> k1_S_in
+            wait_flag_dev(0);  // k1_S_channel -> k1_S_in
+            {
+                auto from = view(k1_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(k1_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_S_in -> exp_G_k1_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_S_in -> exp_G_k1_S
+            // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
+            TROWEXPANDMUL(exp_G_k1_S, k1_S_in, exp_G_col);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TTRANS(beta2_next, beta2_wide_next, beta2_next_scratch);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // beta2_next_scratch -> k2_k2T_in_next
-            // k2_k1T = k2 @ k1.T
-            UbPart<half, 32, 128> v1_raw_next(part_next, 128);
-            TASSIGN(v1_raw_next, 0x8000 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v1_raw_next, from);
+            TSUB(Y_difference, v1_f32, exp_G_k1_S);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(beta1_Y_difference, Y_difference, beta1_col);
+            pipe_barrier(PIPE_V);
+            TCVT(beta1_Y_difference_f16, beta1_Y_difference, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta1_Y_difference_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta1_Y_difference -> k2_S_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta1_Y_difference_f16 -> store
+            {
+                auto to = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, beta1_Y_difference_f16);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v1_raw_next -> v1_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v1_raw_next -> v1_next
-            if (rows_next > 0) fill_rows(v1_next, v1_raw_next, part_next, 0x8000 + (c + 1) % 2 * 8192);
-            UbPart<half, 32, 128> v2_raw_next(part_next, 128);
-            TASSIGN(v2_raw_next, 0xc000 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v2_raw_next, from);
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // beta1_Y_difference_f16 -> q_S_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta1_Y_difference -> k2_S_in
+            wait_flag_dev(0);  // k2_S_channel -> k2_S_in
+            {
+                auto from = view(k2_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(k2_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // v2_raw_next -> v2_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // v2_raw_next -> v2_next
-            if (rows_next > 0) fill_rows(v2_next, v2_raw_next, part_next, 0xc000 + (c + 1) % 2 * 8192);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k2_S_in -> exp_G_k2_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k2_S_in -> exp_G_k2_S
+            // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
+            TROWEXPANDMUL(exp_G_k2_S, k2_S_in, exp_G_col);
+            pipe_barrier(PIPE_V);
+            TSUB(U2_difference, v2_f32, exp_G_k2_S);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_k2_S -> k2_k2T_in_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_k2_S -> k2_k2T_in_next
             wait_flag_dev(0);  // k2_k2T_channel -> k2_k2T_in_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // beta2_next_scratch -> k2_k2T_in_next
             if (rows_next > 0) {
                 {
                     auto from = view(k2_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -3859,233 +4537,118 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k2T_in_next -> k2_k2T_D_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
             if (rows_next > 0) TMUL(k2_k2T_D_next, k2_k2T_in_next, D_next);
-            wait_flag_dev(0);  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k2_k1T_D_X_in_next, from);
-                }
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // beta1_Y_difference_f16 -> q_S_in
+            wait_flag_dev(0);  // q_S_channel -> q_S_in
+            {
+                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(q_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TSUB(k2_k2T_difference_next, k2_k2T_D_next, k2_k1T_D_X_in_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // k2_k1T_D_X_in_next -> pairs_8_mask_2_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TROWEXPANDMUL(T2_difference_next, k2_k2T_difference_next, beta2_col_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(T2_strictly_lower_next, T2_difference_next, strictly_lower_mask_3_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // strictly_lower_mask_3_next -> pairs_16_mask_2_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(T2_strictly_neg_next, T2_strictly_lower_next, -1.0f);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(T2_strictly_neg_2_next, T2_strictly_neg_next, pairs_1_mask_2_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(T2_rows_2_next, eye_mask_next, T2_strictly_neg_2_next);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // k2_k1T_D_X_in_next -> pairs_8_mask_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_8_mask_2_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_2_next -> T2_strictly_neg_16_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_4_next, T2_strictly_neg_next, pairs_2_mask_2_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T2_strictly_neg_4_f16_next, T2_strictly_neg_4_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_neg_4_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // strictly_lower_mask_3_next -> pairs_16_mask_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_16_mask_2_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_16_mask_2_next -> T2_strictly_neg_32_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_neg_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_4_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // T2_strictly_neg_4_f16_next -> T2_rows_2_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_4_f16_channel -> T2_strictly_neg_4_f16_in_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // T2_strictly_neg_4_f16_next -> T2_rows_2_f16_next
-            if (rows_next > 0) TCVT(T2_rows_2_f16_next, T2_rows_2_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // T2_rows_2_next -> pairs_32_mask_2_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_rows_2_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // T2_rows_2_next -> pairs_32_mask_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_32_mask_2_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask_2_next -> T2_strictly_neg_64_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_rows_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_rows_2_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_f16_next -> q_k1T_in_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_8_next, T2_strictly_neg_next, pairs_4_mask_2_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T2_strictly_neg_8_f16_next, T2_strictly_neg_8_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_strictly_neg_8_f16_next -> store
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_f16_next -> q_k1T_in_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> exp_G_q_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> exp_G_q_S
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
+            TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
+            wait_flag_dev(0);  // q_k1T_channel -> q_k1T_in_next
             if (rows_next > 0) {
                 {
                     auto from = view(q_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TLOAD(q_k1T_in_next, from);
                 }
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_strictly_neg_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_8_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_neg_8_f16_next -> q_k2T_in_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_8_f16_channel -> T2_strictly_neg_8_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_2_next -> T2_strictly_neg_16_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_16_next, T2_strictly_neg_next, pairs_8_mask_2_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T2_strictly_neg_16_f16_next, T2_strictly_neg_16_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_strictly_neg_16_f16_next -> store
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_neg_8_f16_next -> q_k2T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_k2T_in_next, from);
-                }
-            }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_strictly_neg_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_16_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_strictly_neg_16_f16_next -> T2_strictly_neg_32_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_16_f16_channel -> T2_strictly_neg_16_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_16_mask_2_next -> T2_strictly_neg_32_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_32_next, T2_strictly_neg_next, pairs_16_mask_2_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_strictly_neg_16_f16_next -> T2_strictly_neg_32_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T2_strictly_neg_32_f16_next, T2_strictly_neg_32_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_strictly_neg_32_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_strictly_neg_32_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_32_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_32_f16_channel -> T2_strictly_neg_32_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_strictly_neg_32_f16_next -> q_S_in
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask_2_next -> T2_strictly_neg_64_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_64_next, T2_strictly_neg_next, pairs_32_mask_2_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_32_mask_2_next -> k1_S_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_32_mask_2_next -> k1_S_in
-            {
-                auto from = view(k1_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k1_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k1_S_in -> exp_G_k1_S
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k1_S_in -> exp_G_k1_S
-            // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
-            TROWEXPANDMUL(exp_G_k1_S, k1_S_in, exp_G_col);
-            pipe_barrier(PIPE_V);
-            TSUB(Y_difference, v1_f32, exp_G_k1_S);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // exp_G_k1_S -> k2_S_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // exp_G_k1_S -> k2_S_in
-            {
-                auto from = view(k2_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k2_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_S_in -> exp_G_k2_S
-            pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(beta1_Y_difference, Y_difference, beta1_col);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_S_in -> exp_G_k2_S
-            pipe_barrier(PIPE_V);
-            // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
-            TROWEXPANDMUL(exp_G_k2_S, k2_S_in, exp_G_col);
-            pipe_barrier(PIPE_V);
-            TSUB(U2_difference, v2_f32, exp_G_k2_S);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_k2_S -> q_S_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_k2_S -> q_S_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_strictly_neg_32_f16_next -> q_S_in
-            {
-                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(q_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
-            TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
-            if (rows_next > 0) TCVT(T2_strictly_neg_64_f16_next, T2_strictly_neg_64_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_strictly_neg_64_f16_next -> store
-            TCVT(beta1_Y_difference_f16, beta1_Y_difference, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // beta1_Y_difference_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_strictly_neg_64_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_64_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_64_f16_channel -> T2_strictly_neg_64_f16_in_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // beta1_Y_difference_f16 -> store
-            {
-                auto to = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, beta1_Y_difference_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta1_Y_difference_f16 -> chunk_decay_S
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k1T_in_next -> q_k1T_D_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k1T_in_next -> q_k1T_D_next
             if (rows_next > 0) TMUL(q_k1T_D_next, q_k1T_in_next, D_next);
-            if (rows_next > 0) TMUL(q_k2T_D_next, q_k2T_in_next, D_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta1_Y_difference_f16 -> chunk_decay_S
             pipe_barrier(PIPE_V);
-            // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
-            TMULS(chunk_decay_S, S, chunk_decay);
             if (rows_next > 0) TCVT(q_k1T_D_f16_next, q_k1T_D_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k1T_D_f16_next -> store
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(q_k2T_D_f16_next, q_k2T_D_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_k2T_D_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k1T_D_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_k1T_D_next -> q_k2T_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TSTORE(to, q_k1T_D_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_k1T_D_f16_channel -> q_k1T_D_f16_in_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_k2T_D_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_k1T_D_next -> q_k2T_in_next
+            wait_flag_dev(0);  // q_k2T_channel -> q_k2T_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(q_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(q_k2T_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k2T_in_next -> q_k2T_D_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k2T_in_next -> q_k2T_D_next
+            if (rows_next > 0) TMUL(q_k2T_D_next, q_k2T_in_next, D_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(q_k2T_D_f16_next, q_k2T_D_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_k2T_D_next -> k2_k1T_D_X_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TSTORE(to, q_k2T_D_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_k2T_D_f16_channel -> q_k2T_D_f16_in_next
-            wait_flag_dev(0);  // Y_channel -> Y_in
-            {
-                auto from = view(Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(Y_in, from);
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // q_k2T_D_f16_next -> T2_diagonal_stack_next
+            wait_flag_dev(0);  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_k2T_D_next -> k2_k1T_D_X_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(k2_k1T_D_X_in_next, from);
+                }
             }
-            wait_flag_dev(0);  // k2_k1T_D_Y_channel -> k2_k1T_D_Y_in
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) TSUB(k2_k2T_difference_next, k2_k2T_D_next, k2_k1T_D_X_in_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k2_k1T_D_X_in_next -> strictly_lower_mask_3_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TROWEXPANDMUL(T2_difference_next, k2_k2T_difference_next, beta2_col_next);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k2_k1T_D_X_in_next -> strictly_lower_mask_3_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(strictly_lower_mask_3_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // strictly_lower_mask_3_next -> T2_strictly_lower_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // strictly_lower_mask_3_next -> T2_strictly_lower_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(T2_strictly_lower_next, T2_difference_next, strictly_lower_mask_3_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_strictly_lower_f16_next, T2_strictly_lower_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_next -> store
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // q_k2T_D_f16_next -> T2_diagonal_stack_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    UbBlock<half, 16, 64, 16> T2_diagonal_stack_next_from;
+                    TASSIGN(T2_diagonal_stack_next_from, 0x16000 + (i * 65 + sub * 32) * 2);
+                    UbTile<float, 16, 16> T2_diagonal_stack_next_to;
+                    TASSIGN(T2_diagonal_stack_next_to, 0x1c000 + i * 64);
+                    TCVT(T2_diagonal_stack_next_to, T2_diagonal_stack_next_from, RoundMode::CAST_NONE);
+                }
+            }
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, T2_strictly_lower_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_next
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
             {
                 auto from = view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(k2_k1T_D_Y_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_D_Y_in -> k2_k1T_difference
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_D_Y_in -> k2_k1T_difference
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_Y_in -> k2_k1T_difference
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_Y_in -> k2_k1T_difference
             // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
             TSUB(k2_k1T_difference, U2_difference, k2_k1T_D_Y_in);
             pipe_barrier(PIPE_V);
@@ -4093,34 +4656,132 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             pipe_barrier(PIPE_V);
             TCVT(U2_term_minus_A_Y_f16, U2_term_minus_A_Y, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U2_term_minus_A_Y_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // U2_term_minus_A_Y -> pairs_1_mask_of_16_2_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U2_term_minus_A_Y_f16 -> store
             {
                 auto to = view(U2_term_minus_A_Y_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, U2_term_minus_A_Y_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // U2_term_minus_A_Y_f16_channel -> U2_term_minus_A_Y_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // U2_term_minus_A_Y -> pairs_1_mask_of_16_2_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_1_mask_of_16_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_1_mask_of_16_2_next -> T2_diagonal_2_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_1_mask_of_16_2_next -> T2_diagonal_2_next
+            if (rows_next > 0) TMUL(T2_diagonal_2_next, T2_diagonal_stack_next, pairs_1_mask_of_16_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TSUB(T2_rows_2_next, T2_diagonal_2_next, eye_mask_of_16_next);
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_2_mask_of_16_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_of_16_2_next -> T2_diagonal_4_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_of_16_2_next -> T2_diagonal_4_next
+            if (rows_next > 0) TMUL(T2_diagonal_4_next, T2_diagonal_stack_next, pairs_2_mask_of_16_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_diagonal_4_f16_next, T2_diagonal_4_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_diagonal_4_f16_next -> store
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_rows_2_f16_next, T2_rows_2_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_rows_2_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_diagonal_4_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T2_diagonal_4_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_rows_2_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T2_rows_2_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_rows_2_f16_next -> chunk_decay_S
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_rows_2_f16_next -> chunk_decay_S
+            // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
+            TMULS(chunk_decay_S, S, chunk_decay);
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_4_mask_of_16_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_of_16_2_next -> T2_diagonal_8_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_of_16_2_next -> T2_diagonal_8_next
+            if (rows_next > 0) TMUL(T2_diagonal_8_next, T2_diagonal_stack_next, pairs_4_mask_of_16_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_diagonal_8_f16_next, T2_diagonal_8_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_8_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T2_diagonal_8_next -> pairs_8_mask_of_16_2_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_8_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T2_diagonal_8_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T2_diagonal_8_next -> pairs_8_mask_of_16_2_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_8_mask_of_16_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_of_16_2_next -> T2_diagonal_16_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_of_16_2_next -> T2_diagonal_16_next
+            if (rows_next > 0) TMUL(T2_diagonal_16_next, T2_diagonal_stack_next, pairs_8_mask_of_16_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_diagonal_16_f16_next, T2_diagonal_16_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_diagonal_16_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_diagonal_16_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T2_diagonal_16_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T2_diagonal_16_f16_next -> U2_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_next
             wait_flag_dev(0);  // U2_channel -> U2_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T2_diagonal_16_f16_next -> U2_in
             {
                 auto from = view(U2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U2_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // U2_in -> W_U2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // U2_in -> W_U2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U2_in -> W_U2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U2_in -> W_U2
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             TROWEXPANDMUL(W_U2, U2_in, W);
+            {
+                auto from = view(Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(Y_in, from);
+            }
             wait_flag_dev(0);  // X_U2_channel -> X_U2_in
             {
                 auto from = view(X_U2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(X_U2_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // X_U2_in -> U1
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // X_U2_in -> U1
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // X_U2_in -> U1
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // X_U2_in -> U1
             // U1 = Y - X @ U2
             TSUB(U1, Y_in, X_U2_in);
             pipe_barrier(PIPE_V);
             TCVT(U1_f16, U1, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U1_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U1_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // U1_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // U1_f16 -> store
             {
                 auto to = view(U1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, U1_f16);
@@ -4134,24 +4795,24 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(o_sum_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in -> o_sum
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in -> o_sum
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // o_sum_part_in -> o_sum
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // o_sum_part_in -> o_sum
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TADD(o_sum, exp_G_q_S, o_sum_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // o_sum_part_in -> o_sum_2_part_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // o_sum_part_in -> o_sum_2_part_in
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o_sum_part_in -> o_sum_2_part_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o_sum_part_in -> o_sum_2_part_in
             {
                 auto from = view(o_sum_2_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(o_sum_2_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // o_sum_2_part_in -> o_sum_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // o_sum_2_part_in -> o_sum_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_part_in -> o_sum_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_part_in -> o_sum_2
             TADD(o_sum_2, o_sum, o_sum_2_part_in);
             pipe_barrier(PIPE_V);
             TMULS(o, o_sum_2, scale);
             TCVT(W_U1_f16, W_U1, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // W_U1_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // W_U1_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // W_U1_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // W_U1_f16 -> store
             {
                 auto to = view(W_U1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, W_U1_f16);
@@ -4159,8 +4820,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // W_U1_f16_channel -> W_U1_f16_in
             pipe_barrier(PIPE_V);
             TCVT(W_U2_f16, W_U2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // W_U2_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // W_U2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // W_U2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // W_U2_f16 -> store
             {
                 auto to = view(W_U2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, W_U2_f16);
@@ -4168,49 +4829,65 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // W_U2_f16_channel -> W_U2_f16_in
             pipe_barrier(PIPE_V);
             TCVT(o_f16, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // o -> S_sum_part_in
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x10000);
+                TASSIGN(valid, 0x1c000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> lower_64_mask_next
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // o_f16 -> S_sum_part_in
             wait_flag_dev(0);  // S_sum_part_channel -> S_sum_part_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // o -> S_sum_part_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // o_f16 -> S_sum_part_in
             {
                 auto from = view(S_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_sum_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_sum_part_in -> S_sum
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_sum_part_in -> S_sum
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_sum_part_in -> S_sum
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_sum_part_in -> S_sum
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             TADD(S_sum, chunk_decay_S, S_sum_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_sum_part_in -> S_next_part_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_sum_part_in -> S_next_part_in
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum_part_in -> S_next_part_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum_part_in -> S_next_part_in
             wait_flag_dev(0);  // S_next_part_channel -> S_next_part_in
             {
                 auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
             TADD(S_next, S_sum, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum -> g_raw_next
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
+            UbPart<half, 32, 128> v1_raw_next(part_next, 128);
+            TASSIGN(v1_raw_next, 0x8000 + (c + 1) % 2 * 8192);
+            if (part_next > 0) {
+                auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+                TLOAD(v1_raw_next, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v1_raw_next -> v1_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v1_raw_next -> v1_next
+            if (rows_next > 0) fill_rows(v1_next, v1_raw_next, part_next, 0x8000 + (c + 1) % 2 * 8192);
+            UbPart<half, 32, 128> v2_raw_next(part_next, 128);
+            TASSIGN(v2_raw_next, 0xc000 + (c + 1) % 2 * 8192);
+            if (part_next > 0) {
+                auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+                TLOAD(v2_raw_next, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v2_raw_next -> v2_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v2_raw_next -> v2_next
+            if (rows_next > 0) fill_rows(v2_next, v2_raw_next, part_next, 0xc000 + (c + 1) % 2 * 8192);
         }
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> lower_64_mask_next
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum -> g_raw_next
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_next -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
     }
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
 #endif
 #endif
 }
@@ -4231,36 +4908,33 @@ extern "C" int call_gated_delta_product_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
+    uint8_t *minus_identity_float16_bytes,
     uint8_t *lower_64_mask_bytes,
     uint8_t *lower_fill_bytes,
     uint8_t *strictly_lower_mask_bytes,
-    uint8_t *eye_mask_bytes,
-    uint8_t *pairs_1_mask_bytes,
-    uint8_t *pairs_2_mask_bytes,
-    uint8_t *pairs_4_mask_bytes,
-    uint8_t *pairs_8_mask_bytes,
-    uint8_t *pairs_16_mask_bytes,
-    uint8_t *pairs_32_mask_bytes,
-    uint8_t *identity_float16_C_bytes,
+    uint8_t *pairs_1_mask_of_16_bytes,
+    uint8_t *eye_mask_of_16_bytes,
+    uint8_t *pairs_2_mask_of_16_bytes,
+    uint8_t *pairs_4_mask_of_16_bytes,
+    uint8_t *pairs_8_mask_of_16_bytes,
+    uint8_t *identity_float16_16_bytes,
     uint8_t *k1_k1T_channel_bytes,
-    uint8_t *T1_strictly_neg_4_f16_channel_bytes,
+    uint8_t *T1_strictly_lower_f16_channel_bytes,
+    uint8_t *T1_diagonal_4_f16_channel_bytes,
     uint8_t *T1_rows_2_f16_channel_bytes,
-    uint8_t *T1_strictly_neg_8_f16_channel_bytes,
-    uint8_t *T1_strictly_neg_16_f16_channel_bytes,
-    uint8_t *T1_strictly_neg_32_f16_channel_bytes,
-    uint8_t *T1_strictly_neg_64_f16_channel_bytes,
+    uint8_t *T1_diagonal_8_f16_channel_bytes,
+    uint8_t *T1_diagonal_16_f16_channel_bytes,
     uint8_t *k2_k2T_channel_bytes,
     uint8_t *k2_k1T_channel_bytes,
     uint8_t *k1_k2T_channel_bytes,
     uint8_t *operand_of_X_f16_channel_bytes,
     uint8_t *k2_k1T_D_f16_channel_bytes,
     uint8_t *k2_k1T_D_X_channel_bytes,
-    uint8_t *T2_strictly_neg_4_f16_channel_bytes,
+    uint8_t *T2_strictly_lower_f16_channel_bytes,
+    uint8_t *T2_diagonal_4_f16_channel_bytes,
     uint8_t *T2_rows_2_f16_channel_bytes,
-    uint8_t *T2_strictly_neg_8_f16_channel_bytes,
-    uint8_t *T2_strictly_neg_16_f16_channel_bytes,
-    uint8_t *T2_strictly_neg_32_f16_channel_bytes,
-    uint8_t *T2_strictly_neg_64_f16_channel_bytes,
+    uint8_t *T2_diagonal_8_f16_channel_bytes,
+    uint8_t *T2_diagonal_16_f16_channel_bytes,
     uint8_t *S_f16_channel_bytes,
     uint8_t *k1_S_channel_bytes,
     uint8_t *beta1_Y_difference_f16_channel_bytes,
@@ -4296,7 +4970,7 @@ extern "C" int call_gated_delta_product_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_product_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k1_bytes, k2_bytes, v1_bytes, v2_bytes, g_bytes, beta1_bytes, beta2_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, k1_k1T_channel_bytes, T1_strictly_neg_4_f16_channel_bytes, T1_rows_2_f16_channel_bytes, T1_strictly_neg_8_f16_channel_bytes, T1_strictly_neg_16_f16_channel_bytes, T1_strictly_neg_32_f16_channel_bytes, T1_strictly_neg_64_f16_channel_bytes, k2_k2T_channel_bytes, k2_k1T_channel_bytes, k1_k2T_channel_bytes, operand_of_X_f16_channel_bytes, k2_k1T_D_f16_channel_bytes, k2_k1T_D_X_channel_bytes, T2_strictly_neg_4_f16_channel_bytes, T2_rows_2_f16_channel_bytes, T2_strictly_neg_8_f16_channel_bytes, T2_strictly_neg_16_f16_channel_bytes, T2_strictly_neg_32_f16_channel_bytes, T2_strictly_neg_64_f16_channel_bytes, S_f16_channel_bytes, k1_S_channel_bytes, beta1_Y_difference_f16_channel_bytes, Y_channel_bytes, k2_S_channel_bytes, k2_k1T_D_Y_channel_bytes, U2_term_minus_A_Y_f16_channel_bytes, U2_channel_bytes, q_S_channel_bytes, q_k1T_channel_bytes, X_U2_channel_bytes, q_k1T_D_f16_channel_bytes, U1_f16_channel_bytes, o_sum_part_channel_bytes, q_k2T_channel_bytes, q_k2T_D_f16_channel_bytes, o_sum_2_part_channel_bytes, W_U1_f16_channel_bytes, S_sum_part_channel_bytes, W_U2_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_product_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k1_bytes, k2_bytes, v1_bytes, v2_bytes, g_bytes, beta1_bytes, beta2_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, k1_k1T_channel_bytes, T1_strictly_lower_f16_channel_bytes, T1_diagonal_4_f16_channel_bytes, T1_rows_2_f16_channel_bytes, T1_diagonal_8_f16_channel_bytes, T1_diagonal_16_f16_channel_bytes, k2_k2T_channel_bytes, k2_k1T_channel_bytes, k1_k2T_channel_bytes, operand_of_X_f16_channel_bytes, k2_k1T_D_f16_channel_bytes, k2_k1T_D_X_channel_bytes, T2_strictly_lower_f16_channel_bytes, T2_diagonal_4_f16_channel_bytes, T2_rows_2_f16_channel_bytes, T2_diagonal_8_f16_channel_bytes, T2_diagonal_16_f16_channel_bytes, S_f16_channel_bytes, k1_S_channel_bytes, beta1_Y_difference_f16_channel_bytes, Y_channel_bytes, k2_S_channel_bytes, k2_k1T_D_Y_channel_bytes, U2_term_minus_A_Y_f16_channel_bytes, U2_channel_bytes, q_S_channel_bytes, q_k1T_channel_bytes, X_U2_channel_bytes, q_k1T_D_f16_channel_bytes, U1_f16_channel_bytes, o_sum_part_channel_bytes, q_k2T_channel_bytes, q_k2T_D_f16_channel_bytes, o_sum_2_part_channel_bytes, W_U1_f16_channel_bytes, S_sum_part_channel_bytes, W_U2_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -6205,6 +6879,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])

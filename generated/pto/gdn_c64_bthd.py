@@ -26,17 +26,16 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("gated_delta_rule_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "k_kT_channel", "minus_A_4_f16_channel", "Tinv_rows_2_f16_channel", "minus_A_8_f16_channel", "minus_A_16_f16_channel", "minus_A_32_f16_channel", "minus_A_64_f16_channel", "S_f16_channel", "k_S_channel", "operand_of_U_f16_channel", "U_channel", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "U_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("gated_delta_rule_o_S_fp16", ["minus_identity_float16", "lower_64_mask", "lower_fill", "strictly_lower_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "k_kT_channel", "A_f16_channel", "diagonal_stack_A_4_f16_channel", "Tinv_rows_2_f16_channel", "diagonal_stack_A_8_f16_channel", "diagonal_stack_16_f16_channel", "S_f16_channel", "k_S_channel", "operand_of_U_f16_channel", "U_channel", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "U_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
     "k_kT_channel": ([64, 64], "float32"),
-    "minus_A_4_f16_channel": ([64, 64], "float16"),
-    "Tinv_rows_2_f16_channel": ([64, 64], "float16"),
-    "minus_A_8_f16_channel": ([64, 64], "float16"),
-    "minus_A_16_f16_channel": ([64, 64], "float16"),
-    "minus_A_32_f16_channel": ([64, 64], "float16"),
-    "minus_A_64_f16_channel": ([64, 64], "float16"),
+    "A_f16_channel": ([64, 64], "float16"),
+    "diagonal_stack_A_4_f16_channel": ([64, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ([64, 16], "float16"),
+    "diagonal_stack_A_8_f16_channel": ([64, 16], "float16"),
+    "diagonal_stack_16_f16_channel": ([64, 16], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
     "k_S_channel": ([64, 128], "float32"),
     "operand_of_U_f16_channel": ([64, 128], "float16"),
@@ -50,17 +49,16 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
+    "minus_identity_float16": ("eye -1.0 0.0", [64, 64], "float16"),
     "lower_64_mask": ("lower 1.0 0.0", [64, 64], "float32"),
     "lower_fill": ("lower 0.0 -inf", [64, 64], "float32"),
     "strictly_lower_mask": ("strictly_lower 1.0 0.0", [64, 64], "float32"),
-    "eye_mask": ("eye 1.0 0.0", [64, 64], "float32"),
-    "pairs_1_mask": ("pairs:1 1.0 0.0", [64, 64], "float32"),
-    "pairs_2_mask": ("pairs:2 1.0 0.0", [64, 64], "float32"),
-    "pairs_4_mask": ("pairs:4 1.0 0.0", [64, 64], "float32"),
-    "pairs_8_mask": ("pairs:8 1.0 0.0", [64, 64], "float32"),
-    "pairs_16_mask": ("pairs:16 1.0 0.0", [64, 64], "float32"),
-    "pairs_32_mask": ("pairs:32 1.0 0.0", [64, 64], "float32"),
-    "identity_float16_C": ("eye 1.0 0.0", [64, 64], "float16"),
+    "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [64, 16], "float32"),
+    "eye_mask_of_16": ("eye 1.0 0.0", [64, 16], "float32"),
+    "pairs_2_mask_of_16": ("pairs:2 1.0 0.0", [64, 16], "float32"),
+    "pairs_4_mask_of_16": ("pairs:4 1.0 0.0", [64, 16], "float32"),
+    "pairs_8_mask_of_16": ("pairs:8 1.0 0.0", [64, 16], "float32"),
+    "identity_float16_16": ("eye 1.0 0.0", [16, 16], "float16"),
 }
 
 SOURCE = r'''
@@ -82,6 +80,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -190,6 +190,53 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
 }
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int groups = 8, group = Rows / groups;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
+}
 #endif
 #endif
 
@@ -203,24 +250,22 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
+ * minus_identity_float16: workspace, const, [C, C] float16
  * lower_64_mask: workspace, const, [64, 64] float32
  * lower_fill: workspace, const, [C, C] float32
  * strictly_lower_mask: workspace, const, [C, C] float32
- * eye_mask: workspace, const, [C, C] float32
- * pairs_1_mask: workspace, const, [C, C] float32
- * pairs_2_mask: workspace, const, [C, C] float32
- * pairs_4_mask: workspace, const, [C, C] float32
- * pairs_8_mask: workspace, const, [C, C] float32
- * pairs_16_mask: workspace, const, [C, C] float32
- * pairs_32_mask: workspace, const, [C, C] float32
- * identity_float16_C: workspace, const, [C, C] float16
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32
+ * eye_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32
+ * identity_float16_16: workspace, const, [16, 16] float16
  * k_kT_channel: workspace, block, [C, C] float32
- * minus_A_4_f16_channel: workspace, block, [C, C] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
- * minus_A_8_f16_channel: workspace, block, [C, C] float16
- * minus_A_16_f16_channel: workspace, block, [C, C] float16
- * minus_A_32_f16_channel: workspace, block, [C, C] float16
- * minus_A_64_f16_channel: workspace, block, [C, C] float16
+ * A_f16_channel: workspace, block, [C, C] float16
+ * diagonal_stack_A_4_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * diagonal_stack_A_8_f16_channel: workspace, block, [C, 16] float16
+ * diagonal_stack_16_f16_channel: workspace, block, [C, 16] float16
  * S_f16_channel: workspace, block, [K, V] float16
  * k_S_channel: workspace, block, [C, V] float32
  * operand_of_U_f16_channel: workspace, block, [C, V] float16
@@ -241,24 +286,22 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *minus_identity_float16_bytes,
     __gm__ uint8_t *lower_64_mask_bytes,
     __gm__ uint8_t *lower_fill_bytes,
     __gm__ uint8_t *strictly_lower_mask_bytes,
-    __gm__ uint8_t *eye_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_bytes,
-    __gm__ uint8_t *pairs_2_mask_bytes,
-    __gm__ uint8_t *pairs_4_mask_bytes,
-    __gm__ uint8_t *pairs_8_mask_bytes,
-    __gm__ uint8_t *pairs_16_mask_bytes,
-    __gm__ uint8_t *pairs_32_mask_bytes,
-    __gm__ uint8_t *identity_float16_C_bytes,
+    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
+    __gm__ uint8_t *eye_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
+    __gm__ uint8_t *identity_float16_16_bytes,
     __gm__ uint8_t *k_kT_channel_bytes,
-    __gm__ uint8_t *minus_A_4_f16_channel_bytes,
+    __gm__ uint8_t *A_f16_channel_bytes,
+    __gm__ uint8_t *diagonal_stack_A_4_f16_channel_bytes,
     __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_8_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_16_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_32_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_64_f16_channel_bytes,
+    __gm__ uint8_t *diagonal_stack_A_8_f16_channel_bytes,
+    __gm__ uint8_t *diagonal_stack_16_f16_channel_bytes,
     __gm__ uint8_t *S_f16_channel_bytes,
     __gm__ uint8_t *k_S_channel_bytes,
     __gm__ uint8_t *operand_of_U_f16_channel_bytes,
@@ -291,24 +334,22 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
     __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
     __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
-    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
-    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
-    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
-    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
-    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
-    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
-    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
-    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
-    __gm__ half *minus_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_4_f16_channel_bytes);
+    __gm__ half *A_f16_channel_gm = reinterpret_cast<__gm__ half *>(A_f16_channel_bytes);
+    __gm__ half *diagonal_stack_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_4_f16_channel_bytes);
     __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *minus_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_8_f16_channel_bytes);
-    __gm__ half *minus_A_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_16_f16_channel_bytes);
-    __gm__ half *minus_A_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_32_f16_channel_bytes);
-    __gm__ half *minus_A_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_64_f16_channel_bytes);
+    __gm__ half *diagonal_stack_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_8_f16_channel_bytes);
+    __gm__ half *diagonal_stack_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_16_f16_channel_bytes);
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
     __gm__ float *k_S_channel_gm = reinterpret_cast<__gm__ float *>(k_S_channel_bytes);
     __gm__ half *operand_of_U_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_U_f16_channel_bytes);
@@ -321,10 +362,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
-    L1Tile<half, 64, 64> identity;
+    L1Tile<half, 16, 16> identity;
     TASSIGN(identity, 0x0);
     L1Tile<half, 64, 128> k_first;
-    TASSIGN(k_first, 0x2000);
+    TASSIGN(k_first, 0x200);
     TileLeft<half, 64, 128> k_kT_left_first;
     TASSIGN(k_kT_left_first, 0x0);
     TileRight<half, 128, 64> k_kT_right_first;
@@ -332,270 +373,290 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TileAcc<float, 64, 64> k_kT_first;
     TASSIGN(k_kT_first, 0x0);
     L1Tile<half, 64, 128> q_first;
-    TASSIGN(q_first, 0xa000);
+    TASSIGN(q_first, 0x8200);
+    L1Tile<half, 64, 64> Tinv_zeros_first;
+    TASSIGN(Tinv_zeros_first, 0x10200);
+    L1Tile<half, 64, 64> minus_identity_first;
+    TASSIGN(minus_identity_first, 0x12200);
     TileLeft<half, 64, 128> q_kT_left_first;
     TASSIGN(q_kT_left_first, 0x8000);
     TileRight<half, 128, 64> q_kT_right_first;
     TASSIGN(q_kT_right_first, 0x8000);
     TileAcc<float, 64, 64> q_kT_first;
     TASSIGN(q_kT_first, 0x4000);
-    L1Tile<half, 64, 64> minus_A_4_f16_in_first;
-    TASSIGN(minus_A_4_f16_in_first, 0x12000);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_first;
-    TASSIGN(Tinv_rows_2_f16_in_first, 0x14000);
-    TileLeft<half, 64, 64> Tinv_below_4_left_first;
+    L1Tile<half, 64, 64> A_f16_in_first;
+    TASSIGN(A_f16_in_first, 0x14200);
+    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in_first;
+    TASSIGN(diagonal_stack_A_4_f16_in_first, 0x16200);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_first;
+    TASSIGN(Tinv_rows_2_f16_in_first, 0x16a00);
+    TileLeft<half, 64, 16> Tinv_below_4_left_first;
     TASSIGN(Tinv_below_4_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_below_4_right_first;
+    TileRight<half, 64, 16> Tinv_below_4_right_first;
     TASSIGN(Tinv_below_4_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4_first;
+    TileAcc<float, 64, 16> Tinv_below_4_first;
     TASSIGN(Tinv_below_4_first, 0x8000);
-    L1Tile<half, 64, 64> minus_A_8_f16_in_first;
-    TASSIGN(minus_A_8_f16_in_first, 0x16000);
-    L1Tile<half, 64, 64> minus_A_16_f16_in_first;
-    TASSIGN(minus_A_16_f16_in_first, 0x18000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16_first;
-    TASSIGN(Tinv_below_4_f16_first, 0x1a000);
-    TileLeft<half, 64, 64> identity_product_left_first;
+    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in_first;
+    TASSIGN(diagonal_stack_A_8_f16_in_first, 0x17200);
+    L1Tile<half, 64, 16> Tinv_below_4_f16_first;
+    TASSIGN(Tinv_below_4_f16_first, 0x17a00);
+    TileLeft<half, 64, 16> identity_product_left_first;
     TASSIGN(identity_product_left_first, 0x8000);
-    TileRight<half, 64, 64> identity_product_right_first;
+    TileRight<half, 16, 16> identity_product_right_first;
     TASSIGN(identity_product_right_first, 0x8000);
-    TileAcc<float, 64, 64> identity_product_first;
-    TASSIGN(identity_product_first, 0xc000);
-    L1Tile<half, 64, 64> minus_A_32_f16_in_first;
-    TASSIGN(minus_A_32_f16_in_first, 0x1c000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_first;
+    TileAcc<float, 64, 16> identity_product_first;
+    TASSIGN(identity_product_first, 0x9000);
+    L1Tile<half, 64, 16> diagonal_stack_16_f16_in_first;
+    TASSIGN(diagonal_stack_16_f16_in_first, 0x18200);
+    TileLeft<half, 64, 16> Tinv_rows_4_left_first;
     TASSIGN(Tinv_rows_4_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_4_right_first;
+    TileRight<half, 64, 16> Tinv_rows_4_right_first;
     TASSIGN(Tinv_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_4_first;
-    TASSIGN(Tinv_rows_4_first, 0xc000);
-    L1Tile<half, 64, 64> minus_A_64_f16_in_first;
-    TASSIGN(minus_A_64_f16_in_first, 0x1e000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16_first;
-    TASSIGN(Tinv_rows_4_f16_first, 0x20000);
-    L1Tile<half, 64, 64> q_kT_D_f16_in_first;
-    TASSIGN(q_kT_D_f16_in_first, 0x22000);
-    TileLeft<half, 64, 64> Tinv_below_8_left_first;
+    TileAcc<float, 64, 16> Tinv_rows_4_first;
+    TASSIGN(Tinv_rows_4_first, 0x9000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16_first;
+    TASSIGN(Tinv_rows_4_f16_first, 0x18a00);
+    TileLeft<half, 64, 16> Tinv_below_8_left_first;
     TASSIGN(Tinv_below_8_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_8_right_first;
+    TileRight<half, 64, 16> Tinv_below_8_right_first;
     TASSIGN(Tinv_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_8_first;
-    TASSIGN(Tinv_below_8_first, 0x10000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16_first;
-    TASSIGN(Tinv_below_8_f16_first, 0x26000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_first;
+    TileAcc<float, 64, 16> Tinv_below_8_first;
+    TASSIGN(Tinv_below_8_first, 0xa000);
+    L1Tile<half, 64, 64> q_kT_D_f16_in_first;
+    TASSIGN(q_kT_D_f16_in_first, 0x19200);
+    L1Tile<half, 64, 16> Tinv_below_8_f16_first;
+    TASSIGN(Tinv_below_8_f16_first, 0x1d200);
+    TileLeft<half, 64, 16> Tinv_rows_8_left_first;
     TASSIGN(Tinv_rows_8_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_8_right_first;
+    TileRight<half, 64, 16> Tinv_rows_8_right_first;
     TASSIGN(Tinv_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_8_first;
-    TASSIGN(Tinv_rows_8_first, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16_first;
-    TASSIGN(Tinv_rows_8_f16_first, 0x28000);
-    TileLeft<half, 64, 64> Tinv_below_16_left_first;
+    TileAcc<float, 64, 16> Tinv_rows_8_first;
+    TASSIGN(Tinv_rows_8_first, 0x9000);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16_first;
+    TASSIGN(Tinv_rows_8_f16_first, 0x1da00);
+    TileLeft<half, 64, 16> Tinv_below_16_left_first;
     TASSIGN(Tinv_below_16_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_right_first;
+    TileRight<half, 64, 16> Tinv_below_16_right_first;
     TASSIGN(Tinv_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_first;
-    TASSIGN(Tinv_below_16_first, 0x14000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16_first;
-    TASSIGN(Tinv_below_16_f16_first, 0x2a000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_first;
+    TileAcc<float, 64, 16> Tinv_below_16_first;
+    TASSIGN(Tinv_below_16_first, 0xb000);
+    L1Tile<half, 64, 16> Tinv_below_16_f16_first;
+    TASSIGN(Tinv_below_16_f16_first, 0x1e200);
+    TileLeft<half, 64, 16> Tinv_rows_16_left_first;
     TASSIGN(Tinv_rows_16_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_16_right_first;
+    TileRight<half, 64, 16> Tinv_rows_16_right_first;
     TASSIGN(Tinv_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_16_first;
-    TASSIGN(Tinv_rows_16_first, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16_first;
-    TASSIGN(Tinv_rows_16_f16_first, 0x2c000);
-    TileLeft<half, 64, 64> Tinv_below_32_left_first;
+    TileAcc<float, 64, 16> Tinv_rows_16_first;
+    TASSIGN(Tinv_rows_16_first, 0x9000);
+    L1Tile<half, 64, 64> Tinv_blocks_16_first;
+    TASSIGN(Tinv_blocks_16_first, 0x10200);
+    TileLeft<half, 32, 16> Tinv_below_32_left_first;
     TASSIGN(Tinv_below_32_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_right_first;
+    TileRight<half, 32, 16> Tinv_below_32_right_first;
     TASSIGN(Tinv_below_32_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_first;
-    TASSIGN(Tinv_below_32_first, 0x18000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16_first;
-    TASSIGN(Tinv_below_32_f16_first, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_first;
-    TASSIGN(Tinv_rows_32_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right_first;
-    TASSIGN(Tinv_rows_32_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32_first;
-    TASSIGN(Tinv_rows_32_first, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16_first;
-    TASSIGN(Tinv_rows_32_f16_first, 0x30000);
-    TileLeft<half, 64, 64> Tinv_below_64_left_first;
+    TileAcc<float, 32, 16> Tinv_below_32_first;
+    TASSIGN(Tinv_below_32_first, 0xc000);
+    L1Tile<half, 32, 16> Tinv_below_32_f16_first;
+    TASSIGN(Tinv_below_32_f16_first, 0x1ea00);
+    TileLeft<half, 32, 16> Tinv_corner_32_left_first;
+    TASSIGN(Tinv_corner_32_left_first, 0x0);
+    TileRight<half, 32, 16> Tinv_corner_32_right_first;
+    TASSIGN(Tinv_corner_32_right_first, 0x0);
+    TileAcc<float, 32, 16> Tinv_corner_32_first;
+    TASSIGN(Tinv_corner_32_first, 0xc800);
+    L1Tile<half, 64, 64> Tinv_blocks_32_first;
+    TASSIGN(Tinv_blocks_32_first, 0x10200);
+    TileLeft<half, 32, 32> Tinv_below_64_left_first;
     TASSIGN(Tinv_below_64_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_right_first;
+    TileRight<half, 32, 32> Tinv_below_64_right_first;
     TASSIGN(Tinv_below_64_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_first;
-    TASSIGN(Tinv_below_64_first, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16_first;
-    TASSIGN(Tinv_below_64_f16_first, 0x32000);
+    TileAcc<float, 32, 32> Tinv_below_64_first;
+    TASSIGN(Tinv_below_64_first, 0xd000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16_first;
+    TASSIGN(Tinv_below_64_f16_first, 0x1ee00);
+    TileLeft<half, 32, 32> Tinv_corner_64_left_first;
+    TASSIGN(Tinv_corner_64_left_first, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_right_first;
+    TASSIGN(Tinv_corner_64_right_first, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64_first;
+    TASSIGN(Tinv_corner_64_first, 0xe000);
+    L1Tile<half, 64, 64> Tinv_blocks_64_first;
+    TASSIGN(Tinv_blocks_64_first, 0x10200);
     TileLeft<half, 64, 64> Tinv_left_first;
-    TASSIGN(Tinv_left_first, 0x0);
+    TASSIGN(Tinv_left_first, 0x8000);
     TileRight<half, 64, 64> Tinv_right_first;
-    TASSIGN(Tinv_right_first, 0x0);
+    TASSIGN(Tinv_right_first, 0x8000);
     TileAcc<float, 64, 64> Tinv_first;
-    TASSIGN(Tinv_first, 0xc000);
+    TASSIGN(Tinv_first, 0xf000);
     L1Tile<half, 64, 64> Tinv_f16_first;
-    TASSIGN(Tinv_f16_first, 0x34000);
+    TASSIGN(Tinv_f16_first, 0x1f600);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> k;
     L1Tile<half, 64, 64> Tinv_f16;
     L1Tile<half, 64, 64> q_kT_D_f16_in;
     L1Tile<half, 64, 128> k_next;
     TileLeft<half, 64, 128> k_kT_left_next;
-    TASSIGN(k_kT_left_next, 0x8000);
+    TASSIGN(k_kT_left_next, 0x0);
     TileRight<half, 128, 64> k_kT_right_next;
-    TASSIGN(k_kT_right_next, 0x8000);
+    TASSIGN(k_kT_right_next, 0x0);
     TileAcc<float, 64, 64> k_kT_next;
-    TASSIGN(k_kT_next, 0x0);
+    TASSIGN(k_kT_next, 0x13000);
     L1Tile<half, 64, 128> q_next;
+    L1Tile<half, 64, 64> Tinv_zeros_next;
+    TASSIGN(Tinv_zeros_next, 0x23600);
     L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x38000);
+    TASSIGN(S_f16_in, 0x25600);
     TileLeft<half, 64, 128> q_kT_left_next;
-    TASSIGN(q_kT_left_next, 0x0);
+    TASSIGN(q_kT_left_next, 0x8000);
     TileRight<half, 128, 64> q_kT_right_next;
-    TASSIGN(q_kT_right_next, 0x0);
+    TASSIGN(q_kT_right_next, 0x8000);
     TileAcc<float, 64, 64> q_kT_next;
-    TASSIGN(q_kT_next, 0x4000);
+    TASSIGN(q_kT_next, 0x17000);
     TileLeft<half, 64, 128> k_S_left;
-    TASSIGN(k_S_left, 0x8000);
+    TASSIGN(k_S_left, 0x0);
     TileRight<half, 128, 128> k_S_right;
-    TASSIGN(k_S_right, 0x8000);
+    TASSIGN(k_S_right, 0x0);
     TileAcc<float, 64, 128> k_S;
-    TASSIGN(k_S, 0x8000);
+    TASSIGN(k_S, 0x0);
+    L1Tile<half, 64, 64> minus_identity_next;
+    TASSIGN(minus_identity_next, 0x2d600);
     TileLeft<half, 64, 128> q_S_left;
-    TASSIGN(q_S_left, 0x0);
+    TASSIGN(q_S_left, 0x8000);
     TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x0);
+    TASSIGN(q_S_right, 0x8000);
     TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x10000);
-    L1Tile<half, 64, 64> minus_A_4_f16_in_next;
-    TASSIGN(minus_A_4_f16_in_next, 0x40000);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_next;
-    TASSIGN(Tinv_rows_2_f16_in_next, 0x42000);
-    TileLeft<half, 64, 64> Tinv_below_4_left_next;
-    TASSIGN(Tinv_below_4_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_4_right_next;
-    TASSIGN(Tinv_below_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_4_next;
-    TASSIGN(Tinv_below_4_next, 0x18000);
-    L1Tile<half, 64, 64> minus_A_8_f16_in_next;
-    TASSIGN(minus_A_8_f16_in_next, 0x44000);
-    L1Tile<half, 64, 64> minus_A_16_f16_in_next;
-    TASSIGN(minus_A_16_f16_in_next, 0x46000);
-    TileLeft<half, 64, 64> identity_product_left_next;
-    TASSIGN(identity_product_left_next, 0x0);
-    TileRight<half, 64, 64> identity_product_right_next;
-    TASSIGN(identity_product_right_next, 0x0);
-    TileAcc<float, 64, 64> identity_product_next;
-    TASSIGN(identity_product_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16_next;
-    TASSIGN(Tinv_below_4_f16_next, 0x48000);
-    L1Tile<half, 64, 64> minus_A_32_f16_in_next;
-    TASSIGN(minus_A_32_f16_in_next, 0x4a000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_next;
-    TASSIGN(Tinv_rows_4_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_4_right_next;
-    TASSIGN(Tinv_rows_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_4_next;
-    TASSIGN(Tinv_rows_4_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16_next;
-    TASSIGN(Tinv_rows_4_f16_next, 0x4c000);
-    TileLeft<half, 64, 64> Tinv_below_8_left_next;
-    TASSIGN(Tinv_below_8_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_below_8_right_next;
-    TASSIGN(Tinv_below_8_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_8_next;
-    TASSIGN(Tinv_below_8_next, 0x0);
-    L1Tile<half, 64, 128> operand_of_U_f16_in;
-    TASSIGN(operand_of_U_f16_in, 0x4e000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16_next;
-    TASSIGN(Tinv_below_8_f16_next, 0x52000);
-    TileLeft<half, 64, 64> U_left;
-    TASSIGN(U_left, 0x8000);
-    TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0x8000);
-    TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0x4000);
-    L1Tile<half, 64, 64> minus_A_64_f16_in_next;
-    TASSIGN(minus_A_64_f16_in_next, 0x54000);
+    TASSIGN(q_S, 0x8000);
+    L1Tile<half, 64, 64> A_f16_in_next;
+    TASSIGN(A_f16_in_next, 0x2f600);
+    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in_next;
+    TASSIGN(diagonal_stack_A_4_f16_in_next, 0x31600);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_next;
+    TASSIGN(Tinv_rows_2_f16_in_next, 0x31e00);
+    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in_next;
+    TASSIGN(diagonal_stack_A_8_f16_in_next, 0x32600);
+    L1Tile<half, 64, 16> diagonal_stack_16_f16_in_next;
+    TASSIGN(diagonal_stack_16_f16_in_next, 0x32e00);
     L1Tile<half, 64, 64> q_kT_D_f16_in_next;
-    TileLeft<half, 64, 64> Tinv_rows_8_left_next;
+    TileLeft<half, 64, 16> Tinv_below_4_left_next;
+    TASSIGN(Tinv_below_4_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_below_4_right_next;
+    TASSIGN(Tinv_below_4_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_below_4_next;
+    TASSIGN(Tinv_below_4_next, 0x10000);
+    TileLeft<half, 64, 16> identity_product_left_next;
+    TASSIGN(identity_product_left_next, 0x8000);
+    TileRight<half, 16, 16> identity_product_right_next;
+    TASSIGN(identity_product_right_next, 0x8000);
+    TileAcc<float, 64, 16> identity_product_next;
+    TASSIGN(identity_product_next, 0x11000);
+    L1Tile<half, 64, 16> Tinv_below_4_f16_next;
+    TASSIGN(Tinv_below_4_f16_next, 0x33600);
+    TileLeft<half, 64, 16> Tinv_rows_4_left_next;
+    TASSIGN(Tinv_rows_4_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_4_right_next;
+    TASSIGN(Tinv_rows_4_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_4_next;
+    TASSIGN(Tinv_rows_4_next, 0x11000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16_next;
+    TASSIGN(Tinv_rows_4_f16_next, 0x33e00);
+    TileLeft<half, 64, 16> Tinv_below_8_left_next;
+    TASSIGN(Tinv_below_8_left_next, 0x8000);
+    TileRight<half, 64, 16> Tinv_below_8_right_next;
+    TASSIGN(Tinv_below_8_right_next, 0x8000);
+    TileAcc<float, 64, 16> Tinv_below_8_next;
+    TASSIGN(Tinv_below_8_next, 0x12000);
+    L1Tile<half, 64, 16> Tinv_below_8_f16_next;
+    TASSIGN(Tinv_below_8_f16_next, 0x34600);
+    TileLeft<half, 64, 16> Tinv_rows_8_left_next;
     TASSIGN(Tinv_rows_8_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_8_right_next;
+    TileRight<half, 64, 16> Tinv_rows_8_right_next;
     TASSIGN(Tinv_rows_8_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_8_next;
-    TASSIGN(Tinv_rows_8_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16_next;
-    TASSIGN(Tinv_rows_8_f16_next, 0x56000);
-    L1Tile<half, 64, 128> U_f16;
-    TASSIGN(U_f16, 0x58000);
-    TileLeft<half, 64, 64> Tinv_below_16_left_next;
+    TileAcc<float, 64, 16> Tinv_rows_8_next;
+    TASSIGN(Tinv_rows_8_next, 0x11000);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16_next;
+    TASSIGN(Tinv_rows_8_f16_next, 0x34e00);
+    TileLeft<half, 64, 16> Tinv_below_16_left_next;
     TASSIGN(Tinv_below_16_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_right_next;
+    TileRight<half, 64, 16> Tinv_below_16_right_next;
     TASSIGN(Tinv_below_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_next;
-    TASSIGN(Tinv_below_16_next, 0xc000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16_next;
-    TASSIGN(Tinv_below_16_f16_next, 0x5c000);
+    TileAcc<float, 64, 16> Tinv_below_16_next;
+    TASSIGN(Tinv_below_16_next, 0x13000);
+    L1Tile<half, 64, 16> Tinv_below_16_f16_next;
+    TASSIGN(Tinv_below_16_f16_next, 0x35600);
+    TileLeft<half, 64, 16> Tinv_rows_16_left_next;
+    TASSIGN(Tinv_rows_16_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_16_right_next;
+    TASSIGN(Tinv_rows_16_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_16_next;
+    TASSIGN(Tinv_rows_16_next, 0x11000);
+    L1Tile<half, 64, 64> Tinv_blocks_16_next;
+    TASSIGN(Tinv_blocks_16_next, 0x23600);
+    TileLeft<half, 32, 16> Tinv_below_32_left_next;
+    TASSIGN(Tinv_below_32_left_next, 0x8000);
+    TileRight<half, 32, 16> Tinv_below_32_right_next;
+    TASSIGN(Tinv_below_32_right_next, 0x8000);
+    TileAcc<float, 32, 16> Tinv_below_32_next;
+    TASSIGN(Tinv_below_32_next, 0x14000);
+    L1Tile<half, 32, 16> Tinv_below_32_f16_next;
+    TASSIGN(Tinv_below_32_f16_next, 0x35e00);
+    TileLeft<half, 32, 16> Tinv_corner_32_left_next;
+    TASSIGN(Tinv_corner_32_left_next, 0x0);
+    TileRight<half, 32, 16> Tinv_corner_32_right_next;
+    TASSIGN(Tinv_corner_32_right_next, 0x0);
+    TileAcc<float, 32, 16> Tinv_corner_32_next;
+    TASSIGN(Tinv_corner_32_next, 0x14800);
+    L1Tile<half, 64, 64> Tinv_blocks_32_next;
+    TASSIGN(Tinv_blocks_32_next, 0x23600);
+    TileLeft<half, 32, 32> Tinv_below_64_left_next;
+    TASSIGN(Tinv_below_64_left_next, 0x8000);
+    TileRight<half, 32, 32> Tinv_below_64_right_next;
+    TASSIGN(Tinv_below_64_right_next, 0x8000);
+    TileAcc<float, 32, 32> Tinv_below_64_next;
+    TASSIGN(Tinv_below_64_next, 0x15000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16_next;
+    TASSIGN(Tinv_below_64_f16_next, 0x36200);
+    L1Tile<half, 64, 128> operand_of_U_f16_in;
+    TASSIGN(operand_of_U_f16_in, 0x36a00);
+    TileLeft<half, 32, 32> Tinv_corner_64_left_next;
+    TASSIGN(Tinv_corner_64_left_next, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_right_next;
+    TASSIGN(Tinv_corner_64_right_next, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64_next;
+    TASSIGN(Tinv_corner_64_next, 0x16000);
+    L1Tile<half, 64, 64> Tinv_blocks_64_next;
+    TASSIGN(Tinv_blocks_64_next, 0x23600);
+    TileLeft<half, 64, 64> Tinv_left_next;
+    TASSIGN(Tinv_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_right_next;
+    TASSIGN(Tinv_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_next;
+    TASSIGN(Tinv_next, 0x17000);
+    L1Tile<half, 64, 64> Tinv_f16_next;
+    TileLeft<half, 64, 64> U_left;
+    TASSIGN(U_left, 0x0);
+    TileRight<half, 64, 128> U_right;
+    TASSIGN(U_right, 0x0);
+    TileAcc<float, 64, 128> U;
+    TASSIGN(U, 0x0);
+    L1Tile<half, 64, 128> U_f16;
+    TASSIGN(U_f16, 0x3aa00);
     TileLeft<half, 64, 64> o_sum_part_left;
-    TASSIGN(o_sum_part_left, 0x0);
+    TASSIGN(o_sum_part_left, 0x8000);
     TileRight<half, 64, 128> o_sum_part_right;
-    TASSIGN(o_sum_part_right, 0x0);
+    TASSIGN(o_sum_part_right, 0x8000);
     TileAcc<float, 64, 128> o_sum_part;
-    TASSIGN(o_sum_part, 0x10000);
+    TASSIGN(o_sum_part, 0x8000);
     L1Tile<half, 64, 128> U_decay_to_end_f16_in;
-    TASSIGN(U_decay_to_end_f16_in, 0x5e000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_next;
-    TASSIGN(Tinv_rows_16_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_right_next;
-    TASSIGN(Tinv_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_16_next;
-    TASSIGN(Tinv_rows_16_next, 0x1c000);
+    TASSIGN(U_decay_to_end_f16_in, 0x3ea00);
     TileLeft<half, 128, 64> S_next_part_left;
     TASSIGN(S_next_part_left, 0x0);
     TileRight<half, 64, 128> S_next_part_right;
     TASSIGN(S_next_part_right, 0x0);
     TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16_next;
-    TASSIGN(Tinv_rows_16_f16_next, 0x62000);
-    TileLeft<half, 64, 64> Tinv_below_32_left_next;
-    TASSIGN(Tinv_below_32_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_right_next;
-    TASSIGN(Tinv_below_32_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_next;
-    TASSIGN(Tinv_below_32_next, 0x10000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16_next;
-    TASSIGN(Tinv_below_32_f16_next, 0x64000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_next;
-    TASSIGN(Tinv_rows_32_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right_next;
-    TASSIGN(Tinv_rows_32_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32_next;
-    TASSIGN(Tinv_rows_32_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16_next;
-    TASSIGN(Tinv_rows_32_f16_next, 0x66000);
-    TileLeft<half, 64, 64> Tinv_below_64_left_next;
-    TASSIGN(Tinv_below_64_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_right_next;
-    TASSIGN(Tinv_below_64_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_next;
-    TASSIGN(Tinv_below_64_next, 0x14000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16_next;
-    TASSIGN(Tinv_below_64_f16_next, 0x68000);
-    TileLeft<half, 64, 64> Tinv_left_next;
-    TASSIGN(Tinv_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_right_next;
-    TASSIGN(Tinv_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_next;
-    TASSIGN(Tinv_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_f16_next;
+    TASSIGN(S_next_part, 0x10000);
     // Tinv = unit_lower_inverse(A)
     {
-        auto from = view(identity_float16_C_gm, 64, 64, 64);
+        auto from = view(identity_float16_16_gm, 16, 16, 16);
         TLOAD(identity, from);
     }
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -606,7 +667,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         L1Part<half, 64, 128> k_raw_first(rows_next, 128);
-        TASSIGN(k_raw_first, 0x2000);
+        TASSIGN(k_raw_first, 0x200);
         auto k_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
         if (rows_next > 0) TLOAD(k_raw_first, k_raw_first_from);
         if (rows_next > 0) {
@@ -626,13 +687,21 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL(k_kT_first, k_kT_left_first, k_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         L1Part<half, 64, 128> q_raw_first(rows_next, 128);
-        TASSIGN(q_raw_first, 0xa000);
+        TASSIGN(q_raw_first, 0x8200);
         auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
         if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
+        // Tinv = unit_lower_inverse(A)
+        if (rows_next > 0) TEXPANDS(Tinv_zeros_first, 0.0f);
+        if (rows_next > 0) {
+            {
+                auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                TLOAD(minus_identity_first, from);
+            }
+        }
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         if (rows_next > 0) {
             {
@@ -653,7 +722,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_left_first -> identity_product_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
         if (rows_next > 0) {
             {
@@ -662,85 +730,114 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_first
-        wait_flag_dev(1);  // minus_A_4_f16_channel -> minus_A_4_f16_in_first
+        wait_flag_dev(1);  // A_f16_channel -> A_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_A_4_f16_in_first, from);
+                auto from = view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(A_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_first -> Tinv_below_4_left_first
+        // Tinv = unit_lower_inverse(A)
+        wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(diagonal_stack_A_4_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_first -> Tinv_below_4_left_first
         wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
                 TLOAD(Tinv_rows_2_f16_in_first, from);
             }
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_first -> Tinv_below_4_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, minus_A_4_f16_in_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_first -> Tinv_below_4_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, diagonal_stack_A_4_f16_in_first, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_rows_2_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
-        // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) TMATMUL(Tinv_below_4_first, Tinv_below_4_left_first, Tinv_below_4_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_4_first_out;
+                TASSIGN(Tinv_below_4_first_out, 0x8000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_4_first_left;
+                TASSIGN(Tinv_below_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_4_first_right;
+                TASSIGN(Tinv_below_4_first_right, 0x0 + i * 32);
+                TMATMUL(Tinv_below_4_first_out, Tinv_below_4_first_left, Tinv_below_4_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
-        wait_flag_dev(1);  // minus_A_8_f16_channel -> minus_A_8_f16_in_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
+        wait_flag_dev(1);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_A_8_f16_in_first, from);
+                auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(diagonal_stack_A_8_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_8_f16_in_first -> Tinv_below_8_left_first
-        wait_flag_dev(1);  // minus_A_16_f16_channel -> minus_A_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_A_16_f16_in_first, from);
-            }
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_16_f16_in_first -> Tinv_below_16_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_A_8_f16_in_first -> Tinv_below_8_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         if (rows_next > 0) TMOV(Tinv_below_4_f16_first, Tinv_below_4_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_rows_4_right_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_left_first -> identity_product_left_first
         if (rows_next > 0) TEXTRACT(identity_product_left_first, Tinv_rows_2_f16_in_first, 0, 0);
         if (rows_next > 0) TEXTRACT(identity_product_right_first, identity, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_first -> identity_product_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_first -> identity_product_first
         if (rows_next > 0) TMATMUL(identity_product_first, identity_product_left_first, identity_product_right_first);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // identity_product_left_first -> Tinv_below_8_left_first
-        wait_flag_dev(1);  // minus_A_32_f16_channel -> minus_A_32_f16_in_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
+        wait_flag_dev(1);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_A_32_f16_in_first, from);
+                auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(diagonal_stack_16_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_32_f16_in_first -> Tinv_below_32_left_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // diagonal_stack_16_f16_in_first -> Tinv_below_16_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_first, Tinv_rows_2_f16_in_first, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_rows_4_right_first
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_first, Tinv_below_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_first, identity_product_first, Tinv_rows_4_left_first, Tinv_rows_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
-        wait_flag_dev(1);  // minus_A_64_f16_channel -> minus_A_64_f16_in_first
         if (rows_next > 0) {
-            {
-                auto from = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_A_64_f16_in_first, from);
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_4_first_out;
+                TASSIGN(Tinv_rows_4_first_out, 0x9000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_4_first_left;
+                TASSIGN(Tinv_rows_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_4_first_right;
+                TASSIGN(Tinv_rows_4_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_4_first_out, Tinv_rows_4_first_out, Tinv_rows_4_first_left, Tinv_rows_4_first_right);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_64_f16_in_first -> Tinv_below_64_left_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_4_f16_first, Tinv_rows_4_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_A_8_f16_in_first -> Tinv_below_8_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_8_left_first, diagonal_stack_A_8_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_8_first_out;
+                TASSIGN(Tinv_below_8_first_out, 0xa000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_8_first_left;
+                TASSIGN(Tinv_below_8_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_8_first_right;
+                TASSIGN(Tinv_below_8_first_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_8_first_out, Tinv_below_8_first_left, Tinv_below_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
         if (rows_next > 0) {
             {
@@ -748,15 +845,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(q_kT_D_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // identity_product_left_first -> Tinv_below_8_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_8_f16_in_first -> Tinv_below_8_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_8_left_first, minus_A_8_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
-        if (rows_next > 0) TMATMUL(Tinv_below_8_first, Tinv_below_8_left_first, Tinv_below_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         if (rows_next > 0) TMOV(Tinv_below_8_f16_first, Tinv_below_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_rows_8_right_first
@@ -765,18 +853,38 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_first, Tinv_below_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_first, Tinv_rows_4_first, Tinv_rows_8_left_first, Tinv_rows_8_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_8_first_out;
+                TASSIGN(Tinv_rows_8_first_out, 0x9000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_8_first_left;
+                TASSIGN(Tinv_rows_8_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_8_first_right;
+                TASSIGN(Tinv_rows_8_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_8_first_out, Tinv_rows_8_first_out, Tinv_rows_8_first_left, Tinv_rows_8_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_8_f16_first, Tinv_rows_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_below_16_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_16_f16_in_first -> Tinv_below_16_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_16_left_first, minus_A_16_f16_in_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // diagonal_stack_16_f16_in_first -> Tinv_below_16_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_16_left_first, diagonal_stack_16_f16_in_first, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_below_16_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_16_right_first, Tinv_rows_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
-        if (rows_next > 0) TMATMUL(Tinv_below_16_first, Tinv_below_16_left_first, Tinv_below_16_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_16_first_out;
+                TASSIGN(Tinv_below_16_first_out, 0xb000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_16_first_left;
+                TASSIGN(Tinv_below_16_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_16_first_right;
+                TASSIGN(Tinv_below_16_first_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_16_first_out, Tinv_below_16_first_left, Tinv_below_16_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         if (rows_next > 0) TMOV(Tinv_below_16_f16_first, Tinv_below_16_first);
@@ -786,56 +894,169 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_first, Tinv_below_16_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_first, Tinv_rows_8_first, Tinv_rows_16_left_first, Tinv_rows_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
-        if (rows_next > 0) TMOV(Tinv_rows_16_f16_first, Tinv_rows_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_below_32_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_32_f16_in_first -> Tinv_below_32_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_32_left_first, minus_A_32_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_32_right_first, Tinv_rows_16_f16_first, 0, 0);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_16_first_out;
+                TASSIGN(Tinv_rows_16_first_out, 0x9000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_16_first_left;
+                TASSIGN(Tinv_rows_16_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_16_first_right;
+                TASSIGN(Tinv_rows_16_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_16_first_out, Tinv_rows_16_first_out, Tinv_rows_16_first_left, Tinv_rows_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_0_0_from;
+                TASSIGN(Tinv_blocks_16_first_0_0_from, 0x9000);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_0_0;
+                TASSIGN(Tinv_blocks_16_first_0_0, 0x10200);
+                TMOV(Tinv_blocks_16_first_0_0, Tinv_blocks_16_first_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_1_0_from;
+                TASSIGN(Tinv_blocks_16_first_1_0_from, 0x9400);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_1_0;
+                TASSIGN(Tinv_blocks_16_first_1_0, 0x10c00);
+                TMOV(Tinv_blocks_16_first_1_0, Tinv_blocks_16_first_1_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_2_0_from;
+                TASSIGN(Tinv_blocks_16_first_2_0_from, 0x9800);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_2_0;
+                TASSIGN(Tinv_blocks_16_first_2_0, 0x11600);
+                TMOV(Tinv_blocks_16_first_2_0, Tinv_blocks_16_first_2_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_3_0_from;
+                TASSIGN(Tinv_blocks_16_first_3_0_from, 0x9c00);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_3_0;
+                TASSIGN(Tinv_blocks_16_first_3_0, 0x12000);
+                TMOV(Tinv_blocks_16_first_3_0, Tinv_blocks_16_first_3_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> Tinv_below_32_left_first_0;
+                TASSIGN(Tinv_below_32_left_first_0, 0x8000);
+                TEXTRACT(Tinv_below_32_left_first_0, A_f16_in_first, 16, 0);
+                TileLeft<half, 16, 16> Tinv_below_32_left_first_1;
+                TASSIGN(Tinv_below_32_left_first_1, 0x8200);
+                TEXTRACT(Tinv_below_32_left_first_1, A_f16_in_first, 48, 32);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileRight<half, 16, 16> Tinv_below_32_right_first_0;
+                TASSIGN(Tinv_below_32_right_first_0, 0x8000);
+                TEXTRACT(Tinv_below_32_right_first_0, Tinv_blocks_16_first, 0, 0);
+                TileRight<half, 16, 16> Tinv_below_32_right_first_1;
+                TASSIGN(Tinv_below_32_right_first_1, 0x8200);
+                TEXTRACT(Tinv_below_32_right_first_1, Tinv_blocks_16_first, 32, 32);
+            }
+        }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
-        if (rows_next > 0) TMATMUL(Tinv_below_32_first, Tinv_below_32_left_first, Tinv_below_32_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_32_first_out;
+                TASSIGN(Tinv_below_32_first_out, 0xc000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_32_first_left;
+                TASSIGN(Tinv_below_32_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_32_first_right;
+                TASSIGN(Tinv_below_32_first_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_32_first_out, Tinv_below_32_first_left, Tinv_below_32_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_first, Tinv_rows_16_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_first, Tinv_below_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_first -> Tinv_rows_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_first -> Tinv_rows_32_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_first, Tinv_rows_16_first, Tinv_rows_32_left_first, Tinv_rows_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
-        if (rows_next > 0) TMOV(Tinv_rows_32_f16_first, Tinv_rows_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_below_64_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_64_f16_in_first -> Tinv_below_64_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, minus_A_64_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_below_64_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_64_right_first, Tinv_rows_32_f16_first, 0, 0);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_first_0;
+                TASSIGN(Tinv_corner_32_left_first_0, 0x0);
+                TEXTRACT(Tinv_corner_32_left_first_0, Tinv_blocks_16_first, 16, 16);
+                TileLeft<half, 16, 16> Tinv_corner_32_left_first_1;
+                TASSIGN(Tinv_corner_32_left_first_1, 0x200);
+                TEXTRACT(Tinv_corner_32_left_first_1, Tinv_blocks_16_first, 48, 48);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_first, Tinv_below_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_corner_32_first_out;
+                TASSIGN(Tinv_corner_32_first_out, 0xc800 + i * 64);
+                TileLeft<half, 16, 16> Tinv_corner_32_first_left;
+                TASSIGN(Tinv_corner_32_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_corner_32_first_right;
+                TASSIGN(Tinv_corner_32_first_right, 0x0 + i * 32);
+                TMATMUL(Tinv_corner_32_first_out, Tinv_corner_32_first_left, Tinv_corner_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_32_first_0_0_from;
+                TASSIGN(Tinv_blocks_32_first_0_0_from, 0xc800);
+                L1Tile<half, 16, 16> Tinv_blocks_32_first_0_0;
+                TASSIGN(Tinv_blocks_32_first_0_0, 0x10400);
+                TMOV(Tinv_blocks_32_first_0_0, Tinv_blocks_32_first_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_32_first_1_0_from;
+                TASSIGN(Tinv_blocks_32_first_1_0_from, 0xcc00);
+                L1Tile<half, 16, 16> Tinv_blocks_32_first_1_0;
+                TASSIGN(Tinv_blocks_32_first_1_0, 0x11800);
+                TMOV(Tinv_blocks_32_first_1_0, Tinv_blocks_32_first_1_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, A_f16_in_first, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_64_right_first, Tinv_blocks_32_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_first -> Tinv_below_64_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_first -> Tinv_below_64_first
         if (rows_next > 0) TMATMUL(Tinv_below_64_first, Tinv_below_64_left_first, Tinv_below_64_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
         if (rows_next > 0) TMOV(Tinv_below_64_f16_first, Tinv_below_64_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_rows_32_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_right_first, Tinv_below_64_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right_first -> Tinv_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right_first -> Tinv_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_first, Tinv_rows_32_first, Tinv_left_first, Tinv_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_corner_64_left_first, Tinv_blocks_32_first, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_corner_64_right_first, Tinv_below_64_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_first -> Tinv_corner_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_first -> Tinv_corner_64_first
+        if (rows_next > 0) TMATMUL(Tinv_corner_64_first, Tinv_corner_64_left_first, Tinv_corner_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_0_from;
+                TASSIGN(Tinv_blocks_64_first_0_0_from, 0xe000);
+                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_0;
+                TASSIGN(Tinv_blocks_64_first_0_0, 0x10600);
+                TMOV(Tinv_blocks_64_first_0_0, Tinv_blocks_64_first_0_0_from);
+                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_16_from;
+                TASSIGN(Tinv_blocks_64_first_0_16_from, 0xe800);
+                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_16;
+                TASSIGN(Tinv_blocks_64_first_0_16, 0x10e00);
+                TMOV(Tinv_blocks_64_first_0_16, Tinv_blocks_64_first_0_16_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_blocks_64_first, 0, 0);
+        if (rows_next > 0) TEXTRACT(Tinv_right_first, minus_identity_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_first -> Tinv_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_first -> Tinv_first
+        if (rows_next > 0) TMATMUL(Tinv_first, Tinv_left_first, Tinv_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_first -> Tinv_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_first -> Tinv_f16_first
         if (rows_next > 0) TMOV(Tinv_f16_first, Tinv_first);
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k_kT_left_next
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -843,51 +1064,55 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
-            TASSIGN(q, 0xa000 + c % 2 * 16384);
-            TASSIGN(k, 0x2000 + c % 2 * 16384);
-            TASSIGN(Tinv_f16, 0x34000 + c % 2 * 8192);
-            TASSIGN(q_kT_D_f16_in, 0x22000 + c % 2 * 8192);
-            TASSIGN(k_next, 0x2000 + (c + 1) % 2 * 16384);
-            TASSIGN(q_next, 0xa000 + (c + 1) % 2 * 16384);
-            TASSIGN(q_kT_D_f16_in_next, 0x22000 + (c + 1) % 2 * 8192);
-            TASSIGN(Tinv_f16_next, 0x34000 + (c + 1) % 2 * 8192);
+            TASSIGN(q, 0x8200 + c % 2 * 16384);
+            TASSIGN(k, 0x200 + c % 2 * 16384);
+            TASSIGN(Tinv_f16, 0x1f600 + c % 2 * 8192);
+            TASSIGN(q_kT_D_f16_in, 0x19200 + c % 2 * 8192);
+            TASSIGN(k_next, 0x200 + (c + 1) % 2 * 16384);
+            TASSIGN(q_next, 0x8200 + (c + 1) % 2 * 16384);
+            TASSIGN(q_kT_D_f16_in_next, 0x19200 + (c + 1) % 2 * 8192);
+            TASSIGN(Tinv_f16_next, 0x1f600 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
             L1Part<half, 64, 128> k_raw_next(rows_next, 128);
-            TASSIGN(k_raw_next, 0x2000 + (c + 1) % 2 * 16384);
+            TASSIGN(k_raw_next, 0x200 + (c + 1) % 2 * 16384);
             auto k_raw_next_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
             if (rows_next > 0) TLOAD(k_raw_next, k_raw_next_from);
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_kT_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_kT_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k_kT_left_next
             if (rows_next > 0) TEXTRACT(k_kT_left_next, k_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k_kT_right_next_from;
                 TRESHAPE(k_kT_right_next_from, k_next);
                 TEXTRACT(k_kT_right_next, k_kT_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_kT_right_next -> k_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_kT_right_next -> k_kT_next
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             if (rows_next > 0) TMATMUL(k_kT_next, k_kT_left_next, k_kT_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_kT_left_next -> k_S_left
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
             L1Part<half, 64, 128> q_raw_next(rows_next, 128);
-            TASSIGN(q_raw_next, 0xa000 + (c + 1) % 2 * 16384);
+            TASSIGN(q_raw_next, 0x8200 + (c + 1) % 2 * 16384);
             auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
             if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_kT_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_next -> q_kT_left_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) TEXPANDS(Tinv_zeros_next, 0.0f);
             wait_flag_dev(1);  // S_f16_channel -> S_f16_in
             {
                 auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k_S_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_f16_in -> k_S_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -895,21 +1120,20 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_kT_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_next -> q_kT_left_next
             if (rows_next > 0) TEXTRACT(q_kT_left_next, q_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> q_kT_right_next_from;
                 TRESHAPE(q_kT_right_next_from, k_next);
                 TEXTRACT(q_kT_right_next, q_kT_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_kT_right_next -> q_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_kT_right_next -> q_kT_next
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             if (rows_next > 0) TMATMUL(q_kT_next, q_kT_left_next, q_kT_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_left_next -> q_S_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_kT_left_next -> q_S_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -917,142 +1141,78 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_kT_left_next -> k_S_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
             TEXTRACT(k_S_left, k, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k_S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_f16_in -> k_S_right
             TEXTRACT(k_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_S_right -> k_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_S_right -> k_S
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TMATMUL(k_S, k_S_left, k_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_S_left -> Tinv_below_4_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_S_left -> Tinv_below_4_left_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) {
+                {
+                    auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                    TLOAD(minus_identity_next, from);
+                }
+            }
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
             {
                 auto to = view(k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, k_S);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_channel -> k_S_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_left_next -> q_S_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_kT_left_next -> q_S_left
             TEXTRACT(q_S_left, q, 0, 0);
             TEXTRACT(q_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_S_right -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_S_right -> q_S
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TMATMUL(q_S, q_S_left, q_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_S_left -> identity_product_left_next
-            wait_flag_dev(1);  // minus_A_4_f16_channel -> minus_A_4_f16_in_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_S_left -> identity_product_left_next
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
+            wait_flag_dev(1);  // A_f16_channel -> A_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(minus_A_4_f16_in_next, from);
+                    auto from = view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(A_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in_next -> Tinv_below_4_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_S -> store
-            {
-                auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, q_S);
+            // Tinv = unit_lower_inverse(A)
+            wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(diagonal_stack_A_4_f16_in_next, from);
+                }
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // diagonal_stack_A_4_f16_in_next -> Tinv_below_4_left_next
             wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
                     TLOAD(Tinv_rows_2_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in_next -> Tinv_below_4_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_S_left -> Tinv_below_4_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, minus_A_4_f16_in_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TMATMUL(Tinv_below_4_next, Tinv_below_4_left_next, Tinv_below_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
-            wait_flag_dev(1);  // minus_A_8_f16_channel -> minus_A_8_f16_in_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
+            wait_flag_dev(1);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(minus_A_8_f16_in_next, from);
+                    auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(diagonal_stack_A_8_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in_next -> Tinv_below_8_left_next
-            wait_flag_dev(1);  // minus_A_16_f16_channel -> minus_A_16_f16_in_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // diagonal_stack_A_8_f16_in_next -> Tinv_below_8_left_next
+            wait_flag_dev(1);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(minus_A_16_f16_in_next, from);
+                    auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(diagonal_stack_16_f16_in_next, from);
                 }
             }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_S_left -> identity_product_left_next
-            if (rows_next > 0) TEXTRACT(identity_product_left_next, Tinv_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(identity_product_right_next, identity, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_next -> identity_product_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_next -> identity_product_next
-            if (rows_next > 0) TMATMUL(identity_product_next, identity_product_left_next, identity_product_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_next -> Tinv_below_8_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
-            wait_flag_dev(1);  // minus_A_32_f16_channel -> minus_A_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(minus_A_32_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_2_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_below_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_next, identity_product_next, Tinv_rows_4_left_next, Tinv_rows_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_next -> Tinv_below_8_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in_next -> Tinv_below_8_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_8_left_next, minus_A_8_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
-            if (rows_next > 0) TMATMUL(Tinv_below_8_next, Tinv_below_8_left_next, Tinv_below_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_left_next -> Tinv_rows_8_left_next
-            wait_flag_dev(1);  // operand_of_U_f16_channel -> operand_of_U_f16_in
-            {
-                auto from = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(operand_of_U_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_U_f16_in -> U_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
-            TEXTRACT(U_left, Tinv_f16, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_U_f16_in -> U_right
-            TEXTRACT(U_right, operand_of_U_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right -> U
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right -> U
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TMATMUL(U, U_left, U_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // U_left -> Tinv_below_16_left_next
-            wait_flag_dev(1);  // minus_A_64_f16_channel -> minus_A_64_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(minus_A_64_f16_in_next, from);
-                }
-            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_16_f16_in_next -> Tinv_below_16_left_next
             wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
             if (rows_next > 0) {
                 {
@@ -1060,261 +1220,472 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(q_kT_D_f16_in_next, from);
                 }
             }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // diagonal_stack_A_4_f16_in_next -> Tinv_below_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_S_left -> Tinv_below_4_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, diagonal_stack_A_4_f16_in_next, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_4_next_out;
+                    TASSIGN(Tinv_below_4_next_out, 0x10000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_4_next_left;
+                    TASSIGN(Tinv_below_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_4_next_right;
+                    TASSIGN(Tinv_below_4_next_right, 0x0 + i * 32);
+                    TMATMUL(Tinv_below_4_next_out, Tinv_below_4_next_left, Tinv_below_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_next -> Tinv_below_4_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_S_left -> identity_product_left_next
+            if (rows_next > 0) TEXTRACT(identity_product_left_next, Tinv_rows_2_f16_in_next, 0, 0);
+            if (rows_next > 0) TEXTRACT(identity_product_right_next, identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_next -> identity_product_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_next -> identity_product_next
+            if (rows_next > 0) TMATMUL(identity_product_next, identity_product_left_next, identity_product_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left_next -> Tinv_below_8_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
+            {
+                auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, q_S);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_next -> Tinv_below_4_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_2_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_below_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_rows_4_next_out;
+                    TASSIGN(Tinv_rows_4_next_out, 0x11000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_rows_4_next_left;
+                    TASSIGN(Tinv_rows_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_rows_4_next_right;
+                    TASSIGN(Tinv_rows_4_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(Tinv_rows_4_next_out, Tinv_rows_4_next_out, Tinv_rows_4_next_left, Tinv_rows_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
+            if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left_next -> Tinv_below_8_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // diagonal_stack_A_8_f16_in_next -> Tinv_below_8_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_8_left_next, diagonal_stack_A_8_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_8_next_out;
+                    TASSIGN(Tinv_below_8_next_out, 0x12000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_8_next_left;
+                    TASSIGN(Tinv_below_8_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_8_next_right;
+                    TASSIGN(Tinv_below_8_next_right, 0x8000 + i * 32);
+                    TMATMUL(Tinv_below_8_next_out, Tinv_below_8_next_left, Tinv_below_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8_next -> Tinv_below_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8_next -> Tinv_below_8_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_4_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_rows_8_next_out;
+                    TASSIGN(Tinv_rows_8_next_out, 0x11000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_rows_8_next_left;
+                    TASSIGN(Tinv_rows_8_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_rows_8_next_right;
+                    TASSIGN(Tinv_rows_8_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(Tinv_rows_8_next_out, Tinv_rows_8_next_out, Tinv_rows_8_next_left, Tinv_rows_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
+            if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_16_f16_in_next -> Tinv_below_16_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_16_left_next, diagonal_stack_16_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_16_next_out;
+                    TASSIGN(Tinv_below_16_next_out, 0x13000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_16_next_left;
+                    TASSIGN(Tinv_below_16_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_16_next_right;
+                    TASSIGN(Tinv_below_16_next_right, 0x8000 + i * 32);
+                    TMATMUL(Tinv_below_16_next_out, Tinv_below_16_next_left, Tinv_below_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_8_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_rows_16_next_out;
+                    TASSIGN(Tinv_rows_16_next_out, 0x11000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_rows_16_next_left;
+                    TASSIGN(Tinv_rows_16_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_rows_16_next_right;
+                    TASSIGN(Tinv_rows_16_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(Tinv_rows_16_next_out, Tinv_rows_16_next_out, Tinv_rows_16_next_left, Tinv_rows_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_blocks_16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_blocks_16_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_0_0_from;
+                    TASSIGN(Tinv_blocks_16_next_0_0_from, 0x11000);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_0_0;
+                    TASSIGN(Tinv_blocks_16_next_0_0, 0x23600);
+                    TMOV(Tinv_blocks_16_next_0_0, Tinv_blocks_16_next_0_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_1_0_from;
+                    TASSIGN(Tinv_blocks_16_next_1_0_from, 0x11400);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_1_0;
+                    TASSIGN(Tinv_blocks_16_next_1_0, 0x24000);
+                    TMOV(Tinv_blocks_16_next_1_0, Tinv_blocks_16_next_1_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_2_0_from;
+                    TASSIGN(Tinv_blocks_16_next_2_0_from, 0x11800);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_2_0;
+                    TASSIGN(Tinv_blocks_16_next_2_0, 0x24a00);
+                    TMOV(Tinv_blocks_16_next_2_0, Tinv_blocks_16_next_2_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_3_0_from;
+                    TASSIGN(Tinv_blocks_16_next_3_0_from, 0x11c00);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_3_0;
+                    TASSIGN(Tinv_blocks_16_next_3_0, 0x25400);
+                    TMOV(Tinv_blocks_16_next_3_0, Tinv_blocks_16_next_3_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> Tinv_below_32_left_next_0;
+                    TASSIGN(Tinv_below_32_left_next_0, 0x8000);
+                    TEXTRACT(Tinv_below_32_left_next_0, A_f16_in_next, 16, 0);
+                    TileLeft<half, 16, 16> Tinv_below_32_left_next_1;
+                    TASSIGN(Tinv_below_32_left_next_1, 0x8200);
+                    TEXTRACT(Tinv_below_32_left_next_1, A_f16_in_next, 48, 32);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileRight<half, 16, 16> Tinv_below_32_right_next_0;
+                    TASSIGN(Tinv_below_32_right_next_0, 0x8000);
+                    TEXTRACT(Tinv_below_32_right_next_0, Tinv_blocks_16_next, 0, 0);
+                    TileRight<half, 16, 16> Tinv_below_32_right_next_1;
+                    TASSIGN(Tinv_below_32_right_next_1, 0x8200);
+                    TEXTRACT(Tinv_below_32_right_next_1, Tinv_blocks_16_next, 32, 32);
+                }
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_32_next_out;
+                    TASSIGN(Tinv_below_32_next_out, 0x14000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_32_next_left;
+                    TASSIGN(Tinv_below_32_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_32_next_right;
+                    TASSIGN(Tinv_below_32_next_right, 0x8000 + i * 32);
+                    TMATMUL(Tinv_below_32_next_out, Tinv_below_32_next_left, Tinv_below_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_32_next -> Tinv_below_32_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_32_next -> Tinv_below_32_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_0;
+                    TASSIGN(Tinv_corner_32_left_next_0, 0x0);
+                    TEXTRACT(Tinv_corner_32_left_next_0, Tinv_blocks_16_next, 16, 16);
+                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_1;
+                    TASSIGN(Tinv_corner_32_left_next_1, 0x200);
+                    TEXTRACT(Tinv_corner_32_left_next_1, Tinv_blocks_16_next, 48, 48);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_next, Tinv_below_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_corner_32_next_out;
+                    TASSIGN(Tinv_corner_32_next_out, 0x14800 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_corner_32_next_left;
+                    TASSIGN(Tinv_corner_32_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_corner_32_next_right;
+                    TASSIGN(Tinv_corner_32_next_right, 0x0 + i * 32);
+                    TMATMUL(Tinv_corner_32_next_out, Tinv_corner_32_next_left, Tinv_corner_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_32_next -> Tinv_blocks_32_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_32_next -> Tinv_blocks_32_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> Tinv_blocks_32_next_0_0_from;
+                    TASSIGN(Tinv_blocks_32_next_0_0_from, 0x14800);
+                    L1Tile<half, 16, 16> Tinv_blocks_32_next_0_0;
+                    TASSIGN(Tinv_blocks_32_next_0_0, 0x23800);
+                    TMOV(Tinv_blocks_32_next_0_0, Tinv_blocks_32_next_0_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_32_next_1_0_from;
+                    TASSIGN(Tinv_blocks_32_next_1_0_from, 0x14c00);
+                    L1Tile<half, 16, 16> Tinv_blocks_32_next_1_0;
+                    TASSIGN(Tinv_blocks_32_next_1_0, 0x24c00);
+                    TMOV(Tinv_blocks_32_next_1_0, Tinv_blocks_32_next_1_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, A_f16_in_next, 32, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_64_right_next, Tinv_blocks_32_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_next -> Tinv_below_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_next -> Tinv_below_64_next
+            if (rows_next > 0) TMATMUL(Tinv_below_64_next, Tinv_below_64_left_next, Tinv_below_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_64_next -> Tinv_below_64_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_64_next -> Tinv_below_64_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_64_f16_next, Tinv_below_64_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_corner_64_right_next
+            wait_flag_dev(1);  // operand_of_U_f16_channel -> operand_of_U_f16_in
+            {
+                auto from = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(operand_of_U_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // operand_of_U_f16_in -> U_right
+            if (rows_next > 0) TEXTRACT(Tinv_corner_64_left_next, Tinv_blocks_32_next, 32, 32);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_corner_64_right_next, Tinv_below_64_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_next -> Tinv_corner_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_next -> Tinv_corner_64_next
+            if (rows_next > 0) TMATMUL(Tinv_corner_64_next, Tinv_corner_64_left_next, Tinv_corner_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_next -> Tinv_blocks_64_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_next -> Tinv_blocks_64_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_0_from;
+                    TASSIGN(Tinv_blocks_64_next_0_0_from, 0x16000);
+                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_0;
+                    TASSIGN(Tinv_blocks_64_next_0_0, 0x23a00);
+                    TMOV(Tinv_blocks_64_next_0_0, Tinv_blocks_64_next_0_0_from);
+                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_16_from;
+                    TASSIGN(Tinv_blocks_64_next_0_16_from, 0x16800);
+                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_16;
+                    TASSIGN(Tinv_blocks_64_next_0_16, 0x24200);
+                    TMOV(Tinv_blocks_64_next_0_16, Tinv_blocks_64_next_0_16_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_blocks_64_next, 0, 0);
+            if (rows_next > 0) TEXTRACT(Tinv_right_next, minus_identity_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_next -> Tinv_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_next -> Tinv_next
+            if (rows_next > 0) TMATMUL(Tinv_next, Tinv_left_next, Tinv_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_next -> Tinv_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_next -> o_sum_part_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_next -> Tinv_f16_next
+            if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
+            TEXTRACT(U_left, Tinv_f16, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // operand_of_U_f16_in -> U_right
+            TEXTRACT(U_right, operand_of_U_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // U_right -> U
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // U_right -> U
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            TMATMUL(U, U_left, U_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // U -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // U -> store
             {
                 auto to = view(U_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, U);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U_channel -> U_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_left_next -> Tinv_rows_8_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_4_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_next, Tinv_rows_4_next, Tinv_rows_8_left_next, Tinv_rows_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
             TMOV(U_f16, U);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> o_sum_part_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // U_left -> Tinv_below_16_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_16_left_next, minus_A_16_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
-            if (rows_next > 0) TMATMUL(Tinv_below_16_next, Tinv_below_16_left_next, Tinv_below_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_left_next -> Tinv_rows_16_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // U_f16 -> o_sum_part_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_next -> o_sum_part_left
             TEXTRACT(o_sum_part_left, q_kT_D_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> o_sum_part_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // U_f16 -> o_sum_part_right
             TEXTRACT(o_sum_part_right, U_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // o_sum_part_right -> o_sum_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // o_sum_part_right -> o_sum_part
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TMATMUL(o_sum_part, o_sum_part_left, o_sum_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // o_sum_part_left -> S_next_part_left
-            wait_flag_dev(1);  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
-            {
-                auto from = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(U_decay_to_end_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // U_decay_to_end_f16_in -> S_next_part_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_left_next -> Tinv_rows_16_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_8_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_next, Tinv_rows_8_next, Tinv_rows_16_left_next, Tinv_rows_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_16_left_next -> Tinv_below_32_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part -> store
             {
                 auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // o_sum_part_left -> S_next_part_left
+            wait_flag_dev(1);  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
+            {
+                auto from = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(U_decay_to_end_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // U_decay_to_end_f16_in -> S_next_part_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
             TEXTRACT(S_next_part_right, U_decay_to_end_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_next_part_right -> S_next_part
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // S_next_part_left -> Tinv_rows_32_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_16_f16_next, Tinv_rows_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_below_32_right_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k_kT_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // S_next_part -> store
             {
                 auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_16_left_next -> Tinv_below_32_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_32_left_next, minus_A_32_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_32_right_next, Tinv_rows_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TMATMUL(Tinv_below_32_next, Tinv_below_32_left_next, Tinv_below_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_next -> Tinv_below_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_next -> Tinv_below_32_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_rows_32_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // S_next_part_left -> Tinv_rows_32_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_next, Tinv_rows_16_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_next, Tinv_below_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_32_right_next -> Tinv_rows_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_32_right_next -> Tinv_rows_32_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_next, Tinv_rows_16_next, Tinv_rows_32_left_next, Tinv_rows_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_32_f16_next, Tinv_rows_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_below_64_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, minus_A_64_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_below_64_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_64_right_next, Tinv_rows_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_next -> Tinv_below_64_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_next -> Tinv_below_64_next
-            if (rows_next > 0) TMATMUL(Tinv_below_64_next, Tinv_below_64_left_next, Tinv_below_64_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_64_next -> Tinv_below_64_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_64_next -> Tinv_below_64_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_64_f16_next, Tinv_below_64_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_rows_32_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_right_next, Tinv_below_64_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right_next -> Tinv_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right_next -> Tinv_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_next, Tinv_rows_32_next, Tinv_left_next, Tinv_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
-            if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k_kT_left_next
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
     }
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x14000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16;
+    TASSIGN(pairs_1_mask_of_16, 0x1c000);
+    UbTile<float, 32, 16> eye_mask_of_16;
+    TASSIGN(eye_mask_of_16, 0x1c800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16;
+    TASSIGN(pairs_2_mask_of_16, 0x1d000);
+    UbTile<float, 32, 16> pairs_4_mask_of_16;
+    TASSIGN(pairs_4_mask_of_16, 0x1d800);
     UbTile<float, 64, 64> lower_64_mask_first;
     TASSIGN(lower_64_mask_first, 0x0);
     UbWide<float, 64> g_wide_first;
     TASSIGN(g_wide_first, 0x4000);
     UbTile<float, 1, 64> g_first;
-    TASSIGN(g_first, 0xa000);
+    TASSIGN(g_first, 0x6000);
     UbTile<float, 32, 64> lower_fill_first;
     TASSIGN(lower_fill_first, 0x4000);
     UbTile<float, 1, 64> exp_g_first;
-    TASSIGN(exp_g_first, 0x6000);
+    TASSIGN(exp_g_first, 0x6100);
     UbTile<float, 1, 64> exp_g_times_0_first;
-    TASSIGN(exp_g_times_0_first, 0x6000);
+    TASSIGN(exp_g_times_0_first, 0x6100);
     UbTile<float, 1, 64> g_max_minus_105_first;
-    TASSIGN(g_max_minus_105_first, 0xa000);
+    TASSIGN(g_max_minus_105_first, 0x6000);
     UbTile<float, 1, 64> exp_g_times_0_sum_first;
-    TASSIGN(exp_g_times_0_sum_first, 0xa000);
+    TASSIGN(exp_g_times_0_sum_first, 0x6000);
     UbTile<float, 1, 64> exp_g_segment_first;
-    TASSIGN(exp_g_segment_first, 0xa000);
+    TASSIGN(exp_g_segment_first, 0x6000);
     UbTile<float, 64, 64> exp_g_expand_first;
-    TASSIGN(exp_g_expand_first, 0x6000);
+    TASSIGN(exp_g_expand_first, 0xa000);
     UbTile<float, 64, 64> exp_g_scaled_first;
-    TASSIGN(exp_g_scaled_first, 0x6000);
+    TASSIGN(exp_g_scaled_first, 0xa000);
     UbWide<float, 64> beta_wide_first;
-    TASSIGN(beta_wide_first, 0x2000);
+    TASSIGN(beta_wide_first, 0xe000);
     UbTile<float, 32, 64> strictly_lower_mask_first;
-    TASSIGN(strictly_lower_mask_first, 0x0);
+    TASSIGN(strictly_lower_mask_first, 0x8000);
     UbTile<float, 1, 64> exp_g_row_sum_first;
-    TASSIGN(exp_g_row_sum_first, 0x2800);
+    TASSIGN(exp_g_row_sum_first, 0x0);
     UbTile<float, 1, 64> G_first;
-    TASSIGN(G_first, 0x2a000);
+    TASSIGN(G_first, 0x20000);
     UbCol<float, 32> G_col_first;
-    TASSIGN(G_col_first, 0x2a000 + sub * 128);
+    TASSIGN(G_col_first, 0x20000 + sub * 128);
     UbTile<float, 1, 64> G_times_minus_1_first;
-    TASSIGN(G_times_minus_1_first, 0x2a200);
+    TASSIGN(G_times_minus_1_first, 0x20200);
     UbTile<float, 32, 64> G_times_expand_first;
-    TASSIGN(G_times_expand_first, 0x8000);
+    TASSIGN(G_times_expand_first, 0xc000);
     UbTile<float, 32, 64> G_minus_G_first;
-    TASSIGN(G_minus_G_first, 0x8000);
-    UbTile<float, 32, 64> pairs_1_mask_first;
-    TASSIGN(pairs_1_mask_first, 0xc000);
+    TASSIGN(G_minus_G_first, 0xc000);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_first;
+    TASSIGN(pairs_8_mask_of_16_first, 0x10000);
     UbTile<float, 32, 64> lower_G_minus_G_first;
-    TASSIGN(lower_G_minus_G_first, 0x8000);
-    UbTile<float, 1, 64> beta_first;
-    TASSIGN(beta_first, 0x2a400);
-    UbCol<float, 32> beta_col_first;
-    TASSIGN(beta_col_first, 0x2a400 + sub * 128);
-    UbTile<float, 32, 64> D_first;
-    TASSIGN(D_first, 0x8000);
-    UbTile<float, 32, 64> pairs_2_mask_first;
-    TASSIGN(pairs_2_mask_first, 0x10000);
-    UbTile<float, 1, 64> last_G_minus_G_first;
-    TASSIGN(last_G_minus_G_first, 0x2a200);
-    UbTile<float, 1, 64> exp_G_first;
-    TASSIGN(exp_G_first, 0x2a000);
-    UbCol<float, 32> exp_G_col_first;
-    TASSIGN(exp_G_col_first, 0x2a000 + sub * 128);
-    UbTile<float, 1, 64> decay_to_end_first;
-    TASSIGN(decay_to_end_first, 0x2a200);
-    UbCol<float, 32> decay_to_end_col_first;
-    TASSIGN(decay_to_end_col_first, 0x2a200 + sub * 128);
-    UbTile<float, 32, 64> pairs_4_mask_first;
-    TASSIGN(pairs_4_mask_first, 0x16000);
-    UbTile<float, 32, 64> k_kT_in_first;
-    TASSIGN(k_kT_in_first, 0xa000);
-    UbTile<float, 32, 64> beta_k_kT_first;
-    TASSIGN(beta_k_kT_first, 0xa000);
-    UbTile<float, 32, 64> pairs_8_mask_first;
-    TASSIGN(pairs_8_mask_first, 0x18000);
-    UbTile<float, 32, 64> beta_k_kT_D_first;
-    TASSIGN(beta_k_kT_D_first, 0xa000);
-    UbTile<float, 32, 64> A_first;
-    TASSIGN(A_first, 0xa000);
-    UbTile<float, 32, 64> pairs_16_mask_first;
-    TASSIGN(pairs_16_mask_first, 0x12000);
-    UbTile<float, 32, 64> minus_A_first;
-    TASSIGN(minus_A_first, 0xa000);
-    UbTile<float, 32, 64> minus_A_2_first;
-    TASSIGN(minus_A_2_first, 0xc000);
-    UbTile<float, 32, 64> pairs_32_mask_first;
-    TASSIGN(pairs_32_mask_first, 0xe000);
-    UbTile<float, 32, 64> Tinv_rows_2_first;
-    TASSIGN(Tinv_rows_2_first, 0xc000);
-    UbTile<float, 32, 64> minus_A_4_first;
-    TASSIGN(minus_A_4_first, 0x10000);
+    TASSIGN(lower_G_minus_G_first, 0xc000);
     UbTile<float, 64, 128> S_0_raw;
     TASSIGN(S_0_raw, 0x0);
     UbTile<float, 64, 128> S_0;
     TASSIGN(S_0, 0x0);
-    UbTile<half, 32, 64> minus_A_4_f16_first;
-    TASSIGN(minus_A_4_f16_first, 0x1a000);
-    UbTile<half, 32, 64> Tinv_rows_2_f16_first;
-    TASSIGN(Tinv_rows_2_f16_first, 0x10000);
-    UbTile<float, 32, 64> minus_A_8_first;
-    TASSIGN(minus_A_8_first, 0x16000);
-    UbTile<half, 32, 64> minus_A_8_f16_first;
-    TASSIGN(minus_A_8_f16_first, 0xc000);
-    UbTile<float, 32, 64> minus_A_16_first;
-    TASSIGN(minus_A_16_first, 0x18000);
-    UbTile<half, 32, 64> minus_A_16_f16_first;
-    TASSIGN(minus_A_16_f16_first, 0xc000);
-    UbTile<float, 32, 64> minus_A_32_first;
-    TASSIGN(minus_A_32_first, 0x12000);
-    UbTile<half, 32, 64> minus_A_32_f16_first;
-    TASSIGN(minus_A_32_f16_first, 0x10000);
+    UbTile<float, 1, 64> beta_first;
+    TASSIGN(beta_first, 0x20400);
+    UbCol<float, 32> beta_col_first;
+    TASSIGN(beta_col_first, 0x20400 + sub * 128);
+    UbTile<float, 32, 64> D_first;
+    TASSIGN(D_first, 0xc000);
+    UbTile<float, 1, 64> last_G_minus_G_first;
+    TASSIGN(last_G_minus_G_first, 0x20200);
+    UbTile<float, 1, 64> exp_G_first;
+    TASSIGN(exp_G_first, 0x20000);
+    UbCol<float, 32> exp_G_col_first;
+    TASSIGN(exp_G_col_first, 0x20000 + sub * 128);
+    UbTile<float, 1, 64> decay_to_end_first;
+    TASSIGN(decay_to_end_first, 0x20200);
+    UbCol<float, 32> decay_to_end_col_first;
+    TASSIGN(decay_to_end_col_first, 0x20200 + sub * 128);
+    UbTile<float, 32, 64> k_kT_in_first;
+    TASSIGN(k_kT_in_first, 0x10800);
+    UbTile<float, 32, 64> beta_k_kT_first;
+    TASSIGN(beta_k_kT_first, 0x10800);
     UbTile<float, 32, 64> q_kT_in_first;
-    TASSIGN(q_kT_in_first, 0xc000);
-    UbTile<float, 32, 64> minus_A_64_first;
-    TASSIGN(minus_A_64_first, 0xa000);
-    UbTile<half, 32, 64> minus_A_64_f16_first;
-    TASSIGN(minus_A_64_f16_first, 0xe000);
+    TASSIGN(q_kT_in_first, 0xe000);
+    UbTile<float, 32, 64> beta_k_kT_D_first;
+    TASSIGN(beta_k_kT_D_first, 0x10800);
+    UbTile<float, 32, 64> A_first;
+    TASSIGN(A_first, 0x10800);
     UbTile<half, 32, 128> v_first;
-    TASSIGN(v_first, 0x10000);
+    TASSIGN(v_first, 0x8000);
+    UbTile<half, 32, 64> A_f16_first;
+    TASSIGN(A_f16_first, 0x12800);
+    UbTile<float, 32, 16> diagonal_stack_A_first;
+    TASSIGN(diagonal_stack_A_first, 0x10800);
+    UbTile<float, 32, 16> diagonal_stack_A_2_first;
+    TASSIGN(diagonal_stack_A_2_first, 0x11000);
+    UbTile<float, 32, 16> Tinv_rows_2_first;
+    TASSIGN(Tinv_rows_2_first, 0x11000);
+    UbTile<float, 32, 16> diagonal_stack_A_4_first;
+    TASSIGN(diagonal_stack_A_4_first, 0x11c00);
+    UbTile<half, 32, 16> diagonal_stack_A_4_f16_first;
+    TASSIGN(diagonal_stack_A_4_f16_first, 0x11800);
+    UbTile<half, 32, 16> Tinv_rows_2_f16_first;
+    TASSIGN(Tinv_rows_2_f16_first, 0x11c00);
+    UbTile<float, 32, 16> diagonal_stack_A_8_first;
+    TASSIGN(diagonal_stack_A_8_first, 0x11000);
+    UbTile<half, 32, 16> diagonal_stack_A_8_f16_first;
+    TASSIGN(diagonal_stack_A_8_f16_first, 0x11800);
+    UbTile<float, 32, 16> diagonal_stack_16_first;
+    TASSIGN(diagonal_stack_16_first, 0x10800);
+    UbTile<half, 32, 16> diagonal_stack_16_f16_first;
+    TASSIGN(diagonal_stack_16_f16_first, 0x10000);
     UbTile<float, 32, 64> q_kT_D_first;
-    TASSIGN(q_kT_D_first, 0xc000);
+    TASSIGN(q_kT_D_first, 0xe000);
     UbTile<half, 32, 64> q_kT_D_f16_first;
-    TASSIGN(q_kT_D_f16_first, 0x8000);
+    TASSIGN(q_kT_D_f16_first, 0xc000);
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x0);
     UbTile<half, 32, 128> v;
@@ -1322,167 +1693,163 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     UbTile<float, 1, 64> exp_G;
     UbTile<float, 1, 64> decay_to_end;
     UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x16000);
+    TASSIGN(S_f16, 0x12000);
     UbCol<float, 32> exp_G_col;
-    UbTile<float, 64, 64> lower_64_mask_next;
-    TASSIGN(lower_64_mask_next, 0x8000);
     UbCol<float, 32> beta_col;
     UbCol<float, 32> decay_to_end_col;
+    UbTile<float, 64, 64> lower_64_mask_next;
+    TASSIGN(lower_64_mask_next, 0xc000);
     UbWide<float, 64> g_wide_next;
-    TASSIGN(g_wide_next, 0xe800);
+    TASSIGN(g_wide_next, 0x18000);
     UbTile<float, 32, 64> lower_fill_next;
-    TASSIGN(lower_fill_next, 0xc000);
+    TASSIGN(lower_fill_next, 0x10000);
     UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0x16000);
+    TASSIGN(v_f32, 0x14000);
     UbWide<float, 64> beta_wide_next;
-    TASSIGN(beta_wide_next, 0xe000);
+    TASSIGN(beta_wide_next, 0x12000);
     UbTile<float, 32, 64> strictly_lower_mask_next;
-    TASSIGN(strictly_lower_mask_next, 0x1c000);
+    TASSIGN(strictly_lower_mask_next, 0x1a000);
     UbTile<float, 1, 64> g_next;
-    TASSIGN(g_next, 0xf000);
+    TASSIGN(g_next, 0x12800);
     UbTile<float, 1, 64> exp_g_next;
-    TASSIGN(exp_g_next, 0xe800);
+    TASSIGN(exp_g_next, 0x12900);
     UbTile<float, 1, 64> exp_g_times_0_next;
-    TASSIGN(exp_g_times_0_next, 0xe800);
+    TASSIGN(exp_g_times_0_next, 0x12900);
     UbTile<float, 1, 64> g_max_minus_105_next;
-    TASSIGN(g_max_minus_105_next, 0xf000);
+    TASSIGN(g_max_minus_105_next, 0x12800);
     UbTile<float, 1, 64> exp_g_times_0_sum_next;
-    TASSIGN(exp_g_times_0_sum_next, 0xf000);
+    TASSIGN(exp_g_times_0_sum_next, 0x12800);
     UbTile<float, 1, 64> exp_g_segment_next;
-    TASSIGN(exp_g_segment_next, 0xf000);
+    TASSIGN(exp_g_segment_next, 0x12800);
     UbTile<float, 64, 64> exp_g_expand_next;
-    TASSIGN(exp_g_expand_next, 0x1e000);
-    UbTile<float, 32, 64> pairs_1_mask_next;
-    TASSIGN(pairs_1_mask_next, 0x1a000);
+    TASSIGN(exp_g_expand_next, 0x20e00);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_next;
+    TASSIGN(pairs_8_mask_of_16_next, 0x20600);
+    UbTile<half, 32, 128> v_next;
     UbTile<float, 64, 64> exp_g_scaled_next;
-    TASSIGN(exp_g_scaled_next, 0x1e000);
+    TASSIGN(exp_g_scaled_next, 0x20e00);
     UbTile<float, 1, 64> exp_g_row_sum_next;
-    TASSIGN(exp_g_row_sum_next, 0x8000);
+    TASSIGN(exp_g_row_sum_next, 0xc000);
     UbTile<float, 1, 64> G_next;
-    TASSIGN(G_next, 0x2a600);
+    TASSIGN(G_next, 0x22e00);
     UbCol<float, 32> G_col_next;
-    TASSIGN(G_col_next, 0x2a600 + sub * 128);
+    TASSIGN(G_col_next, 0x22e00 + sub * 128);
     UbTile<float, 1, 64> G_times_minus_1_next;
-    TASSIGN(G_times_minus_1_next, 0x2a700);
+    TASSIGN(G_times_minus_1_next, 0x22f00);
     UbTile<float, 32, 64> G_times_expand_next;
-    TASSIGN(G_times_expand_next, 0x1e000);
-    UbTile<float, 32, 64> pairs_2_mask_next;
-    TASSIGN(pairs_2_mask_next, 0x22000);
+    TASSIGN(G_times_expand_next, 0x18000);
     UbTile<float, 32, 64> G_minus_G_next;
-    TASSIGN(G_minus_G_next, 0x1e000);
+    TASSIGN(G_minus_G_next, 0x18000);
     UbTile<float, 32, 64> lower_G_minus_G_next;
-    TASSIGN(lower_G_minus_G_next, 0x1e000);
-    UbTile<float, 32, 64> pairs_4_mask_next;
-    TASSIGN(pairs_4_mask_next, 0x26000);
+    TASSIGN(lower_G_minus_G_next, 0x18000);
     UbTile<float, 1, 64> beta_next;
     UbCol<float, 32> beta_col_next;
     UbTile<float, 32, 64> D_next;
-    TASSIGN(D_next, 0x1e000);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x8000);
+    TASSIGN(D_next, 0x18000);
     UbTile<float, 32, 64> k_kT_in_next;
-    TASSIGN(k_kT_in_next, 0x20000);
-    UbTile<float, 32, 64> pairs_8_mask_next;
-    TASSIGN(pairs_8_mask_next, 0x28000);
-    UbTile<float, 32, 64> beta_k_kT_next;
-    TASSIGN(beta_k_kT_next, 0x20000);
-    UbTile<float, 32, 64> beta_k_kT_D_next;
-    TASSIGN(beta_k_kT_D_next, 0x20000);
-    UbTile<float, 32, 64> A_next;
-    TASSIGN(A_next, 0x20000);
-    UbTile<float, 32, 64> pairs_16_mask_next;
-    TASSIGN(pairs_16_mask_next, 0x1c000);
-    UbTile<float, 32, 64> minus_A_next;
-    TASSIGN(minus_A_next, 0x20000);
-    UbTile<float, 32, 64> minus_A_2_next;
-    TASSIGN(minus_A_2_next, 0x1a000);
-    UbTile<float, 32, 64> Tinv_rows_2_next;
-    TASSIGN(Tinv_rows_2_next, 0x1a000);
-    UbTile<float, 32, 64> minus_A_4_next;
-    TASSIGN(minus_A_4_next, 0x22000);
-    UbTile<half, 32, 64> minus_A_4_f16_next;
-    TASSIGN(minus_A_4_f16_next, 0x2a800);
-    UbTile<float, 32, 64> pairs_32_mask_next;
-    TASSIGN(pairs_32_mask_next, 0x24000);
-    UbTile<half, 32, 64> Tinv_rows_2_f16_next;
-    TASSIGN(Tinv_rows_2_f16_next, 0x2a800);
+    TASSIGN(k_kT_in_next, 0x20e00);
+    UbTile<float, 64, 128> chunk_decay_S;
+    TASSIGN(chunk_decay_S, 0xc000);
     UbTile<float, 32, 64> q_kT_in_next;
-    TASSIGN(q_kT_in_next, 0x22000);
-    UbTile<float, 32, 64> minus_A_8_next;
-    TASSIGN(minus_A_8_next, 0x26000);
-    UbTile<half, 32, 64> minus_A_8_f16_next;
-    TASSIGN(minus_A_8_f16_next, 0x1a000);
-    UbTile<half, 32, 128> v_next;
-    UbTile<float, 32, 64> minus_A_16_next;
-    TASSIGN(minus_A_16_next, 0x28000);
-    UbTile<half, 32, 64> minus_A_16_f16_next;
-    TASSIGN(minus_A_16_f16_next, 0x1a000);
-    UbTile<float, 32, 128> k_S_in;
-    TASSIGN(k_S_in, 0x26000);
-    UbTile<float, 32, 64> minus_A_32_next;
-    TASSIGN(minus_A_32_next, 0x1c000);
-    UbTile<half, 32, 64> minus_A_32_f16_next;
-    TASSIGN(minus_A_32_f16_next, 0x1a000);
-    UbTile<float, 32, 128> exp_G_k_S;
-    TASSIGN(exp_G_k_S, 0x26000);
-    UbTile<float, 32, 128> v_minus_exp_G_k_S;
-    TASSIGN(v_minus_exp_G_k_S, 0x16000);
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x1a000);
-    UbTile<float, 32, 128> operand_of_U;
-    TASSIGN(operand_of_U, 0x16000);
-    UbTile<half, 32, 128> operand_of_U_f16;
-    TASSIGN(operand_of_U_f16, 0x26000);
-    UbTile<float, 32, 64> minus_A_64_next;
-    TASSIGN(minus_A_64_next, 0x20000);
-    UbTile<half, 32, 64> minus_A_64_f16_next;
-    TASSIGN(minus_A_64_f16_next, 0x16000);
-    UbTile<float, 32, 128> exp_G_q_S;
-    TASSIGN(exp_G_q_S, 0x1a000);
+    TASSIGN(q_kT_in_next, 0x1e000);
+    UbTile<float, 32, 64> beta_k_kT_next;
+    TASSIGN(beta_k_kT_next, 0x20e00);
+    UbTile<float, 32, 64> beta_k_kT_D_next;
+    TASSIGN(beta_k_kT_D_next, 0x20e00);
+    UbTile<float, 32, 64> A_next;
+    TASSIGN(A_next, 0x20e00);
+    UbTile<half, 32, 64> A_f16_next;
+    TASSIGN(A_f16_next, 0x1a800);
+    UbTile<float, 32, 16> diagonal_stack_A_next;
+    TASSIGN(diagonal_stack_A_next, 0x1a000);
+    UbTile<float, 32, 16> diagonal_stack_A_2_next;
+    TASSIGN(diagonal_stack_A_2_next, 0x1a800);
+    UbTile<float, 32, 16> Tinv_rows_2_next;
+    TASSIGN(Tinv_rows_2_next, 0x1a800);
+    UbTile<float, 32, 16> diagonal_stack_A_4_next;
+    TASSIGN(diagonal_stack_A_4_next, 0x1b000);
+    UbTile<half, 32, 16> diagonal_stack_A_4_f16_next;
+    TASSIGN(diagonal_stack_A_4_f16_next, 0x1b800);
+    UbTile<half, 32, 16> Tinv_rows_2_f16_next;
+    TASSIGN(Tinv_rows_2_f16_next, 0x1b000);
+    UbTile<float, 32, 16> diagonal_stack_A_8_next;
+    TASSIGN(diagonal_stack_A_8_next, 0x1a800);
+    UbTile<half, 32, 16> diagonal_stack_A_8_f16_next;
+    TASSIGN(diagonal_stack_A_8_f16_next, 0x1b000);
+    UbTile<float, 32, 16> diagonal_stack_16_next;
+    TASSIGN(diagonal_stack_16_next, 0x1a000);
+    UbTile<half, 32, 16> diagonal_stack_16_f16_next;
+    TASSIGN(diagonal_stack_16_f16_next, 0x1a800);
     UbTile<float, 32, 64> q_kT_D_next;
-    TASSIGN(q_kT_D_next, 0x22000);
+    TASSIGN(q_kT_D_next, 0x1e000);
     UbTile<half, 32, 64> q_kT_D_f16_next;
-    TASSIGN(q_kT_D_f16_next, 0x16000);
+    TASSIGN(q_kT_D_f16_next, 0x18000);
     UbTile<float, 1, 64> last_G_minus_G_next;
-    TASSIGN(last_G_minus_G_next, 0x2a700);
+    TASSIGN(last_G_minus_G_next, 0x22f00);
     UbTile<float, 1, 64> exp_G_next;
     UbCol<float, 32> exp_G_col_next;
     UbTile<float, 1, 64> decay_to_end_next;
     UbCol<float, 32> decay_to_end_col_next;
+    UbTile<float, 32, 128> k_S_in;
+    TASSIGN(k_S_in, 0x20600);
+    UbTile<float, 32, 128> exp_G_k_S;
+    TASSIGN(exp_G_k_S, 0x20600);
+    UbTile<float, 32, 128> q_S_in;
+    TASSIGN(q_S_in, 0x18000);
+    UbTile<float, 32, 128> v_minus_exp_G_k_S;
+    TASSIGN(v_minus_exp_G_k_S, 0x14000);
+    UbTile<float, 32, 128> operand_of_U;
+    TASSIGN(operand_of_U, 0x14000);
+    UbTile<half, 32, 128> operand_of_U_f16;
+    TASSIGN(operand_of_U_f16, 0x1e000);
+    UbTile<float, 32, 128> exp_G_q_S;
+    TASSIGN(exp_G_q_S, 0x18000);
     UbTile<float, 32, 128> U_in;
-    TASSIGN(U_in, 0x16000);
+    TASSIGN(U_in, 0x14000);
     UbTile<float, 32, 128> U_decay_to_end;
-    TASSIGN(U_decay_to_end, 0x16000);
+    TASSIGN(U_decay_to_end, 0x14000);
     UbTile<half, 32, 128> U_decay_to_end_f16;
     TASSIGN(U_decay_to_end_f16, 0x1e000);
     UbTile<float, 32, 128> o_sum_part_in;
-    TASSIGN(o_sum_part_in, 0x16000);
+    TASSIGN(o_sum_part_in, 0x14000);
     UbTile<float, 32, 128> o_sum;
-    TASSIGN(o_sum, 0x1a000);
+    TASSIGN(o_sum, 0x18000);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x1a000);
+    TASSIGN(o, 0x18000);
     UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x16000);
+    TASSIGN(o_f16, 0x14000);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x16000);
+    TASSIGN(S_next_part_in, 0x14000);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x0);
     UbTile<float, 64, 8> g_first_scratch;
     TASSIGN(g_first_scratch, 0x4800);
     UbTile<float, 64, 64> exp_g_row_sum_first_scratch;
-    TASSIGN(exp_g_row_sum_first_scratch, 0xa000);
+    TASSIGN(exp_g_row_sum_first_scratch, 0xe800);
     UbTile<float, 64, 8> beta_first_scratch;
-    TASSIGN(beta_first_scratch, 0x2800);
+    TASSIGN(beta_first_scratch, 0xa000);
     UbTile<float, 64, 8> g_next_scratch;
-    TASSIGN(g_next_scratch, 0xf100);
+    TASSIGN(g_next_scratch, 0x12900);
     UbTile<float, 64, 64> exp_g_row_sum_next_scratch;
-    TASSIGN(exp_g_row_sum_next_scratch, 0x22000);
+    TASSIGN(exp_g_row_sum_next_scratch, 0x24e00);
     UbTile<float, 64, 8> beta_next_scratch;
-    TASSIGN(beta_next_scratch, 0x8000);
+    TASSIGN(beta_next_scratch, 0xc000);
     // Tinv = unit_lower_inverse(A)
     {
-        auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(eye_mask, from);
+        auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_1_mask_of_16, from);
+    }
+    {
+        auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(eye_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_2_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_4_mask_of_16, from);
     }
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -1531,15 +1898,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TCOLEXPAND(exp_g_expand_first, exp_g_segment_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(exp_g_scaled_first, exp_g_expand_first, lower_64_mask_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
         UbWidePart<float, 64> beta_raw_first(rows_next);
-        TASSIGN(beta_raw_first, 0x2000);
+        TASSIGN(beta_raw_first, 0xe000);
         auto beta_raw_first_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
         if (rows_next > 0) TLOAD(beta_raw_first, beta_raw_first_from);
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw_first -> beta_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw_first -> beta_wide_first
-        if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0x2000);
+        if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0xe000);
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         if (rows_next > 0) {
             {
@@ -1547,11 +1912,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(strictly_lower_mask_first, from);
             }
         }
+        pipe_barrier(PIPE_V);
         // G = cumsum(g)
         if (rows_next > 0) {
             {
                 UbCol<float, 64> sums;
-                TASSIGN(sums, 0x2800);
+                TASSIGN(sums, 0x0);
                 TROWSUM(sums, exp_g_scaled_first, exp_g_row_sum_first_scratch);
             }
         }
@@ -1559,7 +1925,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) {
             {
                 UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x2a000);
+                TASSIGN(to, 0x20000);
                 TMOV(to, exp_g_row_sum_first);
             }
         }
@@ -1578,25 +1944,26 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) {
             {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_first, from);
+                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_8_mask_of_16_first, from);
             }
         }
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         if (rows_next > 0) TADD(lower_G_minus_G_first, G_minus_G_first, lower_fill_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> S_0_raw
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> S_0_raw
+        if (has_initial_state) {
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+            TLOAD(S_0_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_0_raw -> S_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_0_raw -> S_0
+        if (!has_initial_state) TEXPANDS(S_0, 0);
         if (rows_next > 0) TTRANS(beta_first, beta_wide_first, beta_first_scratch);
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-        pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         if (rows_next > 0) TEXP(D_first, lower_G_minus_G_first);
-        // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_first, from);
-            }
-        }
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
         if (rows_next > 0) TADDS(last_G_minus_G_first, G_times_minus_1_first, last_G_first);
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
@@ -1607,13 +1974,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXP(decay_to_end_first, last_G_minus_G_first);
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
-        // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_first, from);
-            }
-        }
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in_first
         if (rows_next > 0) {
             {
@@ -1621,105 +1981,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(k_kT_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in_first -> beta_k_kT_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in_first -> beta_k_kT_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_first, k_kT_in_first, beta_col_first);
-        // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_first, from);
-            }
-        }
-        pipe_barrier(PIPE_V);
-        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-        if (rows_next > 0) TMUL(beta_k_kT_D_first, beta_k_kT_first, D_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(A_first, beta_k_kT_D_first, strictly_lower_mask_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> S_0_raw
-        // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_first, from);
-            }
-        }
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(minus_A_first, A_first, -1.0f);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(minus_A_2_first, minus_A_first, pairs_1_mask_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_first, from);
-            }
-        }
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(Tinv_rows_2_first, eye_mask, minus_A_2_first);
-        if (rows_next > 0) TMUL(minus_A_4_first, minus_A_first, pairs_2_mask_first);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_0_raw -> S_0
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_0_raw -> S_0
-        if (!has_initial_state) TEXPANDS(S_0, 0);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(minus_A_4_f16_first, minus_A_4_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16_first -> store
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_A_4_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_4_f16_channel -> minus_A_4_f16_in_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_rows_2_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
-        if (rows_next > 0) TMUL(minus_A_8_first, minus_A_first, pairs_4_mask_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(minus_A_8_f16_first, minus_A_8_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_8_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_8_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_A_8_f16_first);
-            }
-        }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_8_f16_first -> minus_A_16_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_8_f16_channel -> minus_A_8_f16_in_first
-        if (rows_next > 0) TMUL(minus_A_16_first, minus_A_first, pairs_8_mask_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_8_f16_first -> minus_A_16_f16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(minus_A_16_f16_first, minus_A_16_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_16_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_16_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_A_16_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_16_f16_channel -> minus_A_16_f16_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // minus_A_16_f16_first -> q_kT_in_first
-        if (rows_next > 0) TMUL(minus_A_32_first, minus_A_first, pairs_16_mask_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(minus_A_32_f16_first, minus_A_32_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_32_f16_first -> store
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // minus_A_16_f16_first -> q_kT_in_first
         wait_flag_dev(0);  // q_kT_channel -> q_kT_in_first
         if (rows_next > 0) {
             {
@@ -1727,43 +1992,102 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(q_kT_in_first, from);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_32_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_A_32_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_32_f16_channel -> minus_A_32_f16_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // minus_A_32_f16_first -> v_raw_first
-        if (rows_next > 0) TMUL(minus_A_64_first, minus_A_first, pairs_32_mask_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(minus_A_64_f16_first, minus_A_64_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_64_f16_first -> store
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // minus_A_32_f16_first -> v_raw_first
+        if (rows_next > 0) TMUL(beta_k_kT_D_first, beta_k_kT_first, D_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(A_first, beta_k_kT_D_first, strictly_lower_mask_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> v_raw_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> v_raw_first
         UbPart<half, 32, 128> v_raw_first(part_next, 128);
-        TASSIGN(v_raw_first, 0x10000);
+        TASSIGN(v_raw_first, 0x8000);
         if (part_next > 0) {
             auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
             TLOAD(v_raw_first, from);
         }
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_first -> v_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_first -> v_first
-        if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x10000);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_64_f16_first -> store
+        if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x8000);
+        if (rows_next > 0) TCVT(A_f16_first, A_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16_first -> store
+        pipe_barrier(PIPE_V);
+        // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) {
-            {
-                auto to = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_A_64_f16_first);
+            for (int64_t i = 0; i < 32; i += 16) {
+                UbBlock<half, 16, 64, 16> diagonal_stack_A_first_from;
+                TASSIGN(diagonal_stack_A_first_from, 0x12800 + (i * 65 + sub * 32) * 2);
+                UbTile<float, 16, 16> diagonal_stack_A_first_to;
+                TASSIGN(diagonal_stack_A_first_to, 0x10800 + i * 64);
+                TCVT(diagonal_stack_A_first_to, diagonal_stack_A_first_from, RoundMode::CAST_NONE);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_64_f16_channel -> minus_A_64_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, A_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // A_f16_channel -> A_f16_in_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(diagonal_stack_A_2_first, diagonal_stack_A_first, pairs_1_mask_of_16);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TSUB(Tinv_rows_2_first, diagonal_stack_A_2_first, eye_mask_of_16);
+        if (rows_next > 0) TMUL(diagonal_stack_A_4_first, diagonal_stack_A_first, pairs_2_mask_of_16);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(diagonal_stack_A_4_f16_first, diagonal_stack_A_4_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // diagonal_stack_A_4_f16_first -> store
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // diagonal_stack_A_4_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, diagonal_stack_A_4_f16_first);
+            }
+        }
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16_first -> diagonal_stack_A_8_f16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, Tinv_rows_2_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(diagonal_stack_A_8_first, diagonal_stack_A_first, pairs_4_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16_first -> diagonal_stack_A_8_f16_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(diagonal_stack_A_8_f16_first, diagonal_stack_A_8_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_A_8_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_A_8_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, diagonal_stack_A_8_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_first
+        if (rows_next > 0) TMUL(diagonal_stack_16_first, diagonal_stack_A_first, pairs_8_mask_of_16_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(diagonal_stack_16_f16_first, diagonal_stack_16_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_16_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_16_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, diagonal_stack_16_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_first
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         if (rows_next > 0) TMUL(q_kT_D_first, q_kT_in_first, D_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(q_kT_D_f16_first, q_kT_D_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_kT_D_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_kT_D_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_kT_D_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_kT_D_f16_first -> store
         if (rows_next > 0) {
             {
                 auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -1771,8 +2095,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_kT_D_f16_first -> lower_64_mask_next
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_kT_D_f16_first -> lower_64_mask_next
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_kT_D_f16_first -> lower_64_mask_next
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_kT_D_f16_first -> lower_64_mask_next
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
@@ -1783,24 +2107,26 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
-            TASSIGN(v, 0x10000 + c % 2 * 8192);
-            TASSIGN(beta, 0x2a400 + c % 2 * 256);
-            TASSIGN(exp_G, 0x2a000 + c % 2 * 256);
-            TASSIGN(decay_to_end, 0x2a200 + c % 2 * 256);
-            TASSIGN(exp_G_col, 0x2a000 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta_col, 0x2a400 + c % 2 * 256 + sub * 128);
-            TASSIGN(decay_to_end_col, 0x2a200 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta_next, 0x2a400 + (c + 1) % 2 * 256);
-            TASSIGN(beta_col_next, 0x2a400 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(v_next, 0x10000 + (c + 1) % 2 * 8192);
-            TASSIGN(exp_G_next, 0x2a000 + (c + 1) % 2 * 256);
-            TASSIGN(exp_G_col_next, 0x2a000 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(decay_to_end_next, 0x2a200 + (c + 1) % 2 * 256);
-            TASSIGN(decay_to_end_col_next, 0x2a200 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(v, 0x8000 + c % 2 * 8192);
+            TASSIGN(beta, 0x20400 + c % 2 * 256);
+            TASSIGN(exp_G, 0x20000 + c % 2 * 256);
+            TASSIGN(decay_to_end, 0x20200 + c % 2 * 256);
+            TASSIGN(exp_G_col, 0x20000 + c % 2 * 256 + sub * 128);
+            TASSIGN(beta_col, 0x20400 + c % 2 * 256 + sub * 128);
+            TASSIGN(decay_to_end_col, 0x20200 + c % 2 * 256 + sub * 128);
+            TASSIGN(v_next, 0x8000 + (c + 1) % 2 * 8192);
+            TASSIGN(beta_next, 0x20400 + (c + 1) % 2 * 256);
+            TASSIGN(beta_col_next, 0x20400 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(exp_G_next, 0x20000 + (c + 1) % 2 * 256);
+            TASSIGN(exp_G_col_next, 0x20000 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(decay_to_end_next, 0x20200 + (c + 1) % 2 * 256);
+            TASSIGN(decay_to_end_col_next, 0x20200 + (c + 1) % 2 * 256 + sub * 128);
             pipe_barrier(PIPE_V);
             TCVT(S_f16, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
             // G = cumsum(g)
             if (rows_next > 0) {
@@ -1809,16 +2135,15 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(lower_64_mask_next, from);
                 }
             }
-            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             const float chunk_decay = exp_G.GetValue(63);
             UbWidePart<float, 64> g_raw_next(rows_next);
-            TASSIGN(g_raw_next, 0xe800);
+            TASSIGN(g_raw_next, 0x18000);
             auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
             if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // g_raw_next -> g_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // g_raw_next -> g_wide_next
-            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0xe800);
+            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x18000);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) {
                 {
@@ -1826,22 +2151,24 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(lower_fill_next, from);
                 }
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             {
                 auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_f16);
             }
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_f16 -> beta_raw_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
             TCVT(v_f32, v, RoundMode::CAST_NONE);
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_f16 -> beta_raw_next
             UbWidePart<float, 64> beta_raw_next(rows_next);
-            TASSIGN(beta_raw_next, 0xe000);
+            TASSIGN(beta_raw_next, 0x12000);
             auto beta_raw_next_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
             if (rows_next > 0) TLOAD(beta_raw_next, beta_raw_next_from);
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta_raw_next -> beta_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta_raw_next -> beta_wide_next
-            if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0xe000);
+            if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0x12000);
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             if (rows_next > 0) {
                 {
@@ -1864,10 +2191,19 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_1_mask_next, from);
+                    auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_8_mask_of_16_next, from);
                 }
             }
+            UbPart<half, 32, 128> v_raw_next(part_next, 128);
+            TASSIGN(v_raw_next, 0x8000 + (c + 1) % 2 * 8192);
+            if (part_next > 0) {
+                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+                TLOAD(v_raw_next, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // v_raw_next -> v_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // v_raw_next -> v_next
+            if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x8000 + (c + 1) % 2 * 8192);
             pipe_barrier(PIPE_V);
             // G = cumsum(g)
             if (rows_next > 0) TMUL(exp_g_scaled_next, exp_g_expand_next, lower_64_mask_next);
@@ -1875,7 +2211,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) {
                 {
                     UbCol<float, 64> sums;
-                    TASSIGN(sums, 0x8000);
+                    TASSIGN(sums, 0xc000);
                     TROWSUM(sums, exp_g_scaled_next, exp_g_row_sum_next_scratch);
                 }
             }
@@ -1883,7 +2219,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) {
                 {
                     UbTile<float, 1, 64> to;
-                    TASSIGN(to, 0x2a600);
+                    TASSIGN(to, 0x22e00);
                     TMOV(to, exp_g_row_sum_next);
                 }
             }
@@ -1897,32 +2233,15 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) TCOLEXPAND(G_times_expand_next, G_times_minus_1_next);
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_2_mask_next, from);
-                }
-            }
             pipe_barrier(PIPE_V);
-            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, G_times_expand_next, G_col_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(lower_G_minus_G_next, G_minus_G_next, lower_fill_next);
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_4_mask_next, from);
-                }
-            }
             if (rows_next > 0) TTRANS(beta_next, beta_wide_next, beta_next_scratch);
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) TEXP(D_next, lower_G_minus_G_next);
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TMULS(chunk_decay_S, S, chunk_decay);
             wait_flag_dev(0);  // k_kT_channel -> k_kT_in_next
             if (rows_next > 0) {
                 {
@@ -1930,60 +2249,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(k_kT_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_8_mask_next, from);
-                }
-            }
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
-            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-            if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_next, k_kT_in_next, beta_col_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(beta_k_kT_D_next, beta_k_kT_next, D_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(A_next, beta_k_kT_D_next, strictly_lower_mask_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_16_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_16_mask_next
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_16_mask_next, from);
-                }
-            }
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(minus_A_next, A_next, -1.0f);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(minus_A_2_next, minus_A_next, pairs_1_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(Tinv_rows_2_next, eye_mask, minus_A_2_next);
-            if (rows_next > 0) TMUL(minus_A_4_next, minus_A_next, pairs_2_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(minus_A_4_f16_next, minus_A_4_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // minus_A_4_next -> q_kT_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_32_mask_next, from);
-                }
-            }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, minus_A_4_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // minus_A_4_f16_next -> Tinv_rows_2_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_4_f16_channel -> minus_A_4_f16_in_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // minus_A_4_f16_next -> Tinv_rows_2_f16_next
-            if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // minus_A_4_next -> q_kT_in_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_kT_in_next -> beta_k_kT_next
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            TMULS(chunk_decay_S, S, chunk_decay);
             wait_flag_dev(0);  // q_kT_channel -> q_kT_in_next
             if (rows_next > 0) {
                 {
@@ -1991,118 +2259,99 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(q_kT_in_next, from);
                 }
             }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_kT_in_next -> q_kT_D_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_kT_in_next -> beta_k_kT_next
+            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+            if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_next, k_kT_in_next, beta_col_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(beta_k_kT_D_next, beta_k_kT_next, D_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(A_next, beta_k_kT_D_next, strictly_lower_mask_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(A_f16_next, A_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // A_f16_next -> store
+            pipe_barrier(PIPE_V);
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    UbBlock<half, 16, 64, 16> diagonal_stack_A_next_from;
+                    TASSIGN(diagonal_stack_A_next_from, 0x1a800 + (i * 65 + sub * 32) * 2);
+                    UbTile<float, 16, 16> diagonal_stack_A_next_to;
+                    TASSIGN(diagonal_stack_A_next_to, 0x1a000 + i * 64);
+                    TCVT(diagonal_stack_A_next_to, diagonal_stack_A_next_from, RoundMode::CAST_NONE);
+                }
+            }
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // A_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, A_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // A_f16_next -> diagonal_stack_A_2_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // A_f16_channel -> A_f16_in_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // A_f16_next -> diagonal_stack_A_2_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(diagonal_stack_A_2_next, diagonal_stack_A_next, pairs_1_mask_of_16);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TSUB(Tinv_rows_2_next, diagonal_stack_A_2_next, eye_mask_of_16);
+            if (rows_next > 0) TMUL(diagonal_stack_A_4_next, diagonal_stack_A_next, pairs_2_mask_of_16);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(diagonal_stack_A_4_f16_next, diagonal_stack_A_4_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_4_f16_next -> store
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_4_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, diagonal_stack_A_4_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
                     TSTORE(to, Tinv_rows_2_f16_next);
                 }
             }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16_next -> diagonal_stack_A_8_f16_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
-            if (rows_next > 0) TMUL(minus_A_8_next, minus_A_next, pairs_4_mask_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(minus_A_8_f16_next, minus_A_8_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_8_f16_next -> store
-            UbPart<half, 32, 128> v_raw_next(part_next, 128);
-            TASSIGN(v_raw_next, 0x10000 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v_raw_next, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_next -> v_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_next -> v_next
-            if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x10000 + (c + 1) % 2 * 8192);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_8_f16_next -> store
+            if (rows_next > 0) TMUL(diagonal_stack_A_8_next, diagonal_stack_A_next, pairs_4_mask_of_16);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16_next -> diagonal_stack_A_8_f16_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(diagonal_stack_A_8_f16_next, diagonal_stack_A_8_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_8_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_8_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, minus_A_8_f16_next);
+                    auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, diagonal_stack_A_8_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // minus_A_8_f16_next -> minus_A_16_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_8_f16_channel -> minus_A_8_f16_in_next
-            if (rows_next > 0) TMUL(minus_A_16_next, minus_A_next, pairs_8_mask_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // minus_A_8_f16_next -> minus_A_16_f16_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_next
+            if (rows_next > 0) TMUL(diagonal_stack_16_next, diagonal_stack_A_next, pairs_8_mask_of_16_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(minus_A_16_f16_next, minus_A_16_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // minus_A_16_next -> k_S_in
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_16_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // minus_A_16_next -> k_S_in
-            wait_flag_dev(0);  // k_S_channel -> k_S_in
-            {
-                auto from = view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> exp_G_k_S
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_16_f16_next -> store
+            if (rows_next > 0) TCVT(diagonal_stack_16_f16_next, diagonal_stack_16_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_16_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_16_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, minus_A_16_f16_next);
+                    auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, diagonal_stack_16_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // minus_A_16_f16_next -> minus_A_32_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_16_f16_channel -> minus_A_16_f16_in_next
-            if (rows_next > 0) TMUL(minus_A_32_next, minus_A_next, pairs_16_mask_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // minus_A_16_f16_next -> minus_A_32_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(minus_A_32_f16_next, minus_A_32_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_32_f16_next -> store
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> exp_G_k_S
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TROWEXPANDMUL(exp_G_k_S, k_S_in, exp_G_col);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_32_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, minus_A_32_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_32_f16_channel -> minus_A_32_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_next -> q_S_in
-            pipe_barrier(PIPE_V);
-            TSUB(v_minus_exp_G_k_S, v_f32, exp_G_k_S);
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_next -> q_S_in
-            wait_flag_dev(0);  // q_S_channel -> q_S_in
-            {
-                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(q_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> exp_G_q_S
-            pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(operand_of_U, v_minus_exp_G_k_S, beta_col);
-            pipe_barrier(PIPE_V);
-            TCVT(operand_of_U_f16, operand_of_U, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_U_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_U_f16 -> store
-            {
-                auto to = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, operand_of_U_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_U_f16_channel -> operand_of_U_f16_in
-            // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TMUL(minus_A_64_next, minus_A_next, pairs_32_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(minus_A_64_f16_next, minus_A_64_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_64_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_64_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, minus_A_64_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_64_f16_channel -> minus_A_64_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // minus_A_64_f16_next -> q_kT_D_f16_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> exp_G_q_S
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_kT_in_next -> q_kT_D_next
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
             if (rows_next > 0) TMUL(q_kT_D_next, q_kT_in_next, D_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // minus_A_64_f16_next -> q_kT_D_f16_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(q_kT_D_f16_next, q_kT_D_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_kT_D_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_kT_D_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_kT_D_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_kT_D_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -2118,62 +2367,99 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             if (rows_next > 0) TEXP(decay_to_end_next, last_G_minus_G_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // last_G_minus_G_next -> k_S_in
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // last_G_minus_G_next -> k_S_in
+            wait_flag_dev(0);  // k_S_channel -> k_S_in
+            {
+                auto from = view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(k_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_S_in -> exp_G_k_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_S_in -> exp_G_k_S
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            TROWEXPANDMUL(exp_G_k_S, k_S_in, exp_G_col);
+            wait_flag_dev(0);  // q_S_channel -> q_S_in
+            {
+                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(q_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
+            pipe_barrier(PIPE_V);
+            TSUB(v_minus_exp_G_k_S, v_f32, exp_G_k_S);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(operand_of_U, v_minus_exp_G_k_S, beta_col);
+            pipe_barrier(PIPE_V);
+            TCVT(operand_of_U_f16, operand_of_U, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_U_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_U_f16 -> store
+            {
+                auto to = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, operand_of_U_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_U_f16_channel -> operand_of_U_f16_in
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+            TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
             wait_flag_dev(0);  // U_channel -> U_in
             {
                 auto from = view(U_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> U_decay_to_end
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> U_decay_to_end
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_in -> U_decay_to_end
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_in -> U_decay_to_end
+            pipe_barrier(PIPE_V);
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TROWEXPANDMUL(U_decay_to_end, U_in, decay_to_end_col);
             pipe_barrier(PIPE_V);
             TCVT(U_decay_to_end_f16, U_decay_to_end, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // U_decay_to_end_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // U_decay_to_end_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // U_decay_to_end_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // U_decay_to_end -> o_sum_part_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // U_decay_to_end_f16 -> store
             {
                 auto to = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, U_decay_to_end_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
             wait_flag_dev(0);  // o_sum_part_channel -> o_sum_part_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // U_decay_to_end -> o_sum_part_in
             {
                 auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(o_sum_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // o_sum_part_in -> o_sum
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // o_sum_part_in -> o_sum
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // o_sum_part_in -> o_sum
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // o_sum_part_in -> o_sum
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TADD(o_sum, exp_G_q_S, o_sum_part_in);
             pipe_barrier(PIPE_V);
             TMULS(o, o_sum, scale);
             pipe_barrier(PIPE_V);
             TCVT(o_f16, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x16000);
+                TASSIGN(valid, 0x14000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // o_f16 -> S_next_part_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // o_f16 -> S_next_part_in
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // o_f16 -> S_next_part_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // o_f16 -> S_next_part_in
             wait_flag_dev(0);  // S_next_part_channel -> S_next_part_in
             {
                 auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_part_in -> S_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TADD(S_next, chunk_decay_S, S_next_part_in);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
         }
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_next -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
@@ -2198,24 +2484,22 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
+    uint8_t *minus_identity_float16_bytes,
     uint8_t *lower_64_mask_bytes,
     uint8_t *lower_fill_bytes,
     uint8_t *strictly_lower_mask_bytes,
-    uint8_t *eye_mask_bytes,
-    uint8_t *pairs_1_mask_bytes,
-    uint8_t *pairs_2_mask_bytes,
-    uint8_t *pairs_4_mask_bytes,
-    uint8_t *pairs_8_mask_bytes,
-    uint8_t *pairs_16_mask_bytes,
-    uint8_t *pairs_32_mask_bytes,
-    uint8_t *identity_float16_C_bytes,
+    uint8_t *pairs_1_mask_of_16_bytes,
+    uint8_t *eye_mask_of_16_bytes,
+    uint8_t *pairs_2_mask_of_16_bytes,
+    uint8_t *pairs_4_mask_of_16_bytes,
+    uint8_t *pairs_8_mask_of_16_bytes,
+    uint8_t *identity_float16_16_bytes,
     uint8_t *k_kT_channel_bytes,
-    uint8_t *minus_A_4_f16_channel_bytes,
+    uint8_t *A_f16_channel_bytes,
+    uint8_t *diagonal_stack_A_4_f16_channel_bytes,
     uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *minus_A_8_f16_channel_bytes,
-    uint8_t *minus_A_16_f16_channel_bytes,
-    uint8_t *minus_A_32_f16_channel_bytes,
-    uint8_t *minus_A_64_f16_channel_bytes,
+    uint8_t *diagonal_stack_A_8_f16_channel_bytes,
+    uint8_t *diagonal_stack_16_f16_channel_bytes,
     uint8_t *S_f16_channel_bytes,
     uint8_t *k_S_channel_bytes,
     uint8_t *operand_of_U_f16_channel_bytes,
@@ -2240,7 +2524,7 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, k_kT_channel_bytes, minus_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, minus_A_8_f16_channel_bytes, minus_A_16_f16_channel_bytes, minus_A_32_f16_channel_bytes, minus_A_64_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, operand_of_U_f16_channel_bytes, U_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, U_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, k_kT_channel_bytes, A_f16_channel_bytes, diagonal_stack_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, diagonal_stack_A_8_f16_channel_bytes, diagonal_stack_16_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, operand_of_U_f16_channel_bytes, U_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, U_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -4149,6 +4433,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])

@@ -64,6 +64,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -171,6 +173,53 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
+}
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int groups = 8, group = Rows / groups;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
 }
 #endif
 #endif
@@ -2682,6 +2731,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from trials_of_convolution import CONVOLUTION
 from trials_of_members import MEMBERS
 
 import gdn_codegen
@@ -253,7 +254,7 @@ TRIALS = {
         STEP, state_indices=SLOTS, inplace_final_state=True, retrieve_parent_token=PARENTS[:1]),
     ("retrieve_parent_token", "fewer parents than tokens (*)"): dict(
         STEP, state_indices=SLOTS, inplace_final_state=True, retrieve_parent_token=PARENTS[:, :2]),
-    **MEMBERS,
+    **MEMBERS, **CONVOLUTION,
 }
 
 

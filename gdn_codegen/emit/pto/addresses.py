@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ...ir.types import Tensor
+from ...ir.types import Dim, Tensor, Tile
 from ..base import EVERY, WIDTH_OF, Op, strides
 from .values import Values
 
@@ -12,11 +12,11 @@ class Addresses(Values):
     """The addresses in global memory for one kernel."""
 
     # --- addresses in global memory ---
-    def cols(self, t: Tensor, piece: tuple[int, int] | None = None) -> str:
+    def cols(self, t: Tensor, piece: tuple[int, Dim] | None = None) -> str:
         """The number of columns of this instance's tile that exist in memory, or of a piece of them."""
         n, mine = self.p.shape(t)[-1], t.tile.shape(self.sizes)[-1]
         if piece:
-            return str(min(n - piece[0], piece[1]))
+            return str(min(n - piece[0], Tile(piece[1:]).shape(self.sizes)[0]))
         if not self.p.padded(t)[-1]:
             return str(mine)
         return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.blocked_dim else str(n)

@@ -13,7 +13,8 @@ from .values import CTYPE, agents, counted, moves_all_heads
 
 rule = Rules("pto", {
     "diag_inverse": "decompose",
-    "cumsum": "vectorise", "to_middle": "across_rows", "halves": "decayed_products", "from_middle": "across_rows",
+    "delay": "moved_rows", "advance": "moved_rows", "latest": "moved_rows",
+    "to_middle": "across_rows", "halves": "decayed_products", "from_middle": "across_rows",
     "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diagonal_blocks": "vectorise",
     "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
     "fence": "mbarriers", "drain": "mbarriers", "await_kernels": "overlapping",
@@ -94,6 +95,8 @@ class KernelWriter(Addresses):
         together = moves_all_heads(self.k)
         if together:
             w(f"const int64_t heads = HV - hv < {self.k.batch.heads} ? HV - hv : {self.k.batch.heads};")
+            if self.agent == "vector":
+                w(f"const int64_t mine = part_of(heads, sub, {self.k.batch.heads // 2});")
         for i in range(1, 1 if together else self.k.batch.heads):
             w(f"const int64_t hv_{i} = hv + {i} < HV ? hv + {i} : HV - 1, h_{i} = hv_{i} / (HV / H);")
         size = chunk_tokens(self.p)
