@@ -202,13 +202,13 @@ def test_a_module_checks_itself(accept):
     assert any("by token" in n for n in found) == (c.rows or c.slots)
     if c.rows or c.slots:
         m = module(b)
-        right = m.check.page
-        m.check.page = lambda inputs, states, numbers: [2 * y for y in right(inputs, states, numbers)]
+        right = m.check.problem.page
+        m.check.problem.page = lambda inputs, states, numbers: [2 * y for y in right(inputs, states, numbers)]
         try:
             with pytest.raises(RuntimeError, match="by token off by"):
                 m.check("cpu")
         finally:
-            m.check.page = right
+            m.check.problem.page = right
 
 
 @pytest.mark.parametrize("target, accept", [("triton", "vk/bfloat16/pool/in_place/slots/accepted/parents"),
