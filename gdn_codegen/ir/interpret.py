@@ -11,6 +11,7 @@ import torch
 
 from .core import Kernel, Loop, Op, Program, Stmt
 from .ops import OPS, OWN_PART, keep
+from .padding import chunk_tokens
 from .types import Tensor
 
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -102,6 +103,7 @@ class Interpreter:
     def __init__(self, p: Program, problem: Problem, scalars: dict[str, float], exact: bool = True) -> None:
         self.p, self.problem, self.scalars, self.exact = p, problem, scalars, exact
         self.tensors, self.starts = {t.name: t for t in p.tensors}, problem.starts
+        self.each = chunk_tokens(p)
         self.memory: dict[str, torch.Tensor] = {}
         self.channel: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -255,7 +257,7 @@ class Interpreter:
 
     def chunks(self, at: _At) -> int:
         """The number of chunks of the sequence."""
-        return -(-self.problem.lengths[at.seq] // self.p.sizes["C"])
+        return -(-self.problem.lengths[at.seq] // self.each)
 
     def along(self, k: Kernel, at: _At, n: int) -> int:
         """The chunk that a walk comes to after n others, and how many come before chunk n. A walk back begins at the last."""
@@ -403,7 +405,7 @@ class Interpreter:
 
     def rows(self, at: _At, sizes: dict[str, int]) -> int:
         """The number of tokens in this chunk."""
-        return min(sizes["C"], self.problem.lengths[at.seq] - at.chunk * sizes["C"])
+        return min(self.each, self.problem.lengths[at.seq] - at.chunk * self.each)
 
     def place(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int], heads: int) -> tuple[slice | int, ...]:
         """The index of this instance's tile in the whole tensor. For index "token" it has only the rows with tokens.
@@ -417,7 +419,7 @@ class Interpreter:
         cut = () if k.blocked_dim not in t.dims else tuple([
             slice(at.block * sizes[d], (at.block + 1) * sizes[d]) if d == k.blocked_dim else slice(None) for d in t.dims])
         if t.index == "token":
-            first = self.starts[at.seq] + at.chunk * sizes["C"]
+            first = self.starts[at.seq] + at.chunk * self.each
             return (slice(first, first + self.rows(at, sizes)), head, *cut[1:])
         if t.index == "head":
             return (head, *cut)
@@ -455,7 +457,7 @@ class Interpreter:
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         shape = t.moved(heads).shape(sizes)
         if by := attrs.get("delay", 0):
-            first, begin = self.starts[at.seq], at.chunk * sizes["C"] - by
+            first, begin = self.starts[at.seq], at.chunk * self.each - by
             rows = self.memory[t.name][first + max(0, begin):first + begin + self.rows(at, sizes), at.head // (
                 1 if t.heads == "HV" else self.problem.value_heads // self.problem.heads)]
             x = torch.cat([rows.new_zeros(max(0, min(-begin, self.rows(at, sizes))), *rows.shape[1:]), rows])

@@ -262,6 +262,13 @@ def test_headers_take_every_contract(tmp_path, cost_model, contract, size):
         assert done.returncode == 0, done.stderr[:6000]
 
 
+@pytest.mark.parametrize("contract", ["state=vk/bfloat16/pool/in_place/slots/accepted", "state=pool/frozen/rows"])
+def test_headers_take_states_by_token(tmp_path, cost_model, contract):
+    b = Build("pto", 16, schedule="fused", head_dim_k=128, head_dim_v=128, contract=Contract.parse(contract))
+    done = checked(tmp_path, cost_model, source(tmp_path, b))
+    assert done.returncode == 0, done.stderr[:6000]
+
+
 SUMS = '''from gdn_codegen.ir.builder import algorithm, carried, exp, row_sum, valid
 
 

@@ -11,6 +11,9 @@ from gdn_codegen.ir.core import Loop
 from gdn_codegen.ir.differentiate import differentiate
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.passes import pipelines
+from gdn_codegen.passes.loops.column_pieces import MANY
+from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.call import gradient_builds
 from gdn_codegen.schedule.schedule import varied
 from gdn_codegen.targets import lower
 
@@ -59,6 +62,17 @@ def test_each_pass_keeps_the_meaning(V):
         got = interpret(q, problem, x | chunks, {})
         for n, y in want.items():
             assert rms_error(got[n], y) < 1e-12, (name, n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page, columns", [("kimi_delta_attention", 128), ("gla", 64)])
+def test_kernels_of_many_ops_have_wider_pieces_where_they_fit(page, columns):
+    """For K = V = 256 TileLang's last kernel of KDA's gradient had 676 ops in pieces of 64, and GLA's has 508. The tests' hook
+    interprets the programs before and after."""
+    b = gradient_builds.asked_of(Build("tilelang", algorithm=page, dtype="bfloat16", head_dim_k=256, head_dim_v=256), True)
+    b = next(x.gradient for x in gradient_builds.candidates(b, "cuda", "sm_90a", 16) if not x.gradient.arch)
+    last = lowered(b).kernels[-1]
+    assert {o.attr("piece")[1] for o in last.ops if o.attr("piece")} == {columns} and len(last.ops) <= MANY
 
 
 def test_a_walk_has_states_side_by_side():

@@ -256,7 +256,14 @@ def test_contracts_that_say_nothing(state, why):
 
 
 @pytest.mark.parametrize("target, chunk, why", [("triton", 16, "16 tokens, with states by token"),
-                                                ("pto", 1, "one token with the device")])
+                                                ("tilelang", 16, "16 tokens, with states by token"),
+                                                ("pto", 1, "one token with the device"),
+                                                ("pto", 16, "states by token with 6 kernels; accepted: one")])
 def test_what_keeps_no_states_by_token(target, chunk, why):
     with pytest.raises(ScheduleError, match=why):
-        lowered(Build(target, chunk, contract=Contract.parse("state=rows")))
+        lowered(Build(target, chunk, schedule="staged" if "kernels" in why else "fused", contract=Contract.parse("state=rows")))
+
+
+def test_what_keeps_no_states_of_trees():
+    with pytest.raises(ScheduleError, match="16 tokens, with states by token of a tree; accepted: 1, for TileLang or Triton"):
+        lowered(Build("pto", 16, schedule="fused", contract=Contract.parse("state=rows/parents")))

@@ -213,7 +213,7 @@ TRIALS = {
         "intermediate_states_buffer": zeros(3, 3, HV, K, V), "intermediate_state_indices": cu(2, 2)}),
     ("intermediate_state_indices", "without a buffer"): dict(STEP, state_indices=cu(0, 1), intermediate_state_indices=cu(0, 1)),
     ("cache_steps", "unlike the buffer's"): dict(op=recurrent_gated_delta_rule, cache_steps=4),
-    ("target", "states by token on an NPU"): dict(STEP, state_indices=SLOTS, target="pto"),
+    ("target", "a tree of draft tokens on an NPU"): dict(STEP, state_indices=SLOTS, target="pto", retrieve_parent_token=PARENTS),
     ("return_intermediate_states", "another name"): dict(return_intermediate_states=True),
     ("softplus_beta", "another softplus"): dict(softplus_beta=2.0),
     ("is_kda", "another member of the family"): dict(is_kda=True),

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from ...ir.types import BYTES, Tensor
-from ..base import EVERY, WIDTH_OF, EmitError, Op, strides
+from ..base import EVERY, EmitError, Op, strides
 from .kernel import KernelWriter, braces, rule
 from .values import CTYPE
 
@@ -107,7 +107,7 @@ def _when(k: KernelWriter, t: Tensor) -> str:
     """The condition of a store: that the caller wants `t`, and for a checkpoint that it is due. "" for none."""
     when = [f"has_{t.name}"] if t.optional else []
     if t.index == "checkpoint" and t.at:
-        when.append(f"{t.at}_gm[n * {t.at}{WIDTH_OF} + c] >= 0")
+        when.append(f"{k.kept_at(t)} >= 0")
     elif t.index == "checkpoint":
         when += [f"(c + 1) % {EVERY} == 0", f"rows == {k.p.sizes['C']}"]
     return f"if ({' && '.join(when)}) " if when else ""
