@@ -90,6 +90,10 @@ BUILDS = [
     ("pto", "", running_sums, Schedule("sums", (("W",), ("o", "S"))), SMALL, ""),
     ("triton", "", GDN, varied("fused", v_block=32, state_layout="vk"), {**LARGE, "C": 1}, "state=vk"),
     ("tilelang", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, "state=pool/in_place/slots/accepted/parents"),
+    *((target, "", find(f"causal_conv1d{of}"), varied("fused"), SMALL, "")
+      for target in ("triton", "tilelang", "pto") for of in ("", ".gradient")),
+    ("triton", "", find("causal_conv1d"), varied("fused", kernels=(("@output",), ("@state",))), SMALL, ""),
+    ("pto", "", GDN, varied("fused"), {**SMALL, "C": 16}, "state=pool/in_place/slots/accepted"),
 ]
 NAMES = [f"{target}{arch}-{page.name}-{s.name}" for target, arch, page, s, *_ in BUILDS]
 
