@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         fused_recurrent_kda,
         fused_recurrent_rwkv7,
     )
+    from .convolution import causal_conv1d, causal_conv1d_fn, causal_conv1d_update
     from .family import (
         chunk_delta_rule,
         chunk_gated_delta_product,
@@ -40,13 +41,14 @@ _OPS = {"ops": ("chunk_gated_delta_rule", "chunk_gated_delta_rule_npu", "fused_r
                    "fused_recurrent_simple_gla"),
         "channels": ("chunk_gdn2", "chunk_gla", "chunk_kda", "chunk_rwkv7", "fused_mul_recurrent_rwkv7", "fused_recurrent_gdn2",
                      "fused_recurrent_gla", "fused_recurrent_kda", "fused_recurrent_rwkv7"),
+        "convolution": ("causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update"),
         "mamba": ("mamba_chunk_scan_combined", "selective_state_update")}
-__all__ = ["chunk_delta_rule", "chunk_gated_delta_product", "chunk_gated_delta_rule", "chunk_gated_delta_rule_npu",
-           "chunk_gdn2", "chunk_gla", "chunk_kda", "chunk_lightning_attn", "chunk_rwkv7", "chunk_simple_gla",
-           "fused_mul_recurrent_rwkv7", "fused_recurrent_delta_rule", "fused_recurrent_gated_delta_product",
-           "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn2", "fused_recurrent_gla", "fused_recurrent_kda",
-           "fused_recurrent_lightning_attn", "fused_recurrent_rwkv7", "fused_recurrent_simple_gla", "mamba_chunk_scan_combined",
-           "recurrent_gated_delta_rule", "selective_state_update"]
+__all__ = ["causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update", "chunk_delta_rule", "chunk_gated_delta_product",
+           "chunk_gated_delta_rule", "chunk_gated_delta_rule_npu", "chunk_gdn2", "chunk_gla", "chunk_kda", "chunk_lightning_attn",
+           "chunk_rwkv7", "chunk_simple_gla", "fused_mul_recurrent_rwkv7", "fused_recurrent_delta_rule",
+           "fused_recurrent_gated_delta_product", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn2",
+           "fused_recurrent_gla", "fused_recurrent_kda", "fused_recurrent_lightning_attn", "fused_recurrent_rwkv7",
+           "fused_recurrent_simple_gla", "mamba_chunk_scan_combined", "recurrent_gated_delta_rule", "selective_state_update"]
 
 
 def __getattr__(name: str) -> Any:

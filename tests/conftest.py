@@ -30,6 +30,7 @@ from gdn_codegen import algorithms
 from gdn_codegen.ir.core import Batch, Loop, Op, Program, loops
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import OPS
+from gdn_codegen.ir.padding import chunk_tokens
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.passes import pipelines
@@ -60,7 +61,7 @@ def _small(p, parts):
     C = p.sizes["C"]
     lengths = [C * (3 if parts else 1) + 3, C // 2 + 1]
     by_chunk = any(t.index == "numbers" or (t.index == "checkpoint" and t.at) for t in p.tensors)
-    width = -(-lengths[0] // C) + 1 if by_chunk else 0
+    width = -(-lengths[0] // chunk_tokens(p)) + 1 if by_chunk else 0
     problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=2 * width + 3, rest=3, width=width)
     inputs = tuple((t, _integers(p, t) if t.index in ("number", "numbers") else p.shape(t)) for t in p.role("input"))
     return problem, _drawn(problem.tokens, problem.slots(C), parts, width, inputs)
@@ -104,7 +105,7 @@ def computed(p):
                      if isinstance(s, Loop) else (s.kind, s.out, s.args, s.attrs, s.type)
                      for s in body if isinstance(s, Loop) or s.out or OPS[s.kind].effect != "sync")
     kernels = tuple((k.grid, k.dims, k.blocked_dim, k.batch if k.batch.in_body > 1 else Batch(), of(k.body)) for k in p.kernels)
-    return kernels, p.tensors, p.scalars, p.dims, p.extents
+    return kernels, p.tensors, p.scalars, p.dims, p.extents, p.tokens
 
 
 def _run(p, parts):

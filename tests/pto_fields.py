@@ -7,8 +7,8 @@ from gdn_codegen.schedule import named
 #: The field, with a schedule in which this value changes the source.
 SWITCHED = {"form": ("replay", "gate-free"), "v_block": ("fused", 16),
             "cache_masks": ("staged", False), "value_heads": ("staged", 1),
-            "order": ("staged", "page"), "inverse_block": ("staged", 16), "channel_slots": ("staged", 2),
-            "l0_slots": ("staged", 1), "prefetch": ("replay", "all"),
+            "order": ("staged", "page"), "inverse_block": ("staged", 0), "channel_slots": ("staged", 2),
+            "l0_slots": ("staged", 1), "walk_piece": ("staged", 16), "prefetch": ("replay", "all"),
             "narrow_workspaces": ("staged", True), "residuals": ("replay", "@state")}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ir.page import Algorithm
+from . import layers
 
 #: The input forms that inputs of the package's pages may have. An input of another page may have any form that suits its dims.
 FORMS = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw", "bounded", "safe", "floored"),
@@ -23,29 +24,42 @@ SHORT = {"gated_delta_rule": "gdn"}
 
 @cache
 def names() -> tuple[str, ...]:
-    """The algorithms of the package."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
+    """The members of the family that the package has."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg))
+
+
+@cache
+def of_layers() -> tuple[str, ...]:
+    """The package's other pages: what layers compute around the members."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(layers.__path__)))
 
 
 def find(spec: str | Algorithm) -> Algorithm:
-    """The algorithm called `spec`: a name from `names()`, FILE.py:FUNCTION for a page of the user's own, or that page itself."""
+    """The algorithm called `spec`: a name from `names()` or `of_layers()`, FILE.py:FUNCTION for a page of the user's own, or that
+    page itself."""
     if isinstance(spec, Algorithm):
         return _own(spec, spec.name)
     if ":" in spec:
         page: Algorithm = load("algorithm", spec, Algorithm, "function under @algorithm")
         return _own(page, spec)
-    if spec not in names():
-        raise ValueError(f"algorithm: got {spec!r}; accepted are {', '.join(names())} and FILE.py:FUNCTION")
-    page = getattr(importlib.import_module(f"{__name__}.{spec}"), spec)
+    if spec not in (*names(), *of_layers()):
+        raise ValueError(f"algorithm: got {spec!r}; accepted are {', '.join((*names(), *of_layers()))} and FILE.py:FUNCTION")
+    page = getattr(importlib.import_module(_module(spec)), spec)
     return page
+
+
+def _module(name: str) -> str:
+    """The module of one of the package's pages."""
+    return f"{__name__}.{name}" if name in names() else f"{layers.__name__}.{name}"
 
 
 def _own(page: Algorithm, spec: str) -> Algorithm:
     """A page of the user's own, whose modules must not bear the names of the package's."""
-    packaged = page.fn.__module__ == f"{__name__}.{page.name}"
-    if not packaged and page.name in (*names(), *SHORT.values()):
+    taken = (*names(), *of_layers())
+    packaged = page.name in taken and page.fn.__module__ == _module(page.name)
+    if not packaged and page.name in (*taken, *SHORT.values()):
         raise ValueError(f"algorithm: got {spec!r}, whose modules would have the names of the package's own; accepted: a "
-                         f"function that is not called {', '.join((*names(), *SHORT.values()))}: rename it")
+                         f"function that is not called {', '.join((*taken, *SHORT.values()))}: rename it")
     return page
 
 

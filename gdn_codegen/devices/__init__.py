@@ -27,6 +27,7 @@ class Device:
     extents: the sizes of K and V that tiles may have, in ascending order.
     heads: the ways in which an instance can handle several value heads -> how many it handles (`passes/heads`).
     register_file: the number of registers of a multiprocessor.
+    moved_loads: whether a load of a tile may begin some tokens before the chunk (`passes/algebra/recent_rows.py`).
     clears: whether kernels write zeros to output rows that no sequence covers. Otherwise the host does.
     """
 
@@ -53,12 +54,13 @@ class Device:
     extents: tuple[int, ...] = tuple(range(16, 257, 16))
     heads: dict[str, int] = field(default_factory=dict)
     register_file: int = 0
+    moved_loads: bool = False
     clears: bool = True
 
 
 #: Triton's compiler allocates registers and shared memory.
 TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
-                splits_warm_up=True,
+                splits_warm_up=True, moved_loads=True,
                 part_cost=PartCost(chunk_us=3.9, fold_us=10.0, launch_us=3.0, split_us=0.0, summary_us=15.0, warm_up_chunks=7,
                                    longest_warm_up_chunks=16, least_part_chunks=4, resident=2, idle_us=3.0, crowded=1.0))
 

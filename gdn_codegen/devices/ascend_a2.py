@@ -20,7 +20,7 @@ FITTED = CycleModel(
 ASCEND_A2 = Cores(
     "ascend_a2", "pto",
     {"UB": 184 * 1024, "L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 128 * 1024},
-    heads={"product": 16, "interleaved": 2},  # a cube core multiplies 16 rows or more
+    heads={"columns": 16, "interleaved": 2},  # of 16 float32 numbers a token each vector core loads 32 bytes
     operand="L1", product="L0C", loaded="UB", vector="UB", tile="UB", number="",
     inverts_blocks=True,
     agents=("vector", "cube"),
@@ -30,7 +30,8 @@ ASCEND_A2 = Cores(
     feeds=("L0A", "L0B"),
     narrow=("float16", "bfloat16"),
     pipes={"vector": {"load": "MTE2", "store": "MTE3", "*": "V"},
-           "cube": {"load": "MTE2", "valid": "MTE2", "move": "MTE1", "matmul": "M", "cast": "FIX", "store": "FIX"}},
+           "cube": {"load": "MTE2", "valid": "MTE2", "full": "MTE2", "move": "MTE1", "matmul": "M",
+                    "cast": "FIX", "insert": "FIX", "store": "FIX"}},
     unordered=("V",),
     issuer="S",
     events=8, flags=16, flag_limit=15,

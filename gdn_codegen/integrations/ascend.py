@@ -36,6 +36,8 @@ from .names import Names
 
 State = Tensor | None
 _NAMES = Names("ascend")
+#: The most draft tokens of a sequence, as the op of vLLM-Ascend has it.
+MOST = 16
 
 
 # --- sgl-kernel-npu --------------------------------------------------------------------------------------------------
@@ -94,23 +96,24 @@ def npu_recurrent_gated_delta_rule(
         query: Tensor, key: Tensor, value: Tensor, state: Tensor, *, beta: State = None, scale: float | None = None,
         actual_seq_lengths: State = None, ssm_state_indices: State = None, num_accepted_tokens: State = None, g: State = None,
         gk: State = None) -> Any:
-    """Decoding of one token for each sequence, in a pool [slots, HV, V, K]; o is [tokens, HV, V] like value. Slots of 0 (vLLM's
-    null block) and less are skipped.
+    """Decoding in a pool [slots, HV, V, K]; o is [tokens, HV, V] like value. Slots of 0 (vLLM's null block) and less are skipped.
 
-    query, key: [tokens, H, K], normalised. actual_seq_lengths: [N + 1], 0 and then the lengths. ssm_state_indices: one for each
-    token. Draft tokens are left to vLLM-Ascend.
+    query, key: [tokens, H, K], normalised. actual_seq_lengths: [N + 1], 0 and then the lengths, up to 16 (MAX_MTP there).
+    ssm_state_indices: a slot for each token, also as [N, tokens of each], to which the state after it goes.
+    num_accepted_tokens: [N]; a sequence starts from the slot of its token of this number, without it from its first token's.
     """
     if beta is None or g is None or ssm_state_indices is None or actual_seq_lengths is None:
         _fail("beta", "None for it, g, ssm_state_indices or actual_seq_lengths", "four tensors")
-    for name, x in (("num_accepted_tokens", num_accepted_tokens), ("gk", gk)):
-        if x is not None:
-            _fail(name, "a tensor", "None")
-    n = actual_seq_lengths.numel() - 1
-    if len(query) > n:
-        _fail("actual_seq_lengths", f"{n} sequences of {len(query)} tokens", "one token for each")
+    if gk is not None:
+        _fail("gk", "a tensor", "None")
+    n, ends = actual_seq_lengths.numel() - 1, actual_seq_lengths.cumsum(0)
+    slots = torch.threshold(ssm_state_indices.flatten(), 0, -1)
+    if len(query) > n or num_accepted_tokens is not None:  # drafts: slots by sequence and token, -1 past a sequence's end
+        tokens = torch.arange(min(len(query), MOST), device=ends.device)
+        slots = slots[(ends[:-1, None] + tokens).clamp_max(len(slots) - 1)].where(tokens < actual_seq_lengths[1:, None], -1)
     o, _ = ops.recurrent_gated_delta_rule(
-        query[None], key[None], value[None], g[None], beta[None], scale, state, state_v_first=True,
-        state_indices=torch.threshold(ssm_state_indices[:n], 0, -1), cu_seqlens=actual_seq_lengths.cumsum(0))
+        query[None], key[None], value[None], g[None], beta[None], scale, state, state_v_first=True, state_indices=slots[:n],
+        cu_seqlens=ends, num_accepted_tokens=None if num_accepted_tokens is None else num_accepted_tokens[:n])
     return o[0]
 
 

@@ -14,8 +14,8 @@ from .parameters import Carried, PerHead
 from .values import Value, apply, behind
 
 __all__ = [
-    "algorithm", "apply", "carried", "cumsum", "decayed_product", "exp", "last", "log", "lower", "maximum", "per_head",
-    "per_token", "row_norm", "row_sum", "sigmoid", "sqrt", "strictly_lower", "unit_lower_inverse", "valid",
+    "algorithm", "apply", "carried", "cumsum", "decayed_product", "delay", "exp", "last", "latest", "log", "lower", "maximum",
+    "per_head", "per_token", "row_norm", "row_sum", "sigmoid", "sqrt", "strictly_lower", "unit_lower_inverse", "valid",
 ]
 
 
@@ -67,6 +67,26 @@ def last(x: Value) -> Value:
     """The entry of the chunk's last token: [C] -> a number, [C, K] -> [K]."""
     _check_rows("last", x)
     return apply("last", x)
+
+
+def delay(x: Value, *before: Value) -> Value:
+    """The rows of tokens so many before, as there are further arguments: [C, K] and vectors [K] -> [C, K].
+
+    before: what the first rows are, the oldest first. With a state that carries `latest(x)` this crosses chunks: x of the token
+    before is `delay(x, S)`, and then x of the token before that is `delay(delay(x, S), R)`, where R carries
+    `latest(delay(x, S))`.
+    """
+    _check_rows("delay", x)
+    return apply("delay", x, *before)
+
+
+def latest(x: Value) -> Value:
+    """The row of the chunk's last token: [C, K] -> [K]. `last(x)` is the last row of the tile, which in the last chunk of a
+    sequence may be past the sequence's end."""
+    _check_rows("latest", x)
+    if x.type.rank != 2:
+        raise TypeRuleError(f"latest takes a tile with a row for each token; got {x.type}")
+    return apply("latest", x)
 
 
 def _check_rows(what: str, x: Value) -> None:

@@ -88,10 +88,10 @@ class Carry:
 @dataclass(frozen=True)
 class Loop:
     """A loop. index: what it iterates over. "chunk": the chunks of a sequence in order, or of one part in a grid over parts.
-    "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
-    core group or thread block runs. "columns": pieces of K, of `step` columns, in a kernel over chunks. warm_up: the value with
-    the warm-up length: the loop begins this number of chunks before its part, if it is positive. Stores have no effect in the
-    iterations of the warm-up. step: -1 from the last chunk to the first. Parts, and what is before them, are counted from there.
+    "last": the last chunk of a sequence, if it has one. "before": the chunks of the warm-up before a part. "part": the earlier
+    parts of the sequence. "item": the instances that one core group or thread block runs. "columns": pieces of K, of `step`
+    columns, in a kernel over chunks. warm_up: the value with the warm-up length: the loop begins this number of chunks before its
+    part, if it is positive, and stores nothing there. step: -1 from the last chunk to the first, from where parts are counted.
 
     A loop "before" with carried values hands them to the next loop, over the chunks of the part. The names in its body are the
     names of the same ops in that loop.
@@ -167,7 +167,7 @@ class Program:
     all. forgets: the name of a value with one entry for each token, or for each token and row of the state: an upper bound of
     the log of the factor that multiplies the state; "" if the page has none. scales: names of values with one entry for each
     token that multiply rows of tiles. extents: the sizes of dims in callers' tensors, if tiles are padded to more. Loads give
-    zeros in the padding; stores leave it out."""
+    zeros in the padding; stores leave it out. tokens: of a chunk, where it has fewer than its tiles have rows; 0 for C."""
 
     name: str
     stage: str
@@ -180,6 +180,7 @@ class Program:
     forgets: str = ""
     scales: tuple[str, ...] = ()
     extents: tuple[tuple[str, int], ...] = ()
+    tokens: int = 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -274,9 +275,8 @@ def repeats(before: Loop, part: Loop, agent: str) -> bool:
 def uses(body: tuple[Stmt, ...]) -> dict[str, int]:
     """How many times each value is read. A loop reads `init` and `next` of its carried values, and its warm-up length."""
     n: dict[str, int] = {}
-    for op in walk(body):
-        for a in op.args:
-            n[a] = n.get(a, 0) + 1
+    for a in (a for op in walk(body) for a in op.args):
+        n[a] = n.get(a, 0) + 1
     for lp in loops(body):
         for a in (*(x for c in lp.carried for x in (c.init, c.next)), *([lp.warm_up] if lp.warm_up else [])):
             n[a] = n.get(a, 0) + 1

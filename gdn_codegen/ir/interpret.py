@@ -11,6 +11,7 @@ import torch
 
 from .core import Kernel, Loop, Op, Program, Stmt
 from .ops import OPS, OWN_PART, keep
+from .padding import chunk_tokens
 from .types import Tensor
 
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -61,7 +62,10 @@ class Problem:
 #: The kinds of ops whose meaning is here, since it depends on more than operands: on the instance, or on the op's own type.
 OWN_MEANING = frozenset({
     "load", "store", "resume", "warm_up_length", "return_unless_negative", "claim_part", "clear_counter", "claim_item",
-    "next_item", "const", "scalar", "cast", "full", "eye", "expand", "row_max", "of_token", "valid"})
+    "next_item", "const", "scalar", "cast", "full", "eye", "expand", "row_max", "of_token", "valid", "latest"})
+
+#: Those of them that take rows by the place of the chunk.
+ROWS = frozenset({"of_token", "latest", "valid", "delay"})
 
 
 class _Leave(Exception):
@@ -87,10 +91,10 @@ class _At:
         new.__dict__.update(self.__dict__, **changes)
         return new
 
-    def columns(self, o: Op) -> tuple[int, int]:
+    def columns(self, o: Op, sizes: dict[str, int]) -> tuple[int, int]:
         """The first column that a load or store of a piece moves, and how many."""
         first, size = o.attr("piece")
-        return self.column + first, size
+        return self.column + first, sizes[size] if isinstance(size, str) else size
 
 
 class Interpreter:
@@ -99,6 +103,7 @@ class Interpreter:
     def __init__(self, p: Program, problem: Problem, scalars: dict[str, float], exact: bool = True) -> None:
         self.p, self.problem, self.scalars, self.exact = p, problem, scalars, exact
         self.tensors, self.starts = {t.name: t for t in p.tensors}, problem.starts
+        self.each = chunk_tokens(p)
         self.memory: dict[str, torch.Tensor] = {}
         self.channel: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -235,6 +240,8 @@ class Interpreter:
 
     def iterations(self, k: Kernel, lp: Loop, at: _At, sizes: dict[str, int]) -> list[_At]:
         """The position (_At) of each iteration of a loop."""
+        if lp.index == "last":
+            return [at.to(chunk=i, iteration=0) for i in range(self.chunks(at))[-1:]]
         if lp.index == "part":
             return [at.to(part=i) for i in range(at.part)]
         if lp.index == "columns":
@@ -250,7 +257,7 @@ class Interpreter:
 
     def chunks(self, at: _At) -> int:
         """The number of chunks of the sequence."""
-        return -(-self.problem.lengths[at.seq] // self.p.sizes["C"])
+        return -(-self.problem.lengths[at.seq] // self.each)
 
     def along(self, k: Kernel, at: _At, n: int) -> int:
         """The chunk that a walk comes to after n others, and how many come before chunk n. A walk back begins at the last."""
@@ -283,7 +290,9 @@ class Interpreter:
                 assert o.type is not None
                 env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
             return
-        if kind not in OWN_MEANING:
+        if kind in ROWS:
+            env[o.out] = self.of_rows(o, [env[a] for a in o.args], at, sizes)
+        elif kind not in OWN_MEANING:
             if (known := OPS[kind]).effect != "sync":
                 assert known.evaluate is not None, kind
                 env[o.out] = known.evaluate(attrs, *[env[a] for a in o.args])
@@ -317,14 +326,6 @@ class Interpreter:
             env[o.out] = x if x.dtype is dtype else x.to(dtype)
         elif kind in ("full", "eye", "expand", "row_max"):
             env[o.out] = self.of_type(o, env, sizes)
-        elif kind == "of_token":
-            env[o.out] = env[o.args[0]][at.chunk % len(env[o.args[0]])]
-        elif kind == "valid" and attrs.get("given"):
-            env[o.out] = env[o.args[0]]  # an absent tensor is zero to begin with
-        elif kind == "valid":
-            x = env[o.args[0]].clone()
-            x[self.rows(at, sizes):] = 0
-            env[o.out] = x
 
     def later(self, k: Kernel, at: _At, ahead: int, sizes: dict[str, int]) -> tuple[_At, bool]:
         """The position so many iterations later, and whether it is past the last one. Outside of the loop, `at` is before the
@@ -341,6 +342,23 @@ class Interpreter:
         elif o.kind == "next_item" and env[o.args[0]] != at.iteration + 1:
             raise ValueError(f"next_item: got {env[o.args[0]]}; accepted: {at.iteration + 1}, the item after this one")
 
+    def of_rows(self, o: Op, args: list[torch.Tensor], at: _At, sizes: dict[str, int]) -> torch.Tensor:
+        """The value of an op on rows that depends on the chunk's place in the sequence, or on how many tokens it has."""
+        x, *first = args
+        if o.kind == "of_token":
+            return x[at.chunk % len(x)]
+        if o.kind == "latest":
+            return x[self.rows(at, sizes) - 1]
+        if o.attr("given"):  # valid: an absent tensor is zero to begin with. delay: `first` are rows of a sequence's first chunk
+            return torch.cat([torch.stack(first), x[len(first):]])[:len(x)] if first and at.chunk == 0 else x
+        if o.kind == "delay":
+            moved = OPS[o.kind].evaluate
+            assert moved is not None
+            return moved(dict(o.attrs), *args)
+        x = x.clone()
+        x[self.rows(at, sizes):] = 0
+        return x
+
     def of_type(self, o: Op, env: dict[str, torch.Tensor], sizes: dict[str, int]) -> torch.Tensor:
         """The value of an op that depends on its type or on extents: a constant tile, the identity, a broadcast operand, or
         maxima of rows."""
@@ -353,7 +371,8 @@ class Interpreter:
             return env[o.args[0]].expand(shape)
         if o.kind == "full":
             return torch.full(shape, o.attr("value"), dtype=dtype)
-        return torch.diag(torch.arange(shape[0]) < self.p.memory.get(o.attr("within", ""), shape[0])).to(dtype)
+        square = torch.diag(torch.arange(shape[1]) < self.p.memory.get(o.attr("within", ""), shape[1])).to(dtype)
+        return square.repeat(shape[0] // shape[1], 1)
 
     def warm_up_length(self, k: Kernel, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
         """The warm-up length of a part in chunks: the least number of chunks whose entries of the tensor sum to -`bound` or less.
@@ -386,7 +405,7 @@ class Interpreter:
 
     def rows(self, at: _At, sizes: dict[str, int]) -> int:
         """The number of tokens in this chunk."""
-        return min(sizes["C"], self.problem.lengths[at.seq] - at.chunk * sizes["C"])
+        return min(self.each, self.problem.lengths[at.seq] - at.chunk * self.each)
 
     def place(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int], heads: int) -> tuple[slice | int, ...]:
         """The index of this instance's tile in the whole tensor. For index "token" it has only the rows with tokens.
@@ -400,7 +419,7 @@ class Interpreter:
         cut = () if k.blocked_dim not in t.dims else tuple([
             slice(at.block * sizes[d], (at.block + 1) * sizes[d]) if d == k.blocked_dim else slice(None) for d in t.dims])
         if t.index == "token":
-            first = self.starts[at.seq] + at.chunk * sizes["C"]
+            first = self.starts[at.seq] + at.chunk * self.each
             return (slice(first, first + self.rows(at, sizes)), head, *cut[1:])
         if t.index == "head":
             return (head, *cut)
@@ -437,13 +456,18 @@ class Interpreter:
             return torch.zeros(moved.shape(sizes), dtype=self.memory[t.name].dtype)
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         shape = t.moved(heads).shape(sizes)
+        if by := attrs.get("delay", 0):
+            first, begin = self.starts[at.seq], at.chunk * self.each - by
+            rows = self.memory[t.name][first + max(0, begin):first + begin + self.rows(at, sizes), at.head // (
+                1 if t.heads == "HV" else self.problem.value_heads // self.problem.heads)]
+            x = torch.cat([rows.new_zeros(max(0, min(-begin, self.rows(at, sizes))), *rows.shape[1:]), rows])
         if x.shape == shape:  # most tiles, which have no padding
             tile = x.clone(memory_format=torch.contiguous_format)
         else:
             tile = torch.zeros(shape, dtype=x.dtype)
             tile[tuple([slice(n) for n in x.shape])] = x
         if attrs.get("piece"):
-            tile = tile.narrow(-1, *at.columns(o))
+            tile = tile.narrow(-1, *at.columns(o, sizes))
         if size := attrs.get("middle"):
             tile = tile[torch.arange(len(tile)) // (2 * size) * (2 * size) + size - 1]
         if attrs.get("unfilled"):
@@ -493,7 +517,7 @@ class Interpreter:
         to = self.memory[t.name][self.place(k, t, at, sizes, attrs.get("heads", 0))]
         x = x.T if attrs.get("transposed") else x[None] if attrs.get("one_token") else x
         if attrs.get("piece"):
-            first, size = at.columns(o)
+            first, size = at.columns(o, sizes)
             to = to[..., first:first + size]  # memory has fewer columns than the tile, if that has padding
         to.copy_(x if x.shape == to.shape else x[tuple([slice(n) for n in to.shape])])
 
@@ -510,7 +534,8 @@ def const_tile(t: Tensor, sizes: dict[str, int]) -> torch.Tensor:
         evaluate = OPS[name].evaluate
         assert evaluate is not None
         return evaluate({"size": int(size)}, *(torch.eye(rows) * (i == which) for i in range(count)))
-    return torch.where(keep(name, columns, int(size or 0))[:rows], float(kept), float(other))
+    square = keep(name, columns, int(size or 0))  # with more rows: squares one below the other
+    return torch.where(square.repeat(-(-rows // columns), 1)[:rows], float(kept), float(other))
 
 
 def interpret(p: Program, problem: Problem, inputs: dict[str, torch.Tensor | None], scalars: dict[str, float],

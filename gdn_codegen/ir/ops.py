@@ -186,10 +186,22 @@ def _matmul(attrs: Attrs, *args: Tile) -> Tile:
     _need(a.dtype == b.dtype, lambda: f"matmul: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
     m, k = a.dims[::-1] if attrs.get("ta") else a.dims
     k2, n = b.dims[::-1] if attrs.get("tb") else b.dims
+    if attrs.get("stacked"):
+        _need(a == b and isinstance(k, int) and not attrs.get("ta") and not attrs.get("tb"),
+              lambda: f"matmul: stacked operands are stacks of one type, not transposed; got {a} and {b}")
+        k2 = k
     _need(k == k2, lambda: f"matmul: contracted dims {k} and {k2} of {a} and {b} differ; transpose one operand with .T")
     out = Tile((m, n), "float64" if a.dtype == "float64" else "float32")
     _need(len(args) == 2 or args[2] == out, lambda: f"matmul: accumulator {args[-1]} is not {out}")
     return out
+
+
+def _stack(kind: str) -> Callable[..., Tile]:
+    def rule(attrs: Attrs, *args: Tile) -> Tile:
+        """Accepts a square tile, or square blocks one below the other."""
+        stack = len(args) == 1 and args[0].rank == 2 and isinstance(args[0].dims[1], int)
+        return args[0] if stack else _square(kind)(attrs, *args)
+    return rule
 
 
 def _transpose(attrs: Attrs, *args: Tile) -> Tile:
@@ -213,7 +225,8 @@ def _row(attrs: Attrs, *args: Tile) -> Tile:
 def _cumsum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("cumsum", 1, args)
     _need(args[0].rank >= 1, lambda: "cumsum takes a tile with a row for each token; got a number")
-    return args[0]
+    _need(args[0].rank == 2 or not attrs.get("by_head"), lambda: f"cumsum: by_head takes a column for each head; got {args[0]}")
+    return args[0].transposed if attrs.get("by_head") else args[0]
 
 
 def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
@@ -259,6 +272,15 @@ def _decayed_matmul_type(attrs: Attrs, *args: Tile) -> Tile:
     _need(a.rank == 2 and set(args[1:]) == {a} and p == Tile((a.dims[0], a.dims[0]), a.dtype),
           lambda: f"decayed_matmul takes a square tile, and tiles of one shape and dtype; got {', '.join(map(str, args))}")
     return a
+
+
+def _delayed(attrs: Attrs, *args: Tile) -> Tile:
+    _need(len(args) > 1, lambda: f"delay takes a tile, and a row for each token of the delay; got {len(args)} operand(s)")
+    x = args[0]
+    _need(x.rank == 2 and all(r == Tile(x.dims[1:], x.dtype) for r in args[1:]),
+          lambda: "delay takes a tile with a row for each token, and rows of its width and dtype; got "
+                  f"{', '.join(map(str, args))}")
+    return x
 
 
 def _of_token(attrs: Attrs, *args: Tile) -> Tile:
@@ -346,6 +368,25 @@ def _block(attrs: Attrs, *args: Tile) -> Tile:
     return Tile((attrs["size"], attrs["size"]), args[0].dtype)
 
 
+def _blocks(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("blocks", 1, args)
+    _need(args[0].rank == 2, lambda: f"blocks takes a tile of rank 2; got {args[0]}")
+    return Tile((attrs["size"] * len(attrs["at"]), attrs["size"]), args[0].dtype)
+
+
+def _diagonal_stack(attrs: Attrs, *args: Tile) -> Tile:
+    x = _square("diagonal_stack")(attrs, *args)
+    return Tile((x.dims[0], attrs["size"]), "float64" if x.dtype == "float64" else "float32")
+
+
+def _insert(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("insert", 2, args)
+    x, y = args
+    _need(x.rank == 2 and y.rank == 2 and isinstance(y.dims[1], int),
+          lambda: f"insert takes a tile and square blocks, one below the other; got {x} and {y}")
+    return x
+
+
 def _from_quarters(attrs: Attrs, *args: Tile) -> Tile:
     _arity("from_quarters", 4, args)
     _need(len(set(args)) == 1 and args[0].rank == 2,
@@ -393,7 +434,8 @@ def _masked(kind: str) -> Callable[..., torch.Tensor]:
     def meaning(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
         import torch
         name = f"both_{kind}" if attrs.get("both") else kind
-        return torch.where(keep(name, len(x), attrs.get("size", 0), x.device), x, attrs.get("fill", 0.0))
+        kept = keep(name, x.shape[1], attrs.get("size", 0), x.device)
+        return torch.where(kept if len(x) == x.shape[1] else kept.repeat(len(x) // x.shape[1], 1), x, attrs.get("fill", 0.0))
     return meaning
 
 
@@ -403,8 +445,33 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 def _mm(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor | None = None) -> torch.Tensor:
     a, b = _wide(a), _wide(b)
+    if attrs.get("stacked"):
+        y = (_apart(a) @ _apart(b)).flatten(0, 1)
+        return y if acc is None else acc + y
     y = (a.T if attrs.get("ta") else a) @ (b.T if attrs.get("tb") else b)
     return y if acc is None else acc + y
+
+
+def _apart(x: torch.Tensor) -> torch.Tensor:
+    """The square blocks of a stack, [n, size, size]."""
+    return x.reshape(-1, x.shape[1], x.shape[1])
+
+
+def _blocks_of(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+    import torch
+    size = attrs["size"]
+    return torch.cat([x[i:i + size, j:j + size] for i, j in attrs["at"]])
+
+
+def _diagonal_blocks_of(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+    return _wide(_blocks_of({"size": attrs["size"], "at": [(i, i) for i in range(0, len(x), attrs["size"])]}, x))
+
+
+def _inserted(attrs: Attrs, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out, size = x.clone(), y.shape[1]
+    for (i, j), block in zip(attrs["at"], _apart(y), strict=True):
+        out[i:i + size, j:j + size] = block.to(x.dtype)
+    return out
 
 
 def _inverse(attrs: Attrs, a: torch.Tensor) -> torch.Tensor:
@@ -454,7 +521,19 @@ def _of_four(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d:
 
 def _sums(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
     x = x.clamp(min=attrs["least"]) if "least" in attrs else x
+    if attrs.get("by_head"):
+        return x.cumsum(0).T
     return x.cumsum(0) - x if attrs.get("exclusive") else x.cumsum(0)
+
+
+def _delay(attrs: Attrs, x: torch.Tensor, *before: torch.Tensor) -> torch.Tensor:
+    import torch
+    return torch.cat([torch.stack(before), x])[:len(x)]
+
+
+def _advance(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+    import torch
+    return torch.cat([x[attrs["by"]:], torch.zeros_like(x[:attrs["by"]])])
 
 
 def _middle(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -531,23 +610,38 @@ op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims
    view=("threads",), vjp=vjps.expand)
 op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is transposed. `asynchronous`: the op only starts "
    "the product, which is complete after the agent's next drain. `absent`: it is zero in a walk's first iteration if this tensor "
-   "is not given",
-   _matmul, _mm, attrs=("ta", "tb", "asynchronous", "absent"), zero=zeros.product, text=texts.matmul,
-   sums=lambda attrs: ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))), vjp=vjps.matmul)
+   "is not given. `stacked`: a and b are square blocks, one below the other; each block of a is multiplied by that of b",
+   _matmul, _mm, attrs=("ta", "tb", "asynchronous", "absent", "stacked"), zero=zeros.product, text=texts.matmul,
+   sums=lambda attrs: () if attrs.get("stacked") else ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))),
+   vjp=vjps.matmul)
 op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept. `exclusive`: without the token "
-   "itself. `clamp_decay` computes this of a vector as a difference", _cumsum, _sums, attrs=("least", "exclusive"),
-   zero=zeros.columns, text=texts.cumsum, sums=lambda attrs: ((0, 0),), across_rows=True, vjp=vjps.cumsum)
+   "itself. `clamp_decay` computes this of a vector as a difference. `by_head`: of a tile with a column for each head, as rows",
+   _cumsum, _sums, attrs=("least", "exclusive", "by_head"), zero=zeros.running_sums, text=texts.cumsum,
+   sums=lambda attrs: ((0, 0),), across_rows=True, vjp=vjps.cumsum)
 op("segment", "`size` entries of a vector, beginning at `start`", _segment, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"), view=ALL_AGENTS)
 op("join", "the concatenation of vectors, with dim `dim`", _join, _joined, attrs=("dim",))
 op("block", "a size x size block of a tile, beginning at `row` and `col`", _block,
    lambda attrs, x: x[attrs["row"]:, attrs["col"]:][:attrs["size"], :attrs["size"]], attrs=("row", "col", "size"),
    view=ALL_AGENTS)
+op("blocks", "size x size blocks of a tile, which begin at the rows and columns `at`, one below the other", _blocks,
+   _blocks_of, attrs=("at", "size"), view=ALL_AGENTS)
+op("diagonal_stack", "the size x size blocks on the diagonal, one below the other, in float32", _diagonal_stack,
+   _diagonal_blocks_of, attrs=("size",), zero=zeros.stacked)
+op("insert", "the tile with square blocks, rounded to its dtype, in the places that begin at the rows and columns `at`. The "
+   "blocks lie one below the other", _insert, _inserted, attrs=("at",))
 op("from_quarters", "a tile made of its four quarters: upper left, upper right, lower left, lower right", _from_quarters,
    _of_four, attrs=("dims",))
 op("last", "the last row of a tile, as a vector, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1],
    zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True, vjp=vjps.last)
+op("delay", "the rows of a tile moved down by as many tokens as further operands. These are the first rows, in their order. "
+   "`given`: the rows lie so already, and the further operands are the first rows in a sequence's first chunk only",
+   _delayed, _delay, attrs=("given",), zero=zeros.delayed, text=texts.delay, across_rows=True, vjp=vjps.delay)
+op("advance", "the rows of a tile moved up by `by` tokens. Its last rows are zero", _matrix("advance"), _advance, attrs=("by",),
+   zero=zeros.same, text=texts.advance, across_rows=True)
+op("latest", "the row of the chunk's last token, which in a ragged tail is not the last row", _drop_first,
+   zero=zeros.columns_of, text=texts.last, across_rows=True, vjp=vjps.latest)
 op("to_middle", "the log decay between each row of running sums x and the middle row m of its 2 size rows, the last of "
    "their first half: x[i] - x[m] in the second half, x[m] - x[i] in the first. With sums y before each token as second operand "
    "y[i] - x[m] in the second half. `given`: the last operand has x[m] in each row", _sums_of_rows("to_middle"), _to_middle,
@@ -587,11 +681,11 @@ op("lower", "entries on and below the diagonal; the others become `fill`", _squa
 op("strictly_lower", "entries below the diagonal; the others become `fill`", _square("strictly_lower"),
    _masked("strictly_lower"), elementwise=True, attrs=("fill",), zero=zeros.lower, text=texts.kept(-1), vjp=vjps.masked)
 op("pairs", "keeps the lower left size x size block of each 2 size x 2 size block on the diagonal; other entries become `fill`. "
-   "`both`: keeps the upper right one, too", _square("pairs"),
+   "`both`: keeps the upper right one, too. So in each of several square blocks, one below the other", _stack("pairs"),
    _masked("pairs"), elementwise=True, attrs=("size", "fill", "both"), zero=zeros.pairs, vjp=vjps.masked)
 op("diagonal_blocks", "keeps the size x size blocks on the diagonal; other entries become `fill`", _square("diagonal_blocks"),
    _masked("diagonal_blocks"), elementwise=True, attrs=("size", "fill"), zero=zeros.masked, vjp=vjps.masked)
-op("eye", "the identity matrix. `within`: a dim; rows past the dim's size in memory are zero",
+op("eye", "the identity matrix, or several, one below the other. `within`: a dim; rows past the dim's size in memory are zero",
    lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity, text=texts.eye,
    view=("threads",))
 op("unit_lower_inverse", "(I + x)^-1 for a strictly lower x", _square("unit_lower_inverse"), _inverse,
@@ -614,11 +708,12 @@ op("load", "a tile from global memory. An asynchronous copy arrives at the barri
    "the last entry of a vector, or the last row of a tile in a channel. `one_token`: the row of a chunk's only token, without "
    "the axis of tokens. `tokens`: the rows of a group of so many such tokens, in which this one is. `described`: uses a tensor "
    "descriptor of the sequence's rows. `unfilled`: rows past the sequence's end may hold anything. `piece`: (first, size), only "
-   "these columns of rows in memory. `begun`: the copy of a ragged tail begins with that of this value, an earlier load. "
+   "these columns of rows in memory; the size may be a dim. `begun`: the copy of a ragged tail begins with that of this "
+   "value, an earlier load. `delay`: the rows of this number of tokens before, zeros before the sequence's first token. "
    "`middle`: in each row the middle row of its 2 middle rows, the last of their first half",
    _loaded, effect="read",
    attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described", "one_token",
-          "tokens", "unfilled", "piece", "middle", "begun"))
+          "tokens", "unfilled", "piece", "middle", "begun", "delay"))
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last. "
    "`one_token`, `piece`: as for load", _effect,
    effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead", "one_token", "piece"))

@@ -15,6 +15,11 @@ Source = tuple[int, str]
 MEMORY = -1
 
 
+def chunk_tokens(p: Program) -> int:
+    """The tokens of a chunk, but of a sequence's last: C, or fewer where the other rows of tiles are empty."""
+    return p.tokens or p.sizes["C"]
+
+
 def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
     """The ops that sum over a padded dim although no operand is known to be zero on the padding: (kernel, op, dim).
 

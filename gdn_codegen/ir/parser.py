@@ -130,4 +130,5 @@ def parse_program(text: str) -> Program:
         raise ParseError("the text has no program(...) line")
     return Program(head["name"], head["stage"], tuple(r.tensors.values()), tuple(kernels), tuple(head["scalars"]),
                    tuple(head["dims"].items()), tuple(source), head.get("launch", "kernels"),
-                   head.get("forgets", ""), head.get("scales", ()), tuple(head.get("extents", {}).items()))
+                   head.get("forgets", ""), head.get("scales", ()), tuple(head.get("extents", {}).items()),
+                   head.get("tokens", 0))

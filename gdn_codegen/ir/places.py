@@ -28,7 +28,14 @@ def misplaced(p: Program, t: Tensor) -> Iterator[str]:
 def has_columns(p: Program, t: Tensor, o: Op) -> bool:
     """Whether the rows of the tiles of `t` have the columns that a load or store moves."""
     first, size = o.attr("piece")
+    size = p.sizes[size] if isinstance(size, str) else size
     return bool(t.dims) and not o.attr("heads") and not o.attr("last") and 0 <= first < first + size <= t.tile.shape(p.sizes)[-1]
+
+
+def can_be_delayed(t: Tensor, o: Op) -> bool:
+    """Whether a load of `t` may begin some tokens before the chunk: of a tile of tokens, as it lies."""
+    changed = ("transposed", "described", "one_token", "channel")
+    return t.index == "token" and len(t.dims) == 2 and not any(o.attr(x) for x in changed)
 
 
 def takes_columns(p: Program, k: Kernel, lp: Loop) -> bool:

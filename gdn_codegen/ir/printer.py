@@ -80,7 +80,7 @@ def kernel_text(k: Kernel) -> str:
 def program_text(p: Program) -> str:
     """The whole program as text."""
     more = {k: v for k, v, d in (("launch", p.launch, "kernels"), ("forgets", p.forgets, ""),
-                                  ("scales", p.scales, ()), ("extents", dict(p.extents), {})) if v != d}
+                                  ("scales", p.scales, ()), ("extents", dict(p.extents), {}), ("tokens", p.tokens, 0)) if v != d}
     head = _call("program", [repr(p.name)], stage=p.stage, scalars=p.scalars, dims=dict(p.dims), **more)
     lines = [head, *(_call("source", [str(n), repr(text)]) for n, text in p.source)]
     return "\n".join([*lines, *map(_tensor, p.tensors), *map(kernel_text, p.kernels)]) + "\n"

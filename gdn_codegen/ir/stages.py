@@ -29,8 +29,9 @@ STAGES = {
 #: WAY", "loop INDEX", or "index INDEX" of a tensor. An attribute that the table does not list is legal wherever its op is.
 LEGAL = {
     "traced..checked": """
-        const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full expand
-        Program.dims Program.extents Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over Tensor.wide
+        const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
+        expand cumsum
+        Program.dims Program.extents Program.tokens Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over Tensor.wide
         grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head;
         index slot; Loop.step""",
     "traced": "Program.scales decayed_product decayed_matmul",
@@ -38,17 +39,19 @@ LEGAL = {
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": """
-        neg sigmoid cumsum lower strictly_lower resume Tensor.cleared to_middle from_middle halves eye pairs column_sum diagonal
+        neg sigmoid lower strictly_lower resume Tensor.cleared to_middle from_middle halves eye pairs column_sum diagonal
+        delay advance latest delay.given load.delay
         diagonal_blocks row_max""",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks",
     "cut..assigned placed..checked": """
         load.one_token store.one_token
         warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
-        Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
+        Loop.warm_up Kernel.slices grid parts; loop part; loop before; loop last; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
     "decomposed..checked": """
-        load.piece store.piece segment join block load.last load.heads store.heads batch product; index const""",
+        load.piece store.piece segment join block blocks diagonal_stack insert matmul.stacked cumsum.by_head
+        load.last load.heads store.heads batch columns; index const""",
     "decomposed..assigned placed..checked": """
         loop columns;
         diag_inverse load.middle to_middle.given from_middle.given maximum.bound minimum.bound""",
@@ -96,7 +99,7 @@ def _names(text: str) -> list[str]:
 RANGES: dict[str, str] = {name: ranges for ranges, names in LEGAL.items() for name in _names(names)}
 _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() if s in between(r)) for s in STAGES}
 #: The annotations of each class of node, with their default values.
-_PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
+_PROGRAM = {"dims": (), "extents": (), "tokens": 0, "scales": (), "forgets": "", "launch": "kernels"}
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "wide": False, "cleared": False, "slots": 1}
 _KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "piece": 0, "one_loop": (), "by_length": False,

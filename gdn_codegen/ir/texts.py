@@ -58,6 +58,18 @@ def last(o: Op, x: list[str]) -> str:
     return f"{x[0]}[..., -1]" if o.type is not None and not o.type.dims else f"{x[0]}[..., -1, :]"
 
 
+def delay(o: Op, x: list[str]) -> str:
+    """Rows, and then those of a tile, as many as the tile has."""
+    rows = ", ".join(f"{r}[..., None, :]" for r in x[1:])
+    return f"torch.cat([{rows}, {x[0]}], -2)[..., :{x[0]}.shape[-2], :]"
+
+
+def advance(o: Op, x: list[str]) -> str:
+    """The rows of a tile from a number on, and then zeros."""
+    by = o.attr("by")
+    return f"torch.cat([{x[0]}[..., {by}:, :], torch.zeros_like({x[0]}[..., :{by}, :])], -2)"
+
+
 def cumsum(o: Op, x: list[str]) -> str:
     """Running sums of a vector, or of each column of a tile."""
     sums = f"{x[0]}.cumsum({-o.type.rank if o.type is not None else -1})"

@@ -10,7 +10,7 @@ WAYS = {
     "interleaved": "each op stands in the body once for each head, so that the ops of the heads alternate. A head past the last "
                    "repeats the last head",
     "key_head": "the heads are those of one key head. Ops of the key head stand once in the body, and others once for each head",
-    "product": "loads and stores move the values of all heads, and one product computes them",
+    "columns": "loads and stores move the values of all heads, which are the columns of a tile",
     "threads": "the body is that of one head. Each buffer has a row for each head, and the threads of a block compute all rows",
 }
 Dim = str | int
@@ -157,7 +157,7 @@ class Tensor:
         return _tile(self.dims, self.dtype)
 
     def moved(self, heads: int = 0, transposed: bool = False, last: bool = False, one_token: bool = False,
-              tokens: int = 0, piece: tuple[int, int] | None = None) -> Tile:
+              tokens: int = 0, piece: tuple[int, Dim] | None = None) -> Tile:
         """The type of what one load or store moves.
 
         By default this is the tile of one head, or its transpose if `transposed`. heads: for a tensor with one value for each

@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from .core import Kernel, Loop, Op, Program, Stmt, loops, repeats, types, without_tail
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
-from .places import has_columns, miscounted, misplaced, takes_columns
+from .places import can_be_delayed, has_columns, miscounted, misplaced, takes_columns
 from .required import missing
 from .stages import illegal
 from .types import LAYOUTS, Tile
@@ -171,7 +171,7 @@ class _Kernel:
             if self.env.get(c.init) != c.type:
                 raise self.fail(None, f"carried {c.name} starts as {c.init}, which is {self.env.get(c.init)}, not {c.type}")
             self.define(None, c.name, c.type)
-        self.body(lp.body, inside or lp.index in ("chunk", "before"))
+        self.body(lp.body, inside or lp.index in ("chunk", "before", "last"))
         for c in lp.carried:
             if self.env.get(c.next) != c.type:
                 raise self.fail(None, f"carried {c.name} becomes {c.next}: {self.env.get(c.next)}, not {c.type}")
@@ -225,11 +225,9 @@ class _Kernel:
             want = infer(o.kind, args, o.attrs)
         except TypeRuleError as e:
             raise self.fail(o, str(e)) from e
-        if not o.out:
-            return
-        if o.type != want:
+        if o.out and o.type != want:
             raise self.fail(o, f"has type {o.type}, its operands give {want}")
-        self.define(o, o.out, want)
+        self.define(o, o.out, want) if o.out else None
 
     def move(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
         """Check a load or a store: that it is legal in this place, and what its tensor holds. args: the types of its operands."""
@@ -252,6 +250,8 @@ class _Kernel:
             raise self.fail(o, f"moves one token of {name}; accepted: a tensor of tokens, in chunks of one token")
         if at.get("piece") and not has_columns(self.p, t, o):
             raise self.fail(o, f"moves the columns {at['piece']} of {name}; accepted: (first, size) within the rows of its tiles")
+        if at.get("delay") and not can_be_delayed(t, o):
+            raise self.fail(o, f"loads rows of earlier tokens of {name}; accepted: of a tile of tokens, as it lies")
         row = at.get("one_token", False), at.get("tokens", 0), at.get("piece")
         moved = t.moved(heads, at.get("transposed", False), last, *row)
         if t.index in ("number", "numbers") or (t.index == "checkpoint" and not (

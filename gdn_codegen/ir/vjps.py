@@ -165,6 +165,28 @@ def last(r: Reverse, o: Op, ct: str) -> None:
     r.give(o.args[0], r.times(r.op("col", at_last), r.op("row", ct)) if dims[1:] else r.times(at_last, ct))
 
 
+def delay(r: Reverse, o: Op, ct: str) -> None:
+    """A token's row has the cotangent of the row that it moved to, and each further operand that of the row that it is. A row
+    that moved past the end of the chunk has none here: the next chunk gives it through the state that carries it."""
+    before = o.args[1:]
+    if r.active(o.args[0]):
+        r.give(o.args[0], r.op("advance", ct, by=len(before)))
+    for n, row in enumerate(before):
+        if r.active(row):
+            number = r.op("cumsum", r.op("full", dims=r.type(ct).dims[:1], value=1.0), exclusive=True)
+            far = r.op("sub", number, float(n))
+            where = r.op("sub", 1.0, r.op("minimum", r.op("maximum", far, r.op("neg", far)), 1.0))
+            r.give(row, r.op("column_sum", r.times(ct, r.op("col", where))))
+
+
+def latest(r: Reverse, o: Op, ct: str) -> None:
+    """The row of the last token has the cotangent, and other rows have none."""
+    one = r.op("valid", r.op("full", dims=r.type(o.args[0]).dims[:1], value=1.0))
+    later = r.op("sub", r.op("row_sum", one), r.op("cumsum", one))  # of each token: the tokens of the chunk that are after it
+    where = r.times(one, r.op("sub", 1.0, r.op("minimum", later, 1.0)))
+    r.give(o.args[0], r.op("mul", r.op("col", where), r.op("row", ct)))
+
+
 def row_sum(r: Reverse, o: Op, ct: str) -> None:
     """Every entry of a row adds to its sum."""
     dims = r.type(o.args[0]).dims

@@ -54,6 +54,21 @@ def columns(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ..
     return zero[0] - ROWS
 
 
+def running_sums(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Columns of the operand, which are rows of the result by head."""
+    return transpose(zero[0] - ROWS, bool(attrs.get("by_head")))
+
+
+def columns_of(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """For a result that is one row of the operand, as a vector."""
+    return frozenset(n - 1 for n in zero[0] - ROWS)
+
+
+def delayed(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """For rows of the first operand, which may move to the padding, and vectors: columns that are zero in all operands."""
+    return (zero[0] - ROWS) if all(0 in z for z in zero[1:]) else NONE
+
+
 def diagonal(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
     """Entry i is zero if row i or column i of the operand is zero."""
     return ROWS if zero[0] else NONE
@@ -80,6 +95,11 @@ def product(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ..
     a, b = transpose(zero[0], bool(attrs.get("ta"))), transpose(zero[1], bool(attrs.get("tb")))
     out = (a & ROWS) | (b - ROWS)
     return out & zero[2] if zero[2:] else out
+
+
+def stacked(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Rows of the result are parts of the operand's rows."""
+    return zero[0] & ROWS
 
 
 def _below(axes: Axes) -> Axes:

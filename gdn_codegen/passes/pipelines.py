@@ -32,25 +32,29 @@ from .algebra.decompose import decompose
 from .algebra.early_terms import early_terms
 from .algebra.fold_into_inverse import fold_into_inverse
 from .algebra.masks import masks
+from .algebra.moved_rows import moved_rows
 from .algebra.norms_from_products import norms_from_products
 from .algebra.operand_scales import operand_scales
 from .algebra.precision import precision
+from .algebra.recent_rows import recent_rows
 from .algebra.residuals import residuals
 from .algebra.reuse_products import reuse_products
 from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
 from .algebra.single_token import single_token
 from .algebra.split_sums import split_sums
+from .algebra.stacked_inverse import stacked
 from .algebra.vectorise import vectorise
 from .algebra.whole_vectors import whole_vectors
 from .cut.comments import comments
 from .cut.decay_bound import decay_bound
 from .cut.kernels import cut
+from .cut.last_chunk import last_chunk
 from .cut.partition import partition
 from .cut.warm_up import warm_up
 from .cut.warm_up_bounds import warm_up_bounds
+from .heads.columns import heads_by_columns
 from .heads.key_head import heads_by_key_head
-from .heads.product import heads_by_product
 from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
 from .launch.by_length import by_length
@@ -120,8 +124,9 @@ FRONT: Passes = (
     ("operand_scales", lambda p, c: operand_scales(p, c.schedule)),
     ("early_terms", lambda p, c: early_terms(p, c.schedule)),
     ("split_sums", lambda p, c: split_sums(p, c.schedule)),
-    ("caller_states", lambda p, c: caller_states(p, c.contract)),
+    ("caller_states", lambda p, c: caller_states(p, c.contract, c.device)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
+    ("recent_rows", lambda p, c: recent_rows(p, c.device)),
     ("clamp_decay", lambda p, c: clamp_decay(p)),
     ("decayed_products", lambda p, c: decayed_products(p, c.dtype, joint=isinstance(c.device, Groups))),
     ("row_scales", lambda p, c: row_scales(p)),
@@ -129,13 +134,15 @@ FRONT: Passes = (
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("residuals", lambda p, c: residuals(p, c.schedule, c.dtype)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
+    ("last_chunk", lambda p, c: last_chunk(p)),
     ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("norms_from_products", lambda p, c: norms_from_products(p, c.dtype)),
     ("single_token", lambda p, c: single_token(p, c.schedule, c.device)),
     ("masks", lambda p, c: masks(p)),
     ("comments", lambda p, c: comments(p)),
-    ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract)),
+    ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract, (
+        "matmul", *(("unit_lower_inverse",) if stacked(p.sizes["C"], c.schedule, c.dtype, c.device) else ())))),
     ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device)),
     ("fold_into_inverse", lambda p, c: fold_into_inverse(p, c.device.solves_whole)),
     ("accumulate", lambda p, c: accumulate(p)),
@@ -214,7 +221,8 @@ GROUPS: Passes = (
 CORES: Passes = (
     *FRONT,
     ("column_pieces", lambda p, c: column_pieces(p, c.schedule)),
-    ("heads_by_product", lambda p, c: heads_by_product(p, c.schedule, c.cores)),
+    ("heads_by_columns", lambda p, c: heads_by_columns(p, c.schedule, c.cores)),
+    ("moved_rows", lambda p, c: moved_rows(p)),
     ("whole_vectors", lambda p, c: whole_vectors(p)),
     ("across_rows", lambda p, c: across_rows(p)),
     ("vectorise", lambda p, c: vectorise(p)),

@@ -111,7 +111,8 @@ def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.
     kinds: INPUT (a write is an error), OUTPUT or WORKSPACE (a read of bytes that the kernel did not write is an error; a
     workspace is filled with poison first), or BOTH.
     Options: `concurrent=0` runs the blocks one after another, for kernels without device-wide barriers. `v_after_v` reports
-    dependences between vector instructions that lack a barrier: 2 all of them, 1 all except write after read, 0 none. `shuffle`
+    dependences between vector instructions that lack a barrier: 2 all of them, 1 all except write after read, 0 none. `order=0`
+    reports no missing wait and no flag that is left, for the trace of a kernel from elsewhere. `shuffle`
     is a seed for another order of the cores. `trace=1` records instructions for `trace`. `only=B` runs only block B, for its
     trace: data of other blocks stays zero, and barriers of all blocks include only this one.
     """
@@ -171,7 +172,7 @@ def record(block_dim: int) -> Iterator[Recording]:
 
 
 def _defaults() -> dict[str, int]:
-    return {"concurrent": 1, "v_after_v": int(os.environ.get("PTO_SIM_V_AFTER_V", "2")), "trace": 0, "only": -1,
+    return {"concurrent": 1, "v_after_v": int(os.environ.get("PTO_SIM_V_AFTER_V", "2")), "order": 1, "trace": 0, "only": -1,
             "shuffle": int(os.environ.get("PTO_SIM_SHUFFLE", "0")),
             "timeout_s": int(os.environ.get("PTO_SIM_TIMEOUT_S", "300"))}
 

@@ -12,6 +12,7 @@ from ..host.tables import Tables
 from ..input_forms import INPUT_FORMS, draws, reads
 from ..ir.core import Kernel, Program
 from ..ir.decays import log_decays
+from ..ir.padding import chunk_tokens
 from ..ir.types import Tensor
 from ..schedule.contract import Contract
 
@@ -44,7 +45,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
     most = max((o.attr("most", 0) for o in lengths), default=0)
     slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
     return Tables(
-        name=b.name, function=b.function, chunk=b.chunk, layout=b.layout, dtype=b.dtype,
+        name=b.name, function=b.function, chunk=chunk_tokens(p), layout=b.layout, dtype=b.dtype,
         inputs=rows("input", "token", lambda t: (t.name, t.heads, tuple(p.shape(t)[1:]), t.dtype)),
         outputs=tuple((t.name, tuple(p.shape(t)[1:]), t.dtype) for t in outputs),
         kernels=tuple((k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), tuple(k.scalars)) for k in kernels),

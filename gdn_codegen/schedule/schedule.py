@@ -22,14 +22,14 @@ WARM_UPS = ("all", "state")
 PARTITIONS = (None, "exact", "decay")
 
 #: Fields for cores that share no memory.
-OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots", "l0_slots", "v_piece")
+OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots", "l0_slots", "v_piece", "walk_piece")
 
 #: Fields that accept one of a few values.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "form": FORMS, "inverse": INVERSES, "launch": LAUNCHES, "partition": PARTITIONS,
     "order": ORDERS, "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state_layout": STATE_LAYOUTS,
     "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
-    "k_piece": (0, 16, 32, 64), "piece_warps": (0, 1, 2, 4, 8),
+    "k_piece": (0, 16, 32, 64), "walk_piece": (0, 16, 32, 64), "piece_warps": (0, 1, 2, 4, 8),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True),
     "narrow_workspaces": (False, True), "by_length": (False, True), "padded_pieces": (False, True)}
@@ -59,6 +59,8 @@ class Schedule:
     k_block: columns of K per instance, for kernels over chunks whose results all have K and that sum nothing over K. 0 is K.
     k_piece: columns of K that kernels over chunks with products over K take at a time, in a loop (Triton). 0 is K.
     v_piece: columns of V that kernels over chunks with sums over V take at a time, one piece after another (PTO). 0 is V.
+    walk_piece: columns of V of each of several states that a walk has side by side, so that one is computed while another crosses
+      between the cores (PTO). 0 is V.
     padded_pieces: kernels over chunks take pieces of columns also where tiles have padding.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
     partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
@@ -71,7 +73,9 @@ class Schedule:
 
     For cores that share no memory (PTO), as far as the chip has room:
     cache_masks: load masks once per core group, not once per instance.
-    inverse_block: invert diagonal blocks of this size (16, 32, 64) separately where a chunk has two of them; 0: whole tiles.
+    inverse_block: invert diagonal blocks of this size (32, 64) separately where a chunk has two of them. 16: invert blocks of
+      16 rows as a stack and merge them pair by pair, so that tiles stay with the core that multiplies (16 bits; in float32 half a
+      chunk). 0: whole tiles.
     order: "page" (the page's order) or "list" (list scheduling by the device's rates).
     prefetch: what a walk does one chunk ahead: "no", "operands" (loads that products read), "loads", or "all" (all ops that do
       not depend on a state).
@@ -110,13 +114,14 @@ class Schedule:
     k_block: int = 0
     k_piece: int = 0
     v_piece: int = 0
+    walk_piece: int = 0
     padded_pieces: bool = False
     launch: str = "kernels"
     partition: str | None = None
     part_chunks: int = 0
     cache_masks: bool = True
     order: str = "list"
-    inverse_block: int = 64
+    inverse_block: int = 16
     prefetch: str = "no"
     channel_slots: int = 1
     l0_slots: int = 2
@@ -199,9 +204,9 @@ PREPARED = (("@gate_sum", "@system"), ("@weight", "@offset"), ("@state", "@solut
 REPLAYED = (("@gate_sum", "@inverse"), ("@output", "@state"))
 BEFORE_BACK = ("@gate_sum", "@inverse", "@weight", "@offset", "@summand")  # of a gradient, before it walks back
 SCHEDULES = {s.name: s for s in (
-    Schedule("staged", (("@gate_sum",), ("@system",), ("@inverse",), *PREPARED[1:]), form="wy"),
-    Schedule("prepared", PREPARED, form="wy", value_heads=1),  # two would need more flags than PTO has
-    Schedule("prepared_vk", PREPARED, form="wy", value_heads=1, state_layout="vk"),
+    Schedule("staged", (("@gate_sum",), ("@system",), ("@inverse",), *PREPARED[1:]), form="wy", walk_piece=64),
+    Schedule("prepared", PREPARED, form="wy", value_heads=1, walk_piece=64),  # two heads would need more flags than PTO has
+    Schedule("prepared_vk", PREPARED, form="wy", value_heads=1, walk_piece=64, state_layout="vk"),
     Schedule("replay", REPLAYED),
     Schedule("walk", REPLAYED, form="split", state_layout="vk", warm_up="state"),
     Schedule("fused", (("@output", "@state"),), prefetch="all"),

@@ -74,7 +74,7 @@ class Asked:
     @property
     def residuals(self) -> dict[str, str]:
         """The field `residuals` of `operand_walk`, for pages with a decay for each channel whose errors would be the largest
-        without it. It costs them 5 % of the time or less (docs/performance.md, Errors). Where nothing bounds what a state keeps,
+        without it. It costs them 5 % of the time or less (docs/performance/errors.md). Where nothing bounds what a state keeps,
         roundings of solutions add up in it. Where there is no inverse, those of scores and of the state are most of the error."""
         if not self.channels or self.inverts and self.bounded:
             return {}

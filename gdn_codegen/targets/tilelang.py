@@ -31,7 +31,7 @@ LARGE = 18
 #: From which class of walks on, and for which classes of mean tokens, blocks take several walks. With fewer walks few blocks have
 #: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class
 #: 0, is that of a call which says no size. EVEN: classes of mean tokens for lengths that are "level", whatever the walks' class.
-#: TIMED: the K and V that were timed so (docs/performance.md); others have whole walks.
+#: TIMED: the K and V that were timed so (docs/performance/packs.md); others have whole walks.
 MANY, SHORT, EVEN, TIMED = 8, range(1, 9), range(1, 11), ((128, 128), (64, 64))
 #: Fields of `operand_walk`, the best first, for so few walks (their class, as above) that halves of V occupy more
 #: multiprocessors, and for more. On an H100 16 walks of Kimi Delta Attention over 32768 tokens took 756 us in halves and 954

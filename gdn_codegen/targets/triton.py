@@ -29,7 +29,7 @@ WIDEST = 128
 STAGED = 64
 #: The chunk and the fields of `operand_walk` that serve such pages on Hopper. One kernel has the products of pairs of tokens and
 #: the inverse, in a loop over pieces of K: with all of K, or chunks of 64 tokens, it spills. On an H100 with K = V = 128 it takes
-#: 0.1 to 0.3 of the time that `staged` took (docs/performance.md, Other members of the family). Its walk has no room in the 64
+#: 0.1 to 0.3 of the time that `staged` took (docs/performance/members.md). Its walk has no room in the 64
 #: KiB of shared memory of gfx942.
 BY_CHANNEL: tuple[int, dict[str, Any]] = (32, {
     "kernels": (("@gate_sum", "@keyed"), ("@inverse", "@pair", "@operand"), ("@output", "@state")), "k_piece": 16, "stages": 3,

@@ -13,7 +13,8 @@ PUBLIC = {
         "fused_recurrent_gated_delta_product", "chunk_simple_gla", "fused_recurrent_simple_gla", "chunk_lightning_attn",
         "fused_recurrent_lightning_attn", "mamba_chunk_scan_combined", "selective_state_update", "chunk_kda",
         "fused_recurrent_kda", "chunk_gla", "fused_recurrent_gla", "chunk_gdn2",
-        "fused_recurrent_gdn2", "chunk_rwkv7", "fused_recurrent_rwkv7", "fused_mul_recurrent_rwkv7")),
+        "fused_recurrent_gdn2", "chunk_rwkv7", "fused_recurrent_rwkv7", "fused_mul_recurrent_rwkv7",
+        "causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update")),
     "gdn_codegen.pages": ("Pages from Python; see [your_own_algorithm.md](your_own_algorithm.md). The options are the fields of "
                           "`Build`.", ("show", "source", "compile", "verify")),
     "gdn_codegen.ir.builder": (

@@ -20,8 +20,10 @@ from ..schedule import SCHEDULES
 from .plots import pyplot
 from .pto_time import CORES, PIPES, Replay, replay
 
-#: The kernels of pto-kernels (branch chunk_gdn, dynamic_bsnd) in the same replay: block 0 of 24, T 2048, the rest as below.
-HAND = (("cumsum", 3044), ("kkt", 69266), ("solve", 232803), ("wy", 39348), ("state", 119341), ("output", 95890))
+#: Hand-written kernels, of megagdn-pto at 3a59190: names, and cycles by the flat and by the fitted model, as
+#: benchmarks/pto_peers.py gives them for block 0 of 24, T 2048, the rest as below.
+HAND = (("cumsum", 1644, 2189), ("kkt", 65201, 93457), ("solve", 232773, 257332), ("wy", 39311, 113083),
+        ("state", 119352, 344056), ("output", 95872, 264887))
 HAND_SIZES = {"chunk": 128, "head_dim_k": 128, "head_dim_v": 128}
 COLUMNS = (("cube", "M"), ("cube", "MTE1"), ("cube", "MTE2"), ("cube", "FIX"), ("vector", "V"), ("vector", "MTE2"),
            ("vector", "MTE3"))
@@ -40,12 +42,12 @@ class Problem:
 @dataclass(frozen=True)
 class Stage:
     """A kernel of a build, and block 0's time in it by the flat and by the fitted model. hand: the hand-written kernel's name and
-    cycles in the flat model, where it has one."""
+    cycles by both, where it has one."""
 
     name: str
     time: Replay
     fitted: Replay
-    hand: tuple[str, int] | None = None
+    hand: tuple[str, int, int] | None = None
 
 
 def _inputs(b: Build, x: Problem) -> dict[str, torch.Tensor]:
@@ -72,7 +74,7 @@ def stages(b: Build, x: Problem) -> list[Stage]:
     with pto_sim.record(x.blocks) as seen:
         numbers = {n: 1.0 for n, default in b.page.scalar_defaults(b.sizes).items() if default is None}
         function(b)(**_inputs(b, x), **numbers, output_final_state=True)
-    hand: list[tuple[str, int] | None] = [None] * len(seen.launches)
+    hand: list[tuple[str, int, int] | None] = [None] * len(seen.launches)
     if hand_sum(b, x) and b.plan.kernels == SCHEDULES["staged"].kernels and len(hand) == len(HAND):
         hand = list(HAND)
     prefix = "".join(f"{x}_" for x in (b.page.name, heads_tag(b.heads)) if x)
@@ -82,10 +84,10 @@ def stages(b: Build, x: Problem) -> list[Stage]:
             for n, (_, steps), h in zip(names, seen.launches, hand, strict=True)]
 
 
-def hand_sum(b: Build, x: Problem) -> int | None:
-    """What all the hand-written kernels take, where the problem is theirs."""
+def hand_sum(b: Build, x: Problem) -> tuple[int, int] | None:
+    """What all the hand-written kernels take by the flat and by the fitted model, where the problem is theirs."""
     like = {n: getattr(b, n) for n in HAND_SIZES} == HAND_SIZES and x == Problem() and b.page.name == "gated_delta_rule"
-    return sum(n for _, n in HAND) if like else None
+    return (sum(n for _, n, _ in HAND), sum(n for *_, n in HAND)) if like else None
 
 
 def instructions(t: Replay) -> dict[str, tuple[int, int]]:
@@ -113,17 +115,19 @@ def bound(t: Replay, most: int = 3) -> str:
     return ", ".join(f"{n} {100 * v // max(t.cycles, 1)}%" for n, v in ranked)
 
 
-def table(name: str, found: list[Stage], whole: int | None, detail: bool = False) -> list[str]:
+def table(name: str, found: list[Stage], whole: tuple[int, int] | None, detail: bool = False) -> list[str]:
     """The lines that `bench` prints for a schedule: both models' cycles side by side. Columns of pipes are the flat model's."""
     heads = " ".join(f"{pipe + ('.c' if kind == 'cube' else '.v'):>8}" for kind, pipe in COLUMNS)
-    lines = [f"{name:18} {'flat':>8} {'by hand':>8} {'ratio':>6} {'fitted':>8} {heads}  critical path: flat; fitted"]
-    def row(label: str, of: list[Stage], hand: int | None, text: str) -> str:
-        cycles, fitted = sum(s.time.cycles for s in of), sum(s.fitted.cycles for s in of)
-        ratio = f"{cycles / hand:.2f}" if hand else "-"
+    models = " ".join(f"{model:>8} {'by hand':>8} {'ratio':>6}" for model in ("flat", "fitted"))
+    lines = [f"{name:18} {models} {heads}  critical path: flat; fitted"]
+    def row(label: str, of: list[Stage], hand: tuple[int, int] | None, text: str) -> str:
+        times = sum(s.time.cycles for s in of), sum(s.fitted.cycles for s in of)
+        pairs = zip(times, hand or (0, 0), strict=True)
+        both = " ".join(f"{n:8} {h or '-':>8} {f'{n / h:.2f}' if h else '-':>6}" for n, h in pairs)
         pipes = " ".join(f"{sum(busy(s.time, *c) for s in of):8}" for c in COLUMNS)
-        return f"  {label:16} {cycles:8} {hand if hand else '-':>8} {ratio:>6} {fitted:8} {pipes}  {text}".rstrip()
+        return f"  {label:16} {both} {pipes}  {text}".rstrip()
     for s in found:
-        lines.append(row(s.name, [s], s.hand[1] if s.hand else None, f"{bound(s.time)}; {bound(s.fitted)}"))
+        lines.append(row(s.name, [s], s.hand[1:] if s.hand else None, f"{bound(s.time)}; {bound(s.fitted)}"))
         if detail:
             fitted = instructions(s.fitted)
             lines += [f"      {n:34} {count:6} x {c / count:8.1f} = {c:8}, fitted {fitted[n][1]:8}"
@@ -141,12 +145,14 @@ def _times(t: Replay) -> dict[str, Any]:
             "instructions": instructions(t)}
 
 
-def report(found: list[Stage], whole: int | None) -> dict[str, Any]:
+def report(found: list[Stage], whole: tuple[int, int] | None) -> dict[str, Any]:
     """The content of `table` as data for JSON. A stage's own figures are the flat model's, those under "fitted" the other's."""
-    rows = [{"name": s.name, "hand_name": s.hand[0] if s.hand else None, "hand_cycles": s.hand[1] if s.hand else None,
+    none: tuple[None, None, None] = (None, None, None)
+    rows = [{**dict(zip(("hand_name", "hand_cycles", "hand_fitted_cycles"), s.hand or none, strict=True)), "name": s.name,
              **_times(s.time), "fitted": _times(s.fitted)} for s in found]
+    flat, fitted = whole or (None, None)
     return {"cycles": sum(s.time.cycles for s in found), "fitted_cycles": sum(s.fitted.cycles for s in found),
-            "hand_cycles": whole, "stages": rows}
+            "hand_cycles": flat, "hand_fitted_cycles": fitted, "stages": rows}
 
 
 def chrome_trace(results: dict[str, list[Stage]]) -> dict[str, Any]:

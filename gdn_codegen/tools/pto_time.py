@@ -1,6 +1,6 @@
 """Time of a traced PTO block by PTO-ISA's cost model: the cycles of each instruction, and a replay of issue, pipes and flags.
 
-It ranks variants. It is not time on hardware: docs/performance.md lists what the model leaves out.
+It ranks variants. It is not time on hardware: docs/performance/ascend.md lists what the model leaves out.
 """
 from __future__ import annotations
 

@@ -26,17 +26,16 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("delta_rule_o_S_fp16", ["strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "lower_mask", "identity_float16_C", "k_kT_channel", "below_beta_k_neg_4_f16_channel", "Tinv_rows_2_f16_channel", "below_beta_k_neg_8_f16_channel", "below_beta_k_16_f16_channel", "below_beta_k_32_f16_channel", "below_beta_k_64_f16_channel", "S_f16_channel", "k_S_channel", "beta_v_minus_k_S_f16_channel", "q_kT_channel", "lower_q_kT_f16_channel", "o_sum_channel", "S_next_part_channel"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("delta_rule_o_S_fp16", ["minus_identity_float16", "strictly_lower_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "lower_mask", "identity_float16_16", "k_kT_channel", "below_beta_k_kT_f16_channel", "below_diagonal_4_f16_channel", "Tinv_rows_2_f16_channel", "below_diagonal_8_f16_channel", "below_diagonal_16_f16_channel", "S_f16_channel", "k_S_channel", "beta_v_minus_k_S_f16_channel", "q_kT_channel", "lower_q_kT_f16_channel", "o_sum_channel", "S_next_part_channel"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
     "k_kT_channel": ([64, 64], "float32"),
-    "below_beta_k_neg_4_f16_channel": ([64, 64], "float16"),
-    "Tinv_rows_2_f16_channel": ([64, 64], "float16"),
-    "below_beta_k_neg_8_f16_channel": ([64, 64], "float16"),
-    "below_beta_k_16_f16_channel": ([64, 64], "float16"),
-    "below_beta_k_32_f16_channel": ([64, 64], "float16"),
-    "below_beta_k_64_f16_channel": ([64, 64], "float16"),
+    "below_beta_k_kT_f16_channel": ([64, 64], "float16"),
+    "below_diagonal_4_f16_channel": ([64, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ([64, 16], "float16"),
+    "below_diagonal_8_f16_channel": ([64, 16], "float16"),
+    "below_diagonal_16_f16_channel": ([64, 16], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
     "k_S_channel": ([64, 128], "float32"),
     "beta_v_minus_k_S_f16_channel": ([64, 128], "float16"),
@@ -47,16 +46,15 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
+    "minus_identity_float16": ("eye -1.0 0.0", [64, 64], "float16"),
     "strictly_lower_mask": ("strictly_lower 1.0 0.0", [64, 64], "float32"),
-    "eye_mask": ("eye 1.0 0.0", [64, 64], "float32"),
-    "pairs_1_mask": ("pairs:1 1.0 0.0", [64, 64], "float32"),
-    "pairs_2_mask": ("pairs:2 1.0 0.0", [64, 64], "float32"),
-    "pairs_4_mask": ("pairs:4 1.0 0.0", [64, 64], "float32"),
-    "pairs_8_mask": ("pairs:8 1.0 0.0", [64, 64], "float32"),
-    "pairs_16_mask": ("pairs:16 1.0 0.0", [64, 64], "float32"),
-    "pairs_32_mask": ("pairs:32 1.0 0.0", [64, 64], "float32"),
+    "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [64, 16], "float32"),
+    "eye_mask_of_16": ("eye 1.0 0.0", [64, 16], "float32"),
+    "pairs_2_mask_of_16": ("pairs:2 1.0 0.0", [64, 16], "float32"),
+    "pairs_4_mask_of_16": ("pairs:4 1.0 0.0", [64, 16], "float32"),
+    "pairs_8_mask_of_16": ("pairs:8 1.0 0.0", [64, 16], "float32"),
     "lower_mask": ("lower 1.0 0.0", [64, 64], "float32"),
-    "identity_float16_C": ("eye 1.0 0.0", [64, 64], "float16"),
+    "identity_float16_16": ("eye 1.0 0.0", [16, 16], "float16"),
 }
 
 SOURCE = r'''
@@ -78,6 +76,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -186,6 +186,53 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
 }
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int groups = 8, group = Rows / groups;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
+}
 #endif
 #endif
 
@@ -198,23 +245,21 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
+ * minus_identity_float16: workspace, const, [C, C] float16
  * strictly_lower_mask: workspace, const, [C, C] float32
- * eye_mask: workspace, const, [C, C] float32
- * pairs_1_mask: workspace, const, [C, C] float32
- * pairs_2_mask: workspace, const, [C, C] float32
- * pairs_4_mask: workspace, const, [C, C] float32
- * pairs_8_mask: workspace, const, [C, C] float32
- * pairs_16_mask: workspace, const, [C, C] float32
- * pairs_32_mask: workspace, const, [C, C] float32
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32
+ * eye_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32
  * lower_mask: workspace, const, [C, C] float32
- * identity_float16_C: workspace, const, [C, C] float16
+ * identity_float16_16: workspace, const, [16, 16] float16
  * k_kT_channel: workspace, block, [C, C] float32
- * below_beta_k_neg_4_f16_channel: workspace, block, [C, C] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
- * below_beta_k_neg_8_f16_channel: workspace, block, [C, C] float16
- * below_beta_k_16_f16_channel: workspace, block, [C, C] float16
- * below_beta_k_32_f16_channel: workspace, block, [C, C] float16
- * below_beta_k_64_f16_channel: workspace, block, [C, C] float16
+ * below_beta_k_kT_f16_channel: workspace, block, [C, C] float16
+ * below_diagonal_4_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * below_diagonal_8_f16_channel: workspace, block, [C, 16] float16
+ * below_diagonal_16_f16_channel: workspace, block, [C, 16] float16
  * S_f16_channel: workspace, block, [K, V] float16
  * k_S_channel: workspace, block, [C, V] float32
  * beta_v_minus_k_S_f16_channel: workspace, block, [C, V] float16
@@ -231,23 +276,21 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *minus_identity_float16_bytes,
     __gm__ uint8_t *strictly_lower_mask_bytes,
-    __gm__ uint8_t *eye_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_bytes,
-    __gm__ uint8_t *pairs_2_mask_bytes,
-    __gm__ uint8_t *pairs_4_mask_bytes,
-    __gm__ uint8_t *pairs_8_mask_bytes,
-    __gm__ uint8_t *pairs_16_mask_bytes,
-    __gm__ uint8_t *pairs_32_mask_bytes,
+    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
+    __gm__ uint8_t *eye_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
     __gm__ uint8_t *lower_mask_bytes,
-    __gm__ uint8_t *identity_float16_C_bytes,
+    __gm__ uint8_t *identity_float16_16_bytes,
     __gm__ uint8_t *k_kT_channel_bytes,
-    __gm__ uint8_t *below_beta_k_neg_4_f16_channel_bytes,
+    __gm__ uint8_t *below_beta_k_kT_f16_channel_bytes,
+    __gm__ uint8_t *below_diagonal_4_f16_channel_bytes,
     __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *below_beta_k_neg_8_f16_channel_bytes,
-    __gm__ uint8_t *below_beta_k_16_f16_channel_bytes,
-    __gm__ uint8_t *below_beta_k_32_f16_channel_bytes,
-    __gm__ uint8_t *below_beta_k_64_f16_channel_bytes,
+    __gm__ uint8_t *below_diagonal_8_f16_channel_bytes,
+    __gm__ uint8_t *below_diagonal_16_f16_channel_bytes,
     __gm__ uint8_t *S_f16_channel_bytes,
     __gm__ uint8_t *k_S_channel_bytes,
     __gm__ uint8_t *beta_v_minus_k_S_f16_channel_bytes,
@@ -276,23 +319,21 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
     __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
-    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
-    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
-    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
-    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
-    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
-    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
-    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
     __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(lower_mask_bytes);
-    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
-    __gm__ half *below_beta_k_neg_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_neg_4_f16_channel_bytes);
+    __gm__ half *below_beta_k_kT_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_kT_f16_channel_bytes);
+    __gm__ half *below_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_diagonal_4_f16_channel_bytes);
     __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *below_beta_k_neg_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_neg_8_f16_channel_bytes);
-    __gm__ half *below_beta_k_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_16_f16_channel_bytes);
-    __gm__ half *below_beta_k_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_32_f16_channel_bytes);
-    __gm__ half *below_beta_k_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_64_f16_channel_bytes);
+    __gm__ half *below_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_diagonal_8_f16_channel_bytes);
+    __gm__ half *below_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_diagonal_16_f16_channel_bytes);
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
     __gm__ float *k_S_channel_gm = reinterpret_cast<__gm__ float *>(k_S_channel_bytes);
     __gm__ half *beta_v_minus_k_S_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta_v_minus_k_S_f16_channel_bytes);
@@ -302,10 +343,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
-    L1Tile<half, 64, 64> identity;
-    TASSIGN(identity, 0x0);
+    L1Tile<half, 64, 64> minus_identity;
+    TASSIGN(minus_identity, 0x0);
+    L1Tile<half, 16, 16> identity;
+    TASSIGN(identity, 0x2000);
     L1Tile<half, 64, 128> k_first;
-    TASSIGN(k_first, 0x2000);
+    TASSIGN(k_first, 0x2200);
     TileLeft<half, 64, 128> k_kT_left_first;
     TASSIGN(k_kT_left_first, 0x0);
     TileRight<half, 128, 64> k_kT_right_first;
@@ -313,268 +356,288 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     TileAcc<float, 64, 64> k_kT_first;
     TASSIGN(k_kT_first, 0x0);
     L1Tile<half, 64, 128> q_first;
-    TASSIGN(q_first, 0xa000);
+    TASSIGN(q_first, 0xa200);
+    L1Tile<half, 64, 64> Tinv_zeros_first;
+    TASSIGN(Tinv_zeros_first, 0x12200);
     TileLeft<half, 64, 128> q_kT_left_first;
     TASSIGN(q_kT_left_first, 0x8000);
     TileRight<half, 128, 64> q_kT_right_first;
     TASSIGN(q_kT_right_first, 0x8000);
     TileAcc<float, 64, 64> q_kT_first;
-    TASSIGN(q_kT_first, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_neg_4_f16_in_first;
-    TASSIGN(below_beta_k_neg_4_f16_in_first, 0x12000);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_first;
-    TASSIGN(Tinv_rows_2_f16_in_first, 0x14000);
-    TileLeft<half, 64, 64> Tinv_below_4_left_first;
+    TASSIGN(q_kT_first, 0x4000);
+    L1Tile<half, 64, 64> below_beta_k_kT_f16_in_first;
+    TASSIGN(below_beta_k_kT_f16_in_first, 0x14200);
+    L1Tile<half, 64, 16> below_diagonal_4_f16_in_first;
+    TASSIGN(below_diagonal_4_f16_in_first, 0x16200);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_first;
+    TASSIGN(Tinv_rows_2_f16_in_first, 0x16a00);
+    TileLeft<half, 64, 16> Tinv_below_4_left_first;
     TASSIGN(Tinv_below_4_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_below_4_right_first;
+    TileRight<half, 64, 16> Tinv_below_4_right_first;
     TASSIGN(Tinv_below_4_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4_first;
-    TASSIGN(Tinv_below_4_first, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_neg_8_f16_in_first;
-    TASSIGN(below_beta_k_neg_8_f16_in_first, 0x16000);
-    L1Tile<half, 64, 64> below_beta_k_16_f16_in_first;
-    TASSIGN(below_beta_k_16_f16_in_first, 0x18000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16_first;
-    TASSIGN(Tinv_below_4_f16_first, 0x1a000);
-    TileLeft<half, 64, 64> identity_product_left_first;
+    TileAcc<float, 64, 16> Tinv_below_4_first;
+    TASSIGN(Tinv_below_4_first, 0x8000);
+    L1Tile<half, 64, 16> below_diagonal_8_f16_in_first;
+    TASSIGN(below_diagonal_8_f16_in_first, 0x17200);
+    L1Tile<half, 64, 16> Tinv_below_4_f16_first;
+    TASSIGN(Tinv_below_4_f16_first, 0x17a00);
+    TileLeft<half, 64, 16> identity_product_left_first;
     TASSIGN(identity_product_left_first, 0x8000);
-    TileRight<half, 64, 64> identity_product_right_first;
+    TileRight<half, 16, 16> identity_product_right_first;
     TASSIGN(identity_product_right_first, 0x8000);
-    TileAcc<float, 64, 64> identity_product_first;
-    TASSIGN(identity_product_first, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_32_f16_in_first;
-    TASSIGN(below_beta_k_32_f16_in_first, 0x1c000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_first;
+    TileAcc<float, 64, 16> identity_product_first;
+    TASSIGN(identity_product_first, 0x9000);
+    L1Tile<half, 64, 16> below_diagonal_16_f16_in_first;
+    TASSIGN(below_diagonal_16_f16_in_first, 0x18200);
+    TileLeft<half, 64, 16> Tinv_rows_4_left_first;
     TASSIGN(Tinv_rows_4_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_4_right_first;
+    TileRight<half, 64, 16> Tinv_rows_4_right_first;
     TASSIGN(Tinv_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_4_first;
-    TASSIGN(Tinv_rows_4_first, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_64_f16_in_first;
-    TASSIGN(below_beta_k_64_f16_in_first, 0x1e000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16_first;
-    TASSIGN(Tinv_rows_4_f16_first, 0x20000);
-    L1Tile<half, 64, 64> lower_q_kT_f16_in_first;
-    TASSIGN(lower_q_kT_f16_in_first, 0x22000);
-    TileLeft<half, 64, 64> Tinv_below_8_left_first;
+    TileAcc<float, 64, 16> Tinv_rows_4_first;
+    TASSIGN(Tinv_rows_4_first, 0x9000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16_first;
+    TASSIGN(Tinv_rows_4_f16_first, 0x18a00);
+    TileLeft<half, 64, 16> Tinv_below_8_left_first;
     TASSIGN(Tinv_below_8_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_8_right_first;
+    TileRight<half, 64, 16> Tinv_below_8_right_first;
     TASSIGN(Tinv_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_8_first;
-    TASSIGN(Tinv_below_8_first, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16_first;
-    TASSIGN(Tinv_below_8_f16_first, 0x26000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_first;
+    TileAcc<float, 64, 16> Tinv_below_8_first;
+    TASSIGN(Tinv_below_8_first, 0xa000);
+    L1Tile<half, 64, 64> lower_q_kT_f16_in_first;
+    TASSIGN(lower_q_kT_f16_in_first, 0x19200);
+    L1Tile<half, 64, 16> Tinv_below_8_f16_first;
+    TASSIGN(Tinv_below_8_f16_first, 0x1d200);
+    TileLeft<half, 64, 16> Tinv_rows_8_left_first;
     TASSIGN(Tinv_rows_8_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_8_right_first;
+    TileRight<half, 64, 16> Tinv_rows_8_right_first;
     TASSIGN(Tinv_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_8_first;
-    TASSIGN(Tinv_rows_8_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16_first;
-    TASSIGN(Tinv_rows_8_f16_first, 0x28000);
-    TileLeft<half, 64, 64> Tinv_below_16_left_first;
+    TileAcc<float, 64, 16> Tinv_rows_8_first;
+    TASSIGN(Tinv_rows_8_first, 0x9000);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16_first;
+    TASSIGN(Tinv_rows_8_f16_first, 0x1da00);
+    TileLeft<half, 64, 16> Tinv_below_16_left_first;
     TASSIGN(Tinv_below_16_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_right_first;
+    TileRight<half, 64, 16> Tinv_below_16_right_first;
     TASSIGN(Tinv_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_first;
-    TASSIGN(Tinv_below_16_first, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16_first;
-    TASSIGN(Tinv_below_16_f16_first, 0x2a000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_first;
+    TileAcc<float, 64, 16> Tinv_below_16_first;
+    TASSIGN(Tinv_below_16_first, 0xb000);
+    L1Tile<half, 64, 16> Tinv_below_16_f16_first;
+    TASSIGN(Tinv_below_16_f16_first, 0x1e200);
+    TileLeft<half, 64, 16> Tinv_rows_16_left_first;
     TASSIGN(Tinv_rows_16_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_16_right_first;
+    TileRight<half, 64, 16> Tinv_rows_16_right_first;
     TASSIGN(Tinv_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_16_first;
-    TASSIGN(Tinv_rows_16_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16_first;
-    TASSIGN(Tinv_rows_16_f16_first, 0x2c000);
-    TileLeft<half, 64, 64> Tinv_below_32_left_first;
+    TileAcc<float, 64, 16> Tinv_rows_16_first;
+    TASSIGN(Tinv_rows_16_first, 0x9000);
+    L1Tile<half, 64, 64> Tinv_blocks_16_first;
+    TASSIGN(Tinv_blocks_16_first, 0x12200);
+    TileLeft<half, 32, 16> Tinv_below_32_left_first;
     TASSIGN(Tinv_below_32_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_right_first;
+    TileRight<half, 32, 16> Tinv_below_32_right_first;
     TASSIGN(Tinv_below_32_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_first;
-    TASSIGN(Tinv_below_32_first, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16_first;
-    TASSIGN(Tinv_below_32_f16_first, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_first;
-    TASSIGN(Tinv_rows_32_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right_first;
-    TASSIGN(Tinv_rows_32_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32_first;
-    TASSIGN(Tinv_rows_32_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16_first;
-    TASSIGN(Tinv_rows_32_f16_first, 0x30000);
-    TileLeft<half, 64, 64> Tinv_below_64_left_first;
+    TileAcc<float, 32, 16> Tinv_below_32_first;
+    TASSIGN(Tinv_below_32_first, 0xc000);
+    L1Tile<half, 32, 16> Tinv_below_32_f16_first;
+    TASSIGN(Tinv_below_32_f16_first, 0x1ea00);
+    TileLeft<half, 32, 16> Tinv_corner_32_left_first;
+    TASSIGN(Tinv_corner_32_left_first, 0x0);
+    TileRight<half, 32, 16> Tinv_corner_32_right_first;
+    TASSIGN(Tinv_corner_32_right_first, 0x0);
+    TileAcc<float, 32, 16> Tinv_corner_32_first;
+    TASSIGN(Tinv_corner_32_first, 0xc800);
+    L1Tile<half, 64, 64> Tinv_blocks_32_first;
+    TASSIGN(Tinv_blocks_32_first, 0x12200);
+    TileLeft<half, 32, 32> Tinv_below_64_left_first;
     TASSIGN(Tinv_below_64_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_right_first;
+    TileRight<half, 32, 32> Tinv_below_64_right_first;
     TASSIGN(Tinv_below_64_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_first;
-    TASSIGN(Tinv_below_64_first, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16_first;
-    TASSIGN(Tinv_below_64_f16_first, 0x32000);
+    TileAcc<float, 32, 32> Tinv_below_64_first;
+    TASSIGN(Tinv_below_64_first, 0xd000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16_first;
+    TASSIGN(Tinv_below_64_f16_first, 0x1ee00);
+    TileLeft<half, 32, 32> Tinv_corner_64_left_first;
+    TASSIGN(Tinv_corner_64_left_first, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_right_first;
+    TASSIGN(Tinv_corner_64_right_first, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64_first;
+    TASSIGN(Tinv_corner_64_first, 0xe000);
+    L1Tile<half, 64, 64> Tinv_blocks_64_first;
+    TASSIGN(Tinv_blocks_64_first, 0x12200);
     TileLeft<half, 64, 64> Tinv_left_first;
-    TASSIGN(Tinv_left_first, 0x0);
+    TASSIGN(Tinv_left_first, 0x8000);
     TileRight<half, 64, 64> Tinv_right_first;
-    TASSIGN(Tinv_right_first, 0x0);
+    TASSIGN(Tinv_right_first, 0x8000);
     TileAcc<float, 64, 64> Tinv_first;
-    TASSIGN(Tinv_first, 0x0);
+    TASSIGN(Tinv_first, 0xf000);
     L1Tile<half, 64, 64> Tinv_f16_first;
-    TASSIGN(Tinv_f16_first, 0x34000);
+    TASSIGN(Tinv_f16_first, 0x1f600);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> k;
     L1Tile<half, 64, 64> Tinv_f16;
     L1Tile<half, 64, 64> lower_q_kT_f16_in;
     L1Tile<half, 64, 128> k_next;
     TileLeft<half, 64, 128> k_kT_left_next;
-    TASSIGN(k_kT_left_next, 0x8000);
+    TASSIGN(k_kT_left_next, 0x0);
     TileRight<half, 128, 64> k_kT_right_next;
-    TASSIGN(k_kT_right_next, 0x8000);
+    TASSIGN(k_kT_right_next, 0x0);
     TileAcc<float, 64, 64> k_kT_next;
-    TASSIGN(k_kT_next, 0x0);
+    TASSIGN(k_kT_next, 0x13000);
     L1Tile<half, 64, 128> q_next;
+    L1Tile<half, 64, 64> Tinv_zeros_next;
+    TASSIGN(Tinv_zeros_next, 0x23600);
     L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x38000);
+    TASSIGN(S_f16_in, 0x25600);
     TileLeft<half, 64, 128> q_kT_left_next;
-    TASSIGN(q_kT_left_next, 0x0);
+    TASSIGN(q_kT_left_next, 0x8000);
     TileRight<half, 128, 64> q_kT_right_next;
-    TASSIGN(q_kT_right_next, 0x0);
+    TASSIGN(q_kT_right_next, 0x8000);
     TileAcc<float, 64, 64> q_kT_next;
-    TASSIGN(q_kT_next, 0x0);
+    TASSIGN(q_kT_next, 0x17000);
     TileLeft<half, 64, 128> k_S_left;
-    TASSIGN(k_S_left, 0x8000);
+    TASSIGN(k_S_left, 0x0);
     TileRight<half, 128, 128> k_S_right;
-    TASSIGN(k_S_right, 0x8000);
+    TASSIGN(k_S_right, 0x0);
     TileAcc<float, 64, 128> k_S;
     TASSIGN(k_S, 0x0);
+    L1Tile<half, 64, 64> below_beta_k_kT_f16_in_next;
+    TASSIGN(below_beta_k_kT_f16_in_next, 0x2d600);
+    L1Tile<half, 64, 16> below_diagonal_4_f16_in_next;
+    TASSIGN(below_diagonal_4_f16_in_next, 0x2f600);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_next;
+    TASSIGN(Tinv_rows_2_f16_in_next, 0x2fe00);
+    L1Tile<half, 64, 16> below_diagonal_8_f16_in_next;
+    TASSIGN(below_diagonal_8_f16_in_next, 0x30600);
     TileLeft<half, 64, 128> q_S_left;
-    TASSIGN(q_S_left, 0x0);
+    TASSIGN(q_S_left, 0x8000);
     TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x0);
+    TASSIGN(q_S_right, 0x8000);
     TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_neg_4_f16_in_next;
-    TASSIGN(below_beta_k_neg_4_f16_in_next, 0x40000);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_next;
-    TASSIGN(Tinv_rows_2_f16_in_next, 0x42000);
-    L1Tile<half, 64, 64> below_beta_k_neg_8_f16_in_next;
-    TASSIGN(below_beta_k_neg_8_f16_in_next, 0x44000);
-    TileLeft<half, 64, 64> Tinv_below_4_left_next;
-    TASSIGN(Tinv_below_4_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_4_right_next;
-    TASSIGN(Tinv_below_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_4_next;
-    TASSIGN(Tinv_below_4_next, 0x8000);
-    L1Tile<half, 64, 64> below_beta_k_16_f16_in_next;
-    TASSIGN(below_beta_k_16_f16_in_next, 0x46000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16_next;
-    TASSIGN(Tinv_below_4_f16_next, 0x48000);
-    TileLeft<half, 64, 64> identity_product_left_next;
-    TASSIGN(identity_product_left_next, 0x0);
-    TileRight<half, 64, 64> identity_product_right_next;
-    TASSIGN(identity_product_right_next, 0x0);
-    TileAcc<float, 64, 64> identity_product_next;
-    TASSIGN(identity_product_next, 0x8000);
-    L1Tile<half, 64, 64> below_beta_k_32_f16_in_next;
-    TASSIGN(below_beta_k_32_f16_in_next, 0x4a000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_next;
-    TASSIGN(Tinv_rows_4_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_4_right_next;
-    TASSIGN(Tinv_rows_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_4_next;
-    TASSIGN(Tinv_rows_4_next, 0x8000);
-    L1Tile<half, 64, 64> below_beta_k_64_f16_in_next;
-    TASSIGN(below_beta_k_64_f16_in_next, 0x4c000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16_next;
-    TASSIGN(Tinv_rows_4_f16_next, 0x4e000);
-    TileLeft<half, 64, 64> Tinv_below_8_left_next;
-    TASSIGN(Tinv_below_8_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_below_8_right_next;
-    TASSIGN(Tinv_below_8_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_8_next;
-    TASSIGN(Tinv_below_8_next, 0xc000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16_next;
-    TASSIGN(Tinv_below_8_f16_next, 0x50000);
-    L1Tile<half, 64, 128> beta_v_minus_k_S_f16_in;
-    TASSIGN(beta_v_minus_k_S_f16_in, 0x52000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_next;
-    TASSIGN(Tinv_rows_8_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_8_right_next;
-    TASSIGN(Tinv_rows_8_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_8_next;
-    TASSIGN(Tinv_rows_8_next, 0x8000);
+    TASSIGN(q_S, 0x8000);
+    L1Tile<half, 64, 16> below_diagonal_16_f16_in_next;
+    TASSIGN(below_diagonal_16_f16_in_next, 0x30e00);
     L1Tile<half, 64, 64> lower_q_kT_f16_in_next;
+    TileLeft<half, 64, 16> Tinv_below_4_left_next;
+    TASSIGN(Tinv_below_4_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_below_4_right_next;
+    TASSIGN(Tinv_below_4_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_below_4_next;
+    TASSIGN(Tinv_below_4_next, 0x10000);
+    L1Tile<half, 64, 16> Tinv_below_4_f16_next;
+    TASSIGN(Tinv_below_4_f16_next, 0x31600);
+    TileLeft<half, 64, 16> identity_product_left_next;
+    TASSIGN(identity_product_left_next, 0x8000);
+    TileRight<half, 16, 16> identity_product_right_next;
+    TASSIGN(identity_product_right_next, 0x8000);
+    TileAcc<float, 64, 16> identity_product_next;
+    TASSIGN(identity_product_next, 0x11000);
+    TileLeft<half, 64, 16> Tinv_rows_4_left_next;
+    TASSIGN(Tinv_rows_4_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_4_right_next;
+    TASSIGN(Tinv_rows_4_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_4_next;
+    TASSIGN(Tinv_rows_4_next, 0x11000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16_next;
+    TASSIGN(Tinv_rows_4_f16_next, 0x31e00);
+    TileLeft<half, 64, 16> Tinv_below_8_left_next;
+    TASSIGN(Tinv_below_8_left_next, 0x8000);
+    TileRight<half, 64, 16> Tinv_below_8_right_next;
+    TASSIGN(Tinv_below_8_right_next, 0x8000);
+    TileAcc<float, 64, 16> Tinv_below_8_next;
+    TASSIGN(Tinv_below_8_next, 0x12000);
+    L1Tile<half, 64, 16> Tinv_below_8_f16_next;
+    TASSIGN(Tinv_below_8_f16_next, 0x32600);
+    TileLeft<half, 64, 16> Tinv_rows_8_left_next;
+    TASSIGN(Tinv_rows_8_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_8_right_next;
+    TASSIGN(Tinv_rows_8_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_8_next;
+    TASSIGN(Tinv_rows_8_next, 0x11000);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16_next;
+    TASSIGN(Tinv_rows_8_f16_next, 0x32e00);
+    TileLeft<half, 64, 16> Tinv_below_16_left_next;
+    TASSIGN(Tinv_below_16_left_next, 0x8000);
+    TileRight<half, 64, 16> Tinv_below_16_right_next;
+    TASSIGN(Tinv_below_16_right_next, 0x8000);
+    TileAcc<float, 64, 16> Tinv_below_16_next;
+    TASSIGN(Tinv_below_16_next, 0x13000);
+    L1Tile<half, 64, 16> Tinv_below_16_f16_next;
+    TASSIGN(Tinv_below_16_f16_next, 0x33600);
+    TileLeft<half, 64, 16> Tinv_rows_16_left_next;
+    TASSIGN(Tinv_rows_16_left_next, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_16_right_next;
+    TASSIGN(Tinv_rows_16_right_next, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_16_next;
+    TASSIGN(Tinv_rows_16_next, 0x11000);
+    L1Tile<half, 64, 64> Tinv_blocks_16_next;
+    TASSIGN(Tinv_blocks_16_next, 0x23600);
+    TileLeft<half, 32, 16> Tinv_below_32_left_next;
+    TASSIGN(Tinv_below_32_left_next, 0x8000);
+    TileRight<half, 32, 16> Tinv_below_32_right_next;
+    TASSIGN(Tinv_below_32_right_next, 0x8000);
+    TileAcc<float, 32, 16> Tinv_below_32_next;
+    TASSIGN(Tinv_below_32_next, 0x14000);
+    L1Tile<half, 32, 16> Tinv_below_32_f16_next;
+    TASSIGN(Tinv_below_32_f16_next, 0x33e00);
+    TileLeft<half, 32, 16> Tinv_corner_32_left_next;
+    TASSIGN(Tinv_corner_32_left_next, 0x0);
+    TileRight<half, 32, 16> Tinv_corner_32_right_next;
+    TASSIGN(Tinv_corner_32_right_next, 0x0);
+    TileAcc<float, 32, 16> Tinv_corner_32_next;
+    TASSIGN(Tinv_corner_32_next, 0x14800);
+    L1Tile<half, 64, 64> Tinv_blocks_32_next;
+    TASSIGN(Tinv_blocks_32_next, 0x23600);
+    TileLeft<half, 32, 32> Tinv_below_64_left_next;
+    TASSIGN(Tinv_below_64_left_next, 0x8000);
+    TileRight<half, 32, 32> Tinv_below_64_right_next;
+    TASSIGN(Tinv_below_64_right_next, 0x8000);
+    TileAcc<float, 32, 32> Tinv_below_64_next;
+    TASSIGN(Tinv_below_64_next, 0x15000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16_next;
+    TASSIGN(Tinv_below_64_f16_next, 0x34200);
+    TileLeft<half, 32, 32> Tinv_corner_64_left_next;
+    TASSIGN(Tinv_corner_64_left_next, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_right_next;
+    TASSIGN(Tinv_corner_64_right_next, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64_next;
+    TASSIGN(Tinv_corner_64_next, 0x16000);
+    L1Tile<half, 64, 64> Tinv_blocks_64_next;
+    TASSIGN(Tinv_blocks_64_next, 0x23600);
+    L1Tile<half, 64, 128> beta_v_minus_k_S_f16_in;
+    TASSIGN(beta_v_minus_k_S_f16_in, 0x34a00);
+    TileLeft<half, 64, 64> Tinv_left_next;
+    TASSIGN(Tinv_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_right_next;
+    TASSIGN(Tinv_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_next;
+    TASSIGN(Tinv_next, 0x17000);
+    L1Tile<half, 64, 64> Tinv_f16_next;
     TileLeft<half, 64, 64> U_left;
     TASSIGN(U_left, 0x0);
     TileRight<half, 64, 128> U_right;
     TASSIGN(U_right, 0x0);
     TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16_next;
-    TASSIGN(Tinv_rows_8_f16_next, 0x56000);
+    TASSIGN(U, 0x0);
     L1Tile<half, 64, 128> U_f16;
-    TASSIGN(U_f16, 0x58000);
-    TileLeft<half, 64, 64> Tinv_below_16_left_next;
-    TASSIGN(Tinv_below_16_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_right_next;
-    TASSIGN(Tinv_below_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_next;
-    TASSIGN(Tinv_below_16_next, 0x1c000);
+    TASSIGN(U_f16, 0x38a00);
     TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x0);
+    TASSIGN(S_next_part_left, 0x8000);
     TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x0);
+    TASSIGN(S_next_part_right, 0x8000);
     TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0xc000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16_next;
-    TASSIGN(Tinv_below_16_f16_next, 0x5c000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_next;
-    TASSIGN(Tinv_rows_16_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_right_next;
-    TASSIGN(Tinv_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_16_next;
-    TASSIGN(Tinv_rows_16_next, 0x8000);
+    TASSIGN(S_next_part, 0x10000);
     TileLeft<half, 64, 64> o_sum_left;
     TASSIGN(o_sum_left, 0x0);
     TileRight<half, 64, 128> o_sum_right;
     TASSIGN(o_sum_right, 0x0);
     TileAcc<float, 64, 128> o_sum;
-    TASSIGN(o_sum, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16_next;
-    TASSIGN(Tinv_rows_16_f16_next, 0x5e000);
-    TileLeft<half, 64, 64> Tinv_below_32_left_next;
-    TASSIGN(Tinv_below_32_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_right_next;
-    TASSIGN(Tinv_below_32_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_next;
-    TASSIGN(Tinv_below_32_next, 0xc000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16_next;
-    TASSIGN(Tinv_below_32_f16_next, 0x60000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_next;
-    TASSIGN(Tinv_rows_32_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right_next;
-    TASSIGN(Tinv_rows_32_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32_next;
-    TASSIGN(Tinv_rows_32_next, 0x8000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16_next;
-    TASSIGN(Tinv_rows_32_f16_next, 0x62000);
-    TileLeft<half, 64, 64> Tinv_below_64_left_next;
-    TASSIGN(Tinv_below_64_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_right_next;
-    TASSIGN(Tinv_below_64_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_next;
-    TASSIGN(Tinv_below_64_next, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_64_f16_next;
-    TASSIGN(Tinv_below_64_f16_next, 0x64000);
-    TileLeft<half, 64, 64> Tinv_left_next;
-    TASSIGN(Tinv_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_right_next;
-    TASSIGN(Tinv_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_next;
-    TASSIGN(Tinv_next, 0x8000);
-    L1Tile<half, 64, 64> Tinv_f16_next;
+    TASSIGN(o_sum, 0x8000);
     // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
     {
-        auto from = view(identity_float16_C_gm, 64, 64, 64);
+        auto from = view(minus_identity_float16_gm, 64, 64, 64);
+        TLOAD(minus_identity, from);
+    }
+    {
+        auto from = view(identity_float16_16_gm, 16, 16, 16);
         TLOAD(identity, from);
     }
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -585,7 +648,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         L1Part<half, 64, 128> k_raw_first(rows_next, 128);
-        TASSIGN(k_raw_first, 0x2000);
+        TASSIGN(k_raw_first, 0x2200);
         auto k_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
         if (rows_next > 0) TLOAD(k_raw_first, k_raw_first_from);
         if (rows_next > 0) {
@@ -604,13 +667,14 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL(k_kT_first, k_kT_left_first, k_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         L1Part<half, 64, 128> q_raw_first(rows_next, 128);
-        TASSIGN(q_raw_first, 0xa000);
+        TASSIGN(q_raw_first, 0xa200);
         auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
         if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
+        if (rows_next > 0) TEXPANDS(Tinv_zeros_first, 0.0f);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         if (rows_next > 0) {
             {
@@ -618,7 +682,6 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 TSTORE(to, k_kT_first);
             }
         }
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT_first -> q_kT_first
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
         if (rows_next > 0) TEXTRACT(q_kT_left_first, q_first, 0, 0);
@@ -629,7 +692,6 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_first -> q_kT_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_first -> q_kT_first
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT_first -> q_kT_first
         // o = scale * (q @ S + lower(q @ k.T) @ U)
         if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
@@ -641,86 +703,114 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_first
-        wait_flag_dev(1);  // below_beta_k_neg_4_f16_channel -> below_beta_k_neg_4_f16_in_first
+        wait_flag_dev(1);  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(below_beta_k_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_neg_4_f16_in_first, from);
+                auto from = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(below_beta_k_kT_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_beta_k_neg_4_f16_in_first -> Tinv_below_4_left_first
+        // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+        wait_flag_dev(1);  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(below_diagonal_4_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_diagonal_4_f16_in_first -> Tinv_below_4_left_first
         wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
                 TLOAD(Tinv_rows_2_f16_in_first, from);
             }
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_beta_k_neg_4_f16_in_first -> Tinv_below_4_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, below_beta_k_neg_4_f16_in_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_diagonal_4_f16_in_first -> Tinv_below_4_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, below_diagonal_4_f16_in_first, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_rows_2_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
-        // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-        if (rows_next > 0) TMATMUL(Tinv_below_4_first, Tinv_below_4_left_first, Tinv_below_4_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_4_first_out;
+                TASSIGN(Tinv_below_4_first_out, 0x8000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_4_first_left;
+                TASSIGN(Tinv_below_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_4_first_right;
+                TASSIGN(Tinv_below_4_first_right, 0x0 + i * 32);
+                TMATMUL(Tinv_below_4_first_out, Tinv_below_4_first_left, Tinv_below_4_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
-        wait_flag_dev(1);  // below_beta_k_neg_8_f16_channel -> below_beta_k_neg_8_f16_in_first
+        wait_flag_dev(1);  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(below_beta_k_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_neg_8_f16_in_first, from);
+                auto from = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(below_diagonal_8_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_beta_k_neg_8_f16_in_first -> Tinv_below_8_left_first
-        wait_flag_dev(1);  // below_beta_k_16_f16_channel -> below_beta_k_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(below_beta_k_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_16_f16_in_first, from);
-            }
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_beta_k_16_f16_in_first -> Tinv_below_16_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_8_f16_in_first -> Tinv_below_8_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         if (rows_next > 0) TMOV(Tinv_below_4_f16_first, Tinv_below_4_first);
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // Tinv_below_4_first -> identity_product_first
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_rows_4_right_first
         if (rows_next > 0) TEXTRACT(identity_product_left_first, Tinv_rows_2_f16_in_first, 0, 0);
         if (rows_next > 0) TEXTRACT(identity_product_right_first, identity, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_first -> identity_product_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_first -> identity_product_first
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // Tinv_below_4_first -> identity_product_first
         if (rows_next > 0) TMATMUL(identity_product_first, identity_product_left_first, identity_product_right_first);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
-        wait_flag_dev(1);  // below_beta_k_32_f16_channel -> below_beta_k_32_f16_in_first
+        wait_flag_dev(1);  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(below_beta_k_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_32_f16_in_first, from);
+                auto from = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(below_diagonal_16_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // below_beta_k_32_f16_in_first -> Tinv_below_32_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_diagonal_16_f16_in_first -> Tinv_below_16_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_first, Tinv_rows_2_f16_in_first, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_rows_4_right_first
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_first, Tinv_below_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_first, identity_product_first, Tinv_rows_4_left_first, Tinv_rows_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
-        wait_flag_dev(1);  // below_beta_k_64_f16_channel -> below_beta_k_64_f16_in_first
         if (rows_next > 0) {
-            {
-                auto from = view(below_beta_k_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_64_f16_in_first, from);
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_4_first_out;
+                TASSIGN(Tinv_rows_4_first_out, 0x9000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_4_first_left;
+                TASSIGN(Tinv_rows_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_4_first_right;
+                TASSIGN(Tinv_rows_4_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_4_first_out, Tinv_rows_4_first_out, Tinv_rows_4_first_left, Tinv_rows_4_first_right);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // below_beta_k_64_f16_in_first -> Tinv_below_64_left_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_4_f16_first, Tinv_rows_4_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_8_f16_in_first -> Tinv_below_8_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_8_left_first, below_diagonal_8_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_8_first_out;
+                TASSIGN(Tinv_below_8_first_out, 0xa000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_8_first_left;
+                TASSIGN(Tinv_below_8_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_8_first_right;
+                TASSIGN(Tinv_below_8_first_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_8_first_out, Tinv_below_8_first_left, Tinv_below_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag_dev(1);  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_first
         if (rows_next > 0) {
             {
@@ -728,15 +818,6 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 TLOAD(lower_q_kT_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_beta_k_neg_8_f16_in_first -> Tinv_below_8_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_8_left_first, below_beta_k_neg_8_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
-        if (rows_next > 0) TMATMUL(Tinv_below_8_first, Tinv_below_8_left_first, Tinv_below_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         if (rows_next > 0) TMOV(Tinv_below_8_f16_first, Tinv_below_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_rows_8_right_first
@@ -745,18 +826,38 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_first, Tinv_below_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_first, Tinv_rows_4_first, Tinv_rows_8_left_first, Tinv_rows_8_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_8_first_out;
+                TASSIGN(Tinv_rows_8_first_out, 0x9000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_8_first_left;
+                TASSIGN(Tinv_rows_8_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_8_first_right;
+                TASSIGN(Tinv_rows_8_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_8_first_out, Tinv_rows_8_first_out, Tinv_rows_8_first_left, Tinv_rows_8_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_8_f16_first, Tinv_rows_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_below_16_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_beta_k_16_f16_in_first -> Tinv_below_16_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_16_left_first, below_beta_k_16_f16_in_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_diagonal_16_f16_in_first -> Tinv_below_16_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_16_left_first, below_diagonal_16_f16_in_first, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_below_16_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_16_right_first, Tinv_rows_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
-        if (rows_next > 0) TMATMUL(Tinv_below_16_first, Tinv_below_16_left_first, Tinv_below_16_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_16_first_out;
+                TASSIGN(Tinv_below_16_first_out, 0xb000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_16_first_left;
+                TASSIGN(Tinv_below_16_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_16_first_right;
+                TASSIGN(Tinv_below_16_first_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_16_first_out, Tinv_below_16_first_left, Tinv_below_16_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         if (rows_next > 0) TMOV(Tinv_below_16_f16_first, Tinv_below_16_first);
@@ -766,56 +867,169 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_first, Tinv_below_16_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_first, Tinv_rows_8_first, Tinv_rows_16_left_first, Tinv_rows_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
-        if (rows_next > 0) TMOV(Tinv_rows_16_f16_first, Tinv_rows_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_below_32_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // below_beta_k_32_f16_in_first -> Tinv_below_32_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_32_left_first, below_beta_k_32_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_32_right_first, Tinv_rows_16_f16_first, 0, 0);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_16_first_out;
+                TASSIGN(Tinv_rows_16_first_out, 0x9000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_16_first_left;
+                TASSIGN(Tinv_rows_16_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_16_first_right;
+                TASSIGN(Tinv_rows_16_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_16_first_out, Tinv_rows_16_first_out, Tinv_rows_16_first_left, Tinv_rows_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_0_0_from;
+                TASSIGN(Tinv_blocks_16_first_0_0_from, 0x9000);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_0_0;
+                TASSIGN(Tinv_blocks_16_first_0_0, 0x12200);
+                TMOV(Tinv_blocks_16_first_0_0, Tinv_blocks_16_first_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_1_0_from;
+                TASSIGN(Tinv_blocks_16_first_1_0_from, 0x9400);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_1_0;
+                TASSIGN(Tinv_blocks_16_first_1_0, 0x12c00);
+                TMOV(Tinv_blocks_16_first_1_0, Tinv_blocks_16_first_1_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_2_0_from;
+                TASSIGN(Tinv_blocks_16_first_2_0_from, 0x9800);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_2_0;
+                TASSIGN(Tinv_blocks_16_first_2_0, 0x13600);
+                TMOV(Tinv_blocks_16_first_2_0, Tinv_blocks_16_first_2_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_3_0_from;
+                TASSIGN(Tinv_blocks_16_first_3_0_from, 0x9c00);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_3_0;
+                TASSIGN(Tinv_blocks_16_first_3_0, 0x14000);
+                TMOV(Tinv_blocks_16_first_3_0, Tinv_blocks_16_first_3_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> Tinv_below_32_left_first_0;
+                TASSIGN(Tinv_below_32_left_first_0, 0x8000);
+                TEXTRACT(Tinv_below_32_left_first_0, below_beta_k_kT_f16_in_first, 16, 0);
+                TileLeft<half, 16, 16> Tinv_below_32_left_first_1;
+                TASSIGN(Tinv_below_32_left_first_1, 0x8200);
+                TEXTRACT(Tinv_below_32_left_first_1, below_beta_k_kT_f16_in_first, 48, 32);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileRight<half, 16, 16> Tinv_below_32_right_first_0;
+                TASSIGN(Tinv_below_32_right_first_0, 0x8000);
+                TEXTRACT(Tinv_below_32_right_first_0, Tinv_blocks_16_first, 0, 0);
+                TileRight<half, 16, 16> Tinv_below_32_right_first_1;
+                TASSIGN(Tinv_below_32_right_first_1, 0x8200);
+                TEXTRACT(Tinv_below_32_right_first_1, Tinv_blocks_16_first, 32, 32);
+            }
+        }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
-        if (rows_next > 0) TMATMUL(Tinv_below_32_first, Tinv_below_32_left_first, Tinv_below_32_right_first);
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_32_first_out;
+                TASSIGN(Tinv_below_32_first_out, 0xc000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_32_first_left;
+                TASSIGN(Tinv_below_32_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_32_first_right;
+                TASSIGN(Tinv_below_32_first_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_32_first_out, Tinv_below_32_first_left, Tinv_below_32_first_right);
+            }
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_first, Tinv_rows_16_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_first, Tinv_below_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_first -> Tinv_rows_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_first -> Tinv_rows_32_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_first, Tinv_rows_16_first, Tinv_rows_32_left_first, Tinv_rows_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
-        if (rows_next > 0) TMOV(Tinv_rows_32_f16_first, Tinv_rows_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_below_64_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // below_beta_k_64_f16_in_first -> Tinv_below_64_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, below_beta_k_64_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_below_64_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_below_64_right_first, Tinv_rows_32_f16_first, 0, 0);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_first_0;
+                TASSIGN(Tinv_corner_32_left_first_0, 0x0);
+                TEXTRACT(Tinv_corner_32_left_first_0, Tinv_blocks_16_first, 16, 16);
+                TileLeft<half, 16, 16> Tinv_corner_32_left_first_1;
+                TASSIGN(Tinv_corner_32_left_first_1, 0x200);
+                TEXTRACT(Tinv_corner_32_left_first_1, Tinv_blocks_16_first, 48, 48);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_first, Tinv_below_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_corner_32_first_out;
+                TASSIGN(Tinv_corner_32_first_out, 0xc800 + i * 64);
+                TileLeft<half, 16, 16> Tinv_corner_32_first_left;
+                TASSIGN(Tinv_corner_32_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_corner_32_first_right;
+                TASSIGN(Tinv_corner_32_first_right, 0x0 + i * 32);
+                TMATMUL(Tinv_corner_32_first_out, Tinv_corner_32_first_left, Tinv_corner_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_32_first_0_0_from;
+                TASSIGN(Tinv_blocks_32_first_0_0_from, 0xc800);
+                L1Tile<half, 16, 16> Tinv_blocks_32_first_0_0;
+                TASSIGN(Tinv_blocks_32_first_0_0, 0x12400);
+                TMOV(Tinv_blocks_32_first_0_0, Tinv_blocks_32_first_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_32_first_1_0_from;
+                TASSIGN(Tinv_blocks_32_first_1_0_from, 0xcc00);
+                L1Tile<half, 16, 16> Tinv_blocks_32_first_1_0;
+                TASSIGN(Tinv_blocks_32_first_1_0, 0x13800);
+                TMOV(Tinv_blocks_32_first_1_0, Tinv_blocks_32_first_1_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, below_beta_k_kT_f16_in_first, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_64_right_first, Tinv_blocks_32_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_first -> Tinv_below_64_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_first -> Tinv_below_64_first
         if (rows_next > 0) TMATMUL(Tinv_below_64_first, Tinv_below_64_left_first, Tinv_below_64_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
         if (rows_next > 0) TMOV(Tinv_below_64_f16_first, Tinv_below_64_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_rows_32_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_right_first, Tinv_below_64_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right_first -> Tinv_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right_first -> Tinv_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_first, Tinv_rows_32_first, Tinv_left_first, Tinv_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_corner_64_left_first, Tinv_blocks_32_first, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_corner_64_right_first, Tinv_below_64_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_first -> Tinv_corner_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_first -> Tinv_corner_64_first
+        if (rows_next > 0) TMATMUL(Tinv_corner_64_first, Tinv_corner_64_left_first, Tinv_corner_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_0_from;
+                TASSIGN(Tinv_blocks_64_first_0_0_from, 0xe000);
+                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_0;
+                TASSIGN(Tinv_blocks_64_first_0_0, 0x12600);
+                TMOV(Tinv_blocks_64_first_0_0, Tinv_blocks_64_first_0_0_from);
+                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_16_from;
+                TASSIGN(Tinv_blocks_64_first_0_16_from, 0xe800);
+                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_16;
+                TASSIGN(Tinv_blocks_64_first_0_16, 0x12e00);
+                TMOV(Tinv_blocks_64_first_0_16, Tinv_blocks_64_first_0_16_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_blocks_64_first, 0, 0);
+        if (rows_next > 0) TEXTRACT(Tinv_right_first, minus_identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_first -> Tinv_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_first -> Tinv_first
+        if (rows_next > 0) TMATMUL(Tinv_first, Tinv_left_first, Tinv_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_first -> Tinv_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_first -> Tinv_f16_first
         if (rows_next > 0) TMOV(Tinv_f16_first, Tinv_first);
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // Tinv_first -> k_kT_next
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // Tinv_first -> k_kT_next
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> q_kT_left_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -823,214 +1037,143 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
-            TASSIGN(q, 0xa000 + c % 2 * 16384);
-            TASSIGN(k, 0x2000 + c % 2 * 16384);
-            TASSIGN(Tinv_f16, 0x34000 + c % 2 * 8192);
-            TASSIGN(lower_q_kT_f16_in, 0x22000 + c % 2 * 8192);
-            TASSIGN(k_next, 0x2000 + (c + 1) % 2 * 16384);
-            TASSIGN(q_next, 0xa000 + (c + 1) % 2 * 16384);
-            TASSIGN(lower_q_kT_f16_in_next, 0x22000 + (c + 1) % 2 * 8192);
-            TASSIGN(Tinv_f16_next, 0x34000 + (c + 1) % 2 * 8192);
+            TASSIGN(q, 0xa200 + c % 2 * 16384);
+            TASSIGN(k, 0x2200 + c % 2 * 16384);
+            TASSIGN(Tinv_f16, 0x1f600 + c % 2 * 8192);
+            TASSIGN(lower_q_kT_f16_in, 0x19200 + c % 2 * 8192);
+            TASSIGN(k_next, 0x2200 + (c + 1) % 2 * 16384);
+            TASSIGN(q_next, 0xa200 + (c + 1) % 2 * 16384);
+            TASSIGN(lower_q_kT_f16_in_next, 0x19200 + (c + 1) % 2 * 8192);
+            TASSIGN(Tinv_f16_next, 0x1f600 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
             L1Part<half, 64, 128> k_raw_next(rows_next, 128);
-            TASSIGN(k_raw_next, 0x2000 + (c + 1) % 2 * 16384);
+            TASSIGN(k_raw_next, 0x2200 + (c + 1) % 2 * 16384);
             auto k_raw_next_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
             if (rows_next > 0) TLOAD(k_raw_next, k_raw_next_from);
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_kT_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_kT_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
             if (rows_next > 0) TEXTRACT(k_kT_left_next, k_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k_kT_right_next_from;
                 TRESHAPE(k_kT_right_next_from, k_next);
                 TEXTRACT(k_kT_right_next, k_kT_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_kT_right_next -> k_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_kT_right_next -> k_kT_next
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
             if (rows_next > 0) TMATMUL(k_kT_next, k_kT_left_next, k_kT_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
             L1Part<half, 64, 128> q_raw_next(rows_next, 128);
-            TASSIGN(q_raw_next, 0xa000 + (c + 1) % 2 * 16384);
+            TASSIGN(q_raw_next, 0xa200 + (c + 1) % 2 * 16384);
             auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
             if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_kT_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_next -> q_kT_left_next
+            if (rows_next > 0) TEXPANDS(Tinv_zeros_next, 0.0f);
             wait_flag_dev(1);  // S_f16_channel -> S_f16_in
             {
                 auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k_S_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_f16_in -> k_S_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                     TSTORE(to, k_kT_next);
                 }
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // k_kT_next -> q_kT_next
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_kT_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> q_kT_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_next -> q_kT_left_next
             if (rows_next > 0) TEXTRACT(q_kT_left_next, q_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> q_kT_right_next_from;
                 TRESHAPE(q_kT_right_next_from, k_next);
                 TEXTRACT(q_kT_right_next, q_kT_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // k_kT_next -> q_kT_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_kT_right_next -> q_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_kT_right_next -> q_kT_next
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             if (rows_next > 0) TMATMUL(q_kT_next, q_kT_left_next, q_kT_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_kT_left_next -> q_S_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                     TSTORE(to, q_kT_next);
                 }
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID4);  // q_kT_next -> k_S
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
             TEXTRACT(k_S_left, k, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k_S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_f16_in -> k_S_right
             TEXTRACT(k_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID4);  // q_kT_next -> k_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_S_right -> k_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_S_right -> k_S
             // U = Tinv @ (beta[:, None] * (v - k @ S))
             TMATMUL(k_S, k_S_left, k_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_S_left -> Tinv_below_4_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_S_left -> Tinv_below_4_left_next
+            wait_flag_dev(1);  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(below_beta_k_kT_f16_in_next, from);
+                }
+            }
+            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+            wait_flag_dev(1);  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(below_diagonal_4_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // below_diagonal_4_f16_in_next -> Tinv_below_4_left_next
+            wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(Tinv_rows_2_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
+            wait_flag_dev(1);  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(below_diagonal_8_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // below_diagonal_8_f16_in_next -> Tinv_below_8_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
             {
                 auto to = view(k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, k_S);
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID5);  // k_S -> q_S
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_channel -> k_S_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_kT_left_next -> q_S_left
             TEXTRACT(q_S_left, q, 0, 0);
             TEXTRACT(q_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID5);  // k_S -> q_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_S_right -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_S_right -> q_S
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             TMATMUL(q_S, q_S_left, q_S_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_S_left -> identity_product_left_next
-            wait_flag_dev(1);  // below_beta_k_neg_4_f16_channel -> below_beta_k_neg_4_f16_in_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left -> identity_product_left_next
+            wait_flag_dev(1);  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(below_beta_k_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_neg_4_f16_in_next, from);
+                    auto from = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(below_diagonal_16_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // below_beta_k_neg_4_f16_in_next -> Tinv_below_4_left_next
-            wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(Tinv_rows_2_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
-            wait_flag_dev(1);  // below_beta_k_neg_8_f16_channel -> below_beta_k_neg_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_beta_k_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_neg_8_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_beta_k_neg_8_f16_in_next -> Tinv_below_8_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // below_beta_k_neg_4_f16_in_next -> Tinv_below_4_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_S_left -> Tinv_below_4_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, below_beta_k_neg_4_f16_in_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
-            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) TMATMUL(Tinv_below_4_next, Tinv_below_4_left_next, Tinv_below_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_4_next -> Tinv_below_4_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
-            wait_flag_dev(1);  // below_beta_k_16_f16_channel -> below_beta_k_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_beta_k_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_16_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_4_next -> Tinv_below_4_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID6);  // Tinv_below_4_next -> identity_product_next
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_S_left -> identity_product_left_next
-            if (rows_next > 0) TEXTRACT(identity_product_left_next, Tinv_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(identity_product_right_next, identity, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_next -> identity_product_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_next -> identity_product_next
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID6);  // Tinv_below_4_next -> identity_product_next
-            if (rows_next > 0) TMATMUL(identity_product_next, identity_product_left_next, identity_product_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left_next -> Tinv_below_8_left_next
-            wait_flag_dev(1);  // below_beta_k_32_f16_channel -> below_beta_k_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_beta_k_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_32_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_2_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_below_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_next, identity_product_next, Tinv_rows_4_left_next, Tinv_rows_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
-            wait_flag_dev(1);  // below_beta_k_64_f16_channel -> below_beta_k_64_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_beta_k_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_64_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left_next -> Tinv_below_8_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_beta_k_neg_8_f16_in_next -> Tinv_below_8_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_8_left_next, below_beta_k_neg_8_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
-            if (rows_next > 0) TMATMUL(Tinv_below_8_next, Tinv_below_8_left_next, Tinv_below_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_8_next -> Tinv_below_8_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_8_next -> Tinv_below_8_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
-            wait_flag_dev(1);  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
-            {
-                auto from = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(beta_v_minus_k_S_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // beta_v_minus_k_S_f16_in -> U_right
-            if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_4_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_next, Tinv_rows_4_next, Tinv_rows_8_left_next, Tinv_rows_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_left_next -> Tinv_below_16_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_16_f16_in_next -> Tinv_below_16_left_next
             wait_flag_dev(1);  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_next
             if (rows_next > 0) {
                 {
@@ -1038,310 +1181,507 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                     TLOAD(lower_q_kT_f16_in_next, from);
                 }
             }
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // below_diagonal_4_f16_in_next -> Tinv_below_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_S_left -> Tinv_below_4_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, below_diagonal_4_f16_in_next, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
+            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_4_next_out;
+                    TASSIGN(Tinv_below_4_next_out, 0x10000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_4_next_left;
+                    TASSIGN(Tinv_below_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_4_next_right;
+                    TASSIGN(Tinv_below_4_next_right, 0x0 + i * 32);
+                    TMATMUL(Tinv_below_4_next_out, Tinv_below_4_next_left, Tinv_below_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left -> identity_product_left_next
+            if (rows_next > 0) TEXTRACT(identity_product_left_next, Tinv_rows_2_f16_in_next, 0, 0);
+            if (rows_next > 0) TEXTRACT(identity_product_right_next, identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_next -> identity_product_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right_next -> identity_product_next
+            if (rows_next > 0) TMATMUL(identity_product_next, identity_product_left_next, identity_product_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // identity_product_left_next -> Tinv_below_8_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_2_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_below_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_rows_4_next_out;
+                    TASSIGN(Tinv_rows_4_next_out, 0x11000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_rows_4_next_left;
+                    TASSIGN(Tinv_rows_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_rows_4_next_right;
+                    TASSIGN(Tinv_rows_4_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(Tinv_rows_4_next_out, Tinv_rows_4_next_out, Tinv_rows_4_next_left, Tinv_rows_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
+            if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // identity_product_left_next -> Tinv_below_8_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // below_diagonal_8_f16_in_next -> Tinv_below_8_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_8_left_next, below_diagonal_8_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_8_next_out;
+                    TASSIGN(Tinv_below_8_next_out, 0x12000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_8_next_left;
+                    TASSIGN(Tinv_below_8_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_8_next_right;
+                    TASSIGN(Tinv_below_8_next_right, 0x8000 + i * 32);
+                    TMATMUL(Tinv_below_8_next_out, Tinv_below_8_next_left, Tinv_below_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_4_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_rows_8_next_out;
+                    TASSIGN(Tinv_rows_8_next_out, 0x11000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_rows_8_next_left;
+                    TASSIGN(Tinv_rows_8_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_rows_8_next_right;
+                    TASSIGN(Tinv_rows_8_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(Tinv_rows_8_next_out, Tinv_rows_8_next_out, Tinv_rows_8_next_left, Tinv_rows_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
+            if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_16_f16_in_next -> Tinv_below_16_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_16_left_next, below_diagonal_16_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_16_next_out;
+                    TASSIGN(Tinv_below_16_next_out, 0x13000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_16_next_left;
+                    TASSIGN(Tinv_below_16_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_16_next_right;
+                    TASSIGN(Tinv_below_16_next_right, 0x8000 + i * 32);
+                    TMATMUL(Tinv_below_16_next_out, Tinv_below_16_next_left, Tinv_below_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_8_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_rows_16_next_out;
+                    TASSIGN(Tinv_rows_16_next_out, 0x11000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_rows_16_next_left;
+                    TASSIGN(Tinv_rows_16_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_rows_16_next_right;
+                    TASSIGN(Tinv_rows_16_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(Tinv_rows_16_next_out, Tinv_rows_16_next_out, Tinv_rows_16_next_left, Tinv_rows_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_next -> Tinv_blocks_16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_next -> Tinv_blocks_16_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_0_0_from;
+                    TASSIGN(Tinv_blocks_16_next_0_0_from, 0x11000);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_0_0;
+                    TASSIGN(Tinv_blocks_16_next_0_0, 0x23600);
+                    TMOV(Tinv_blocks_16_next_0_0, Tinv_blocks_16_next_0_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_1_0_from;
+                    TASSIGN(Tinv_blocks_16_next_1_0_from, 0x11400);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_1_0;
+                    TASSIGN(Tinv_blocks_16_next_1_0, 0x24000);
+                    TMOV(Tinv_blocks_16_next_1_0, Tinv_blocks_16_next_1_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_2_0_from;
+                    TASSIGN(Tinv_blocks_16_next_2_0_from, 0x11800);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_2_0;
+                    TASSIGN(Tinv_blocks_16_next_2_0, 0x24a00);
+                    TMOV(Tinv_blocks_16_next_2_0, Tinv_blocks_16_next_2_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_3_0_from;
+                    TASSIGN(Tinv_blocks_16_next_3_0_from, 0x11c00);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_3_0;
+                    TASSIGN(Tinv_blocks_16_next_3_0, 0x25400);
+                    TMOV(Tinv_blocks_16_next_3_0, Tinv_blocks_16_next_3_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> Tinv_below_32_left_next_0;
+                    TASSIGN(Tinv_below_32_left_next_0, 0x8000);
+                    TEXTRACT(Tinv_below_32_left_next_0, below_beta_k_kT_f16_in_next, 16, 0);
+                    TileLeft<half, 16, 16> Tinv_below_32_left_next_1;
+                    TASSIGN(Tinv_below_32_left_next_1, 0x8200);
+                    TEXTRACT(Tinv_below_32_left_next_1, below_beta_k_kT_f16_in_next, 48, 32);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileRight<half, 16, 16> Tinv_below_32_right_next_0;
+                    TASSIGN(Tinv_below_32_right_next_0, 0x8000);
+                    TEXTRACT(Tinv_below_32_right_next_0, Tinv_blocks_16_next, 0, 0);
+                    TileRight<half, 16, 16> Tinv_below_32_right_next_1;
+                    TASSIGN(Tinv_below_32_right_next_1, 0x8200);
+                    TEXTRACT(Tinv_below_32_right_next_1, Tinv_blocks_16_next, 32, 32);
+                }
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_below_32_next_out;
+                    TASSIGN(Tinv_below_32_next_out, 0x14000 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_below_32_next_left;
+                    TASSIGN(Tinv_below_32_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> Tinv_below_32_next_right;
+                    TASSIGN(Tinv_below_32_next_right, 0x8000 + i * 32);
+                    TMATMUL(Tinv_below_32_next_out, Tinv_below_32_next_left, Tinv_below_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_32_next -> Tinv_below_32_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_32_next -> Tinv_below_32_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_0;
+                    TASSIGN(Tinv_corner_32_left_next_0, 0x0);
+                    TEXTRACT(Tinv_corner_32_left_next_0, Tinv_blocks_16_next, 16, 16);
+                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_1;
+                    TASSIGN(Tinv_corner_32_left_next_1, 0x200);
+                    TEXTRACT(Tinv_corner_32_left_next_1, Tinv_blocks_16_next, 48, 48);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_next, Tinv_below_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> Tinv_corner_32_next_out;
+                    TASSIGN(Tinv_corner_32_next_out, 0x14800 + i * 64);
+                    TileLeft<half, 16, 16> Tinv_corner_32_next_left;
+                    TASSIGN(Tinv_corner_32_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> Tinv_corner_32_next_right;
+                    TASSIGN(Tinv_corner_32_next_right, 0x0 + i * 32);
+                    TMATMUL(Tinv_corner_32_next_out, Tinv_corner_32_next_left, Tinv_corner_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_corner_32_next -> Tinv_blocks_32_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_corner_32_next -> Tinv_blocks_32_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> Tinv_blocks_32_next_0_0_from;
+                    TASSIGN(Tinv_blocks_32_next_0_0_from, 0x14800);
+                    L1Tile<half, 16, 16> Tinv_blocks_32_next_0_0;
+                    TASSIGN(Tinv_blocks_32_next_0_0, 0x23800);
+                    TMOV(Tinv_blocks_32_next_0_0, Tinv_blocks_32_next_0_0_from);
+                    TileAcc<float, 16, 16> Tinv_blocks_32_next_1_0_from;
+                    TASSIGN(Tinv_blocks_32_next_1_0_from, 0x14c00);
+                    L1Tile<half, 16, 16> Tinv_blocks_32_next_1_0;
+                    TASSIGN(Tinv_blocks_32_next_1_0, 0x24c00);
+                    TMOV(Tinv_blocks_32_next_1_0, Tinv_blocks_32_next_1_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, below_beta_k_kT_f16_in_next, 32, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_64_right_next, Tinv_blocks_32_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_next -> Tinv_below_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right_next -> Tinv_below_64_next
+            if (rows_next > 0) TMATMUL(Tinv_below_64_next, Tinv_below_64_left_next, Tinv_below_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_next -> Tinv_below_64_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_next -> Tinv_below_64_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_64_f16_next, Tinv_below_64_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_corner_64_left_next, Tinv_blocks_32_next, 32, 32);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_corner_64_right_next, Tinv_below_64_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_next -> Tinv_corner_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right_next -> Tinv_corner_64_next
+            if (rows_next > 0) TMATMUL(Tinv_corner_64_next, Tinv_corner_64_left_next, Tinv_corner_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_next -> Tinv_blocks_64_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_next -> Tinv_blocks_64_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_0_from;
+                    TASSIGN(Tinv_blocks_64_next_0_0_from, 0x16000);
+                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_0;
+                    TASSIGN(Tinv_blocks_64_next_0_0, 0x23a00);
+                    TMOV(Tinv_blocks_64_next_0_0, Tinv_blocks_64_next_0_0_from);
+                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_16_from;
+                    TASSIGN(Tinv_blocks_64_next_0_16_from, 0x16800);
+                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_16;
+                    TASSIGN(Tinv_blocks_64_next_0_16, 0x24200);
+                    TMOV(Tinv_blocks_64_next_0_16, Tinv_blocks_64_next_0_16_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
+            wait_flag_dev(1);  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
+            {
+                auto from = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(beta_v_minus_k_S_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // beta_v_minus_k_S_f16_in -> U_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_blocks_64_next, 0, 0);
+            if (rows_next > 0) TEXTRACT(Tinv_right_next, minus_identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_next -> Tinv_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right_next -> Tinv_next
+            if (rows_next > 0) TMATMUL(Tinv_next, Tinv_left_next, Tinv_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left_next -> S_next_part_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
+            if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
             TEXTRACT(U_left, Tinv_f16, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // beta_v_minus_k_S_f16_in -> U_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // beta_v_minus_k_S_f16_in -> U_right
             TEXTRACT(U_right, beta_v_minus_k_S_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // U_right -> U
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // U_right -> U
             // U = Tinv @ (beta[:, None] * (v - k @ S))
             TMATMUL(U, U_left, U_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> U_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // U_left -> S_next_part_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> U_f16
             TMOV(U_f16, U);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> S_next_part_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_left_next -> Tinv_below_16_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_16_left_next, below_beta_k_16_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
-            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) TMATMUL(Tinv_below_16_next, Tinv_below_16_left_next, Tinv_below_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_next -> Tinv_rows_16_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // U_left -> S_next_part_left
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // U_f16 -> S_next_part_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left_next -> S_next_part_left
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> S_next_part_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // U_f16 -> S_next_part_right
             TEXTRACT(S_next_part_right, U_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_next_part_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_next_part_right -> S_next_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_next_part_right -> S_next_part
             // S = S + k.T @ U
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // S_next_part_left -> o_sum_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
             {
                 auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_next -> Tinv_rows_16_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_8_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
-            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_next, Tinv_rows_8_next, Tinv_rows_16_left_next, Tinv_rows_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_next -> Tinv_below_32_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // S_next_part_left -> o_sum_left
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
             TEXTRACT(o_sum_left, lower_q_kT_f16_in, 0, 0);
             TEXTRACT(o_sum_right, U_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // o_sum_right -> o_sum
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // o_sum_right -> o_sum
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_right -> o_sum
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_right -> o_sum
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             TMATMUL_ACC(o_sum, q_S, o_sum_left, o_sum_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // o_sum_left -> Tinv_rows_32_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_16_f16_next, Tinv_rows_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_below_32_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_next -> Tinv_below_32_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_32_left_next, below_beta_k_32_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_32_right_next, Tinv_rows_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
-            // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) TMATMUL(Tinv_below_32_next, Tinv_below_32_left_next, Tinv_below_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_next -> Tinv_below_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum -> store
             {
                 auto to = view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_channel -> o_sum_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_next -> Tinv_below_32_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_rows_32_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // o_sum_left -> Tinv_rows_32_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_next, Tinv_rows_16_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_next, Tinv_below_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_32_right_next -> Tinv_rows_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_32_right_next -> Tinv_rows_32_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_next, Tinv_rows_16_next, Tinv_rows_32_left_next, Tinv_rows_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
-            if (rows_next > 0) TMOV(Tinv_rows_32_f16_next, Tinv_rows_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_below_64_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, below_beta_k_64_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_below_64_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_below_64_right_next, Tinv_rows_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_next -> Tinv_below_64_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_next -> Tinv_below_64_next
-            if (rows_next > 0) TMATMUL(Tinv_below_64_next, Tinv_below_64_left_next, Tinv_below_64_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_next -> Tinv_below_64_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_next -> Tinv_below_64_f16_next
-            if (rows_next > 0) TMOV(Tinv_below_64_f16_next, Tinv_below_64_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_rows_32_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_right_next, Tinv_below_64_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right_next -> Tinv_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_right_next -> Tinv_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_next, Tinv_rows_32_next, Tinv_left_next, Tinv_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_next -> Tinv_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> q_kT_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_next -> Tinv_f16_next
-            if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> q_kT_left_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
     }
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x0);
-    UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x2000);
-    UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x4000);
-    UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0x6000);
-    UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0x8000);
+    UbTile<float, 32, 64> strictly_lower_mask;
+    TASSIGN(strictly_lower_mask, 0x0);
     UbTile<float, 32, 64> lower_mask;
-    TASSIGN(lower_mask, 0xa000);
-    UbTile<float, 32, 64> strictly_lower_mask_first;
-    TASSIGN(strictly_lower_mask_first, 0xc000);
+    TASSIGN(lower_mask, 0x2000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16;
+    TASSIGN(pairs_1_mask_of_16, 0x4000);
+    UbTile<float, 32, 16> eye_mask_of_16;
+    TASSIGN(eye_mask_of_16, 0x4800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16;
+    TASSIGN(pairs_2_mask_of_16, 0x5000);
+    UbTile<float, 32, 16> pairs_4_mask_of_16;
+    TASSIGN(pairs_4_mask_of_16, 0x5800);
+    UbTile<float, 32, 16> pairs_8_mask_of_16;
+    TASSIGN(pairs_8_mask_of_16, 0x6000);
     UbWide<float, 64> beta_wide_first;
-    TASSIGN(beta_wide_first, 0xe000);
+    TASSIGN(beta_wide_first, 0x6800);
     UbTile<float, 1, 64> beta_first;
-    TASSIGN(beta_first, 0xf000);
+    TASSIGN(beta_first, 0x7800);
     UbCol<float, 32> beta_col_first;
-    TASSIGN(beta_col_first, 0xf000 + sub * 128);
-    UbTile<float, 32, 64> pairs_4_mask_first;
-    TASSIGN(pairs_4_mask_first, 0xf200);
-    UbTile<float, 32, 64> pairs_8_mask_first;
-    TASSIGN(pairs_8_mask_first, 0x11200);
+    TASSIGN(beta_col_first, 0x7800 + sub * 128);
     UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x13200);
+    TASSIGN(S_0_raw, 0x7a00);
     UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x13200);
-    UbTile<float, 32, 64> k_kT_in_first;
-    TASSIGN(k_kT_in_first, 0x1b200);
-    UbTile<float, 32, 64> beta_k_kT_first;
-    TASSIGN(beta_k_kT_first, 0x1b200);
-    UbTile<float, 32, 64> q_kT_in_first;
-    TASSIGN(q_kT_in_first, 0x1d200);
-    UbTile<float, 32, 64> below_beta_k_kT_first;
-    TASSIGN(below_beta_k_kT_first, 0x1b200);
-    UbTile<float, 32, 64> below_beta_k_neg_first;
-    TASSIGN(below_beta_k_neg_first, 0x1b200);
+    TASSIGN(S_0, 0x7a00);
     UbTile<half, 32, 128> v_first;
-    TASSIGN(v_first, 0x1f200);
-    UbTile<float, 32, 64> below_beta_k_neg_2_first;
-    TASSIGN(below_beta_k_neg_2_first, 0x23200);
-    UbTile<float, 32, 64> Tinv_rows_2_first;
-    TASSIGN(Tinv_rows_2_first, 0x23200);
-    UbTile<float, 32, 64> below_beta_k_neg_4_first;
-    TASSIGN(below_beta_k_neg_4_first, 0x25200);
-    UbTile<half, 32, 64> below_beta_k_neg_4_f16_first;
-    TASSIGN(below_beta_k_neg_4_f16_first, 0x27200);
-    UbTile<half, 32, 64> Tinv_rows_2_f16_first;
-    TASSIGN(Tinv_rows_2_f16_first, 0x28200);
-    UbTile<float, 32, 64> below_beta_k_neg_8_first;
-    TASSIGN(below_beta_k_neg_8_first, 0xf200);
-    UbTile<half, 32, 64> below_beta_k_neg_8_f16_first;
-    TASSIGN(below_beta_k_neg_8_f16_first, 0x29200);
-    UbTile<float, 32, 64> below_beta_k_16_first;
-    TASSIGN(below_beta_k_16_first, 0x11200);
-    UbTile<half, 32, 64> below_beta_k_16_f16_first;
-    TASSIGN(below_beta_k_16_f16_first, 0x2a200);
-    UbTile<float, 32, 64> below_beta_k_32_first;
-    TASSIGN(below_beta_k_32_first, 0x2b200);
-    UbTile<half, 32, 64> below_beta_k_32_f16_first;
-    TASSIGN(below_beta_k_32_f16_first, 0xc000);
-    UbTile<float, 32, 64> below_beta_k_64_first;
-    TASSIGN(below_beta_k_64_first, 0x1b200);
-    UbTile<half, 32, 64> below_beta_k_64_f16_first;
-    TASSIGN(below_beta_k_64_f16_first, 0xd000);
+    TASSIGN(v_first, 0xfa00);
+    UbTile<float, 32, 64> k_kT_in_first;
+    TASSIGN(k_kT_in_first, 0x13a00);
+    UbTile<float, 32, 64> beta_k_kT_first;
+    TASSIGN(beta_k_kT_first, 0x13a00);
+    UbTile<float, 32, 64> below_beta_k_kT_first;
+    TASSIGN(below_beta_k_kT_first, 0x13a00);
+    UbTile<float, 32, 64> q_kT_in_first;
+    TASSIGN(q_kT_in_first, 0x15a00);
+    UbTile<half, 32, 64> below_beta_k_kT_f16_first;
+    TASSIGN(below_beta_k_kT_f16_first, 0x17a00);
+    UbTile<float, 32, 16> below_diagonal_stack_first;
+    TASSIGN(below_diagonal_stack_first, 0x18a00);
+    UbTile<float, 32, 16> below_diagonal_2_first;
+    TASSIGN(below_diagonal_2_first, 0x19200);
+    UbTile<float, 32, 16> Tinv_rows_2_first;
+    TASSIGN(Tinv_rows_2_first, 0x19200);
+    UbTile<float, 32, 16> below_diagonal_4_first;
+    TASSIGN(below_diagonal_4_first, 0x19a00);
+    UbTile<half, 32, 16> below_diagonal_4_f16_first;
+    TASSIGN(below_diagonal_4_f16_first, 0x1a200);
+    UbTile<half, 32, 16> Tinv_rows_2_f16_first;
+    TASSIGN(Tinv_rows_2_f16_first, 0x1a600);
+    UbTile<float, 32, 16> below_diagonal_8_first;
+    TASSIGN(below_diagonal_8_first, 0x1aa00);
+    UbTile<half, 32, 16> below_diagonal_8_f16_first;
+    TASSIGN(below_diagonal_8_f16_first, 0x1b200);
+    UbTile<float, 32, 16> below_diagonal_16_first;
+    TASSIGN(below_diagonal_16_first, 0x18a00);
+    UbTile<half, 32, 16> below_diagonal_16_f16_first;
+    TASSIGN(below_diagonal_16_f16_first, 0x1b600);
     UbTile<float, 32, 64> lower_q_kT_first;
-    TASSIGN(lower_q_kT_first, 0x1d200);
+    TASSIGN(lower_q_kT_first, 0x15a00);
     UbTile<half, 32, 64> lower_q_kT_f16_first;
-    TASSIGN(lower_q_kT_f16_first, 0xe000);
+    TASSIGN(lower_q_kT_f16_first, 0x1ba00);
     UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x13200);
+    TASSIGN(S, 0x7a00);
     UbTile<half, 32, 128> v;
     UbTile<float, 1, 64> beta;
     UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0xf200);
-    UbTile<float, 32, 64> strictly_lower_mask_next;
-    TASSIGN(strictly_lower_mask_next, 0x1b200);
+    TASSIGN(S_f16, 0x1ca00);
     UbCol<float, 32> beta_col;
     UbWide<float, 64> beta_wide_next;
-    TASSIGN(beta_wide_next, 0x1d200);
-    UbTile<float, 32, 64> pairs_4_mask_next;
-    TASSIGN(pairs_4_mask_next, 0x23200);
+    TASSIGN(beta_wide_next, 0x20a00);
+    UbTile<half, 32, 128> v_next;
+    UbTile<float, 32, 128> v_f32;
+    TASSIGN(v_f32, 0x21200);
     UbTile<float, 1, 64> beta_next;
     UbCol<float, 32> beta_col_next;
-    UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0x25a00);
-    UbTile<float, 32, 64> pairs_8_mask_next;
-    TASSIGN(pairs_8_mask_next, 0x29a00);
-    UbTile<half, 32, 128> v_next;
     UbTile<float, 32, 64> k_kT_in_next;
-    TASSIGN(k_kT_in_next, 0x2ba00);
+    TASSIGN(k_kT_in_next, 0x25a00);
     UbTile<float, 32, 64> beta_k_kT_next;
-    TASSIGN(beta_k_kT_next, 0x2ba00);
+    TASSIGN(beta_k_kT_next, 0x25a00);
     UbTile<float, 32, 64> below_beta_k_kT_next;
-    TASSIGN(below_beta_k_kT_next, 0x2ba00);
+    TASSIGN(below_beta_k_kT_next, 0x25a00);
     UbTile<float, 32, 64> q_kT_in_next;
-    TASSIGN(q_kT_in_next, 0xc000);
-    UbTile<float, 32, 64> below_beta_k_neg_next;
-    TASSIGN(below_beta_k_neg_next, 0x2ba00);
-    UbTile<float, 32, 64> below_beta_k_neg_2_next;
-    TASSIGN(below_beta_k_neg_2_next, 0xf200);
-    UbTile<float, 32, 64> Tinv_rows_2_next;
-    TASSIGN(Tinv_rows_2_next, 0xf200);
-    UbTile<float, 32, 64> below_beta_k_neg_4_next;
-    TASSIGN(below_beta_k_neg_4_next, 0x11200);
-    UbTile<half, 32, 64> below_beta_k_neg_4_f16_next;
-    TASSIGN(below_beta_k_neg_4_f16_next, 0x1b200);
-    UbTile<half, 32, 64> Tinv_rows_2_f16_next;
-    TASSIGN(Tinv_rows_2_f16_next, 0x1c200);
-    UbTile<float, 32, 64> below_beta_k_neg_8_next;
-    TASSIGN(below_beta_k_neg_8_next, 0x23200);
-    UbTile<half, 32, 64> below_beta_k_neg_8_f16_next;
-    TASSIGN(below_beta_k_neg_8_f16_next, 0x1d200);
-    UbTile<float, 32, 64> below_beta_k_16_next;
-    TASSIGN(below_beta_k_16_next, 0x29a00);
-    UbTile<half, 32, 64> below_beta_k_16_f16_next;
-    TASSIGN(below_beta_k_16_f16_next, 0x1e200);
-    UbTile<float, 32, 64> below_beta_k_32_next;
-    TASSIGN(below_beta_k_32_next, 0x23200);
-    UbTile<float, 32, 128> k_S_in;
-    TASSIGN(k_S_in, 0xf200);
-    UbTile<half, 32, 64> below_beta_k_32_f16_next;
-    TASSIGN(below_beta_k_32_f16_next, 0x1b200);
-    UbTile<float, 32, 64> below_beta_k_64_next;
-    TASSIGN(below_beta_k_64_next, 0x2ba00);
-    UbTile<half, 32, 64> below_beta_k_64_f16_next;
-    TASSIGN(below_beta_k_64_f16_next, 0x1c200);
+    TASSIGN(q_kT_in_next, 0x27a00);
+    UbTile<half, 32, 64> below_beta_k_kT_f16_next;
+    TASSIGN(below_beta_k_kT_f16_next, 0x29a00);
+    UbTile<float, 32, 16> below_diagonal_stack_next;
+    TASSIGN(below_diagonal_stack_next, 0x2aa00);
+    UbTile<float, 32, 16> below_diagonal_2_next;
+    TASSIGN(below_diagonal_2_next, 0x2b200);
+    UbTile<float, 32, 16> Tinv_rows_2_next;
+    TASSIGN(Tinv_rows_2_next, 0x2b200);
+    UbTile<float, 32, 16> below_diagonal_4_next;
+    TASSIGN(below_diagonal_4_next, 0x2ba00);
+    UbTile<half, 32, 16> below_diagonal_4_f16_next;
+    TASSIGN(below_diagonal_4_f16_next, 0x2c200);
+    UbTile<half, 32, 16> Tinv_rows_2_f16_next;
+    TASSIGN(Tinv_rows_2_f16_next, 0x2c600);
+    UbTile<float, 32, 16> below_diagonal_8_next;
+    TASSIGN(below_diagonal_8_next, 0x2ca00);
+    UbTile<half, 32, 16> below_diagonal_8_f16_next;
+    TASSIGN(below_diagonal_8_f16_next, 0x2d200);
+    UbTile<float, 32, 16> below_diagonal_16_next;
+    TASSIGN(below_diagonal_16_next, 0x2aa00);
+    UbTile<half, 32, 16> below_diagonal_16_f16_next;
+    TASSIGN(below_diagonal_16_f16_next, 0x2d600);
     UbTile<float, 32, 64> lower_q_kT_next;
-    TASSIGN(lower_q_kT_next, 0xc000);
-    UbTile<float, 32, 128> v_minus_k_S;
-    TASSIGN(v_minus_k_S, 0x25a00);
-    UbTile<float, 32, 128> beta_v_minus_k_S;
-    TASSIGN(beta_v_minus_k_S, 0x25a00);
-    UbTile<half, 32, 128> beta_v_minus_k_S_f16;
-    TASSIGN(beta_v_minus_k_S_f16, 0x1d200);
+    TASSIGN(lower_q_kT_next, 0x27a00);
     UbTile<half, 32, 64> lower_q_kT_f16_next;
-    TASSIGN(lower_q_kT_f16_next, 0x23200);
+    TASSIGN(lower_q_kT_f16_next, 0x6800);
+    UbTile<float, 32, 128> k_S_in;
+    TASSIGN(k_S_in, 0x13a00);
+    UbTile<float, 32, 128> v_minus_k_S;
+    TASSIGN(v_minus_k_S, 0x21200);
+    UbTile<float, 32, 128> beta_v_minus_k_S;
+    TASSIGN(beta_v_minus_k_S, 0x21200);
+    UbTile<half, 32, 128> beta_v_minus_k_S_f16;
+    TASSIGN(beta_v_minus_k_S_f16, 0x17a00);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x24200);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x13200);
+    TASSIGN(S_next_part_in, 0x19a00);
     UbTile<float, 32, 128> o_sum_in;
-    TASSIGN(o_sum_in, 0xf200);
+    TASSIGN(o_sum_in, 0x21a00);
+    UbTile<float, 64, 128> S_next;
+    TASSIGN(S_next, 0x7a00);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0xf200);
+    TASSIGN(o, 0x21a00);
     UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x1b200);
+    TASSIGN(o_f16, 0x25a00);
     UbTile<float, 64, 8> beta_first_scratch;
-    TASSIGN(beta_first_scratch, 0xe800);
+    TASSIGN(beta_first_scratch, 0x7000);
     UbTile<float, 64, 8> beta_next_scratch;
     TASSIGN(beta_next_scratch, 0x25200);
     // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
     {
-        auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(eye_mask, from);
-    }
-    {
-        auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_1_mask, from);
-    }
-    {
-        auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_2_mask, from);
-    }
-    {
-        auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_16_mask, from);
-    }
-    {
-        auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(pairs_32_mask, from);
+        auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(strictly_lower_mask, from);
     }
     // o = scale * (q @ S + lower(q @ k.T) @ U)
     {
         auto from = view(lower_mask_gm + sub * 32 * 64, 32, 64, 64);
         TLOAD(lower_mask, from);
+    }
+    // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+    {
+        auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_1_mask_of_16, from);
+    }
+    {
+        auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(eye_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_2_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_4_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+        TLOAD(pairs_8_mask_of_16, from);
     }
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -1352,34 +1692,15 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
-        // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_first, from);
-            }
-        }
         UbWidePart<float, 64> beta_raw_first(rows_next);
-        TASSIGN(beta_raw_first, 0xe000);
+        TASSIGN(beta_raw_first, 0x6800);
         auto beta_raw_first_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
         if (rows_next > 0) TLOAD(beta_raw_first, beta_raw_first_from);
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw_first -> beta_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw_first -> beta_wide_first
-        if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0xe000);
+        if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0x6800);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TTRANS(beta_first, beta_wide_first, beta_first_scratch);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_first, from);
-            }
-        }
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_first, from);
-            }
-        }
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
         if (has_initial_state) {
             auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
@@ -1388,6 +1709,15 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
+        UbPart<half, 32, 128> v_raw_first(part_next, 128);
+        TASSIGN(v_raw_first, 0xfa00);
+        if (part_next > 0) {
+            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+            TLOAD(v_raw_first, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v_raw_first -> v_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v_raw_first -> v_first
+        if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0xfa00);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in_first
         if (rows_next > 0) {
             {
@@ -1395,10 +1725,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 TLOAD(k_kT_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in_first -> beta_k_kT_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in_first -> beta_k_kT_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_first, k_kT_in_first, beta_col_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(below_beta_k_kT_first, beta_k_kT_first, strictly_lower_mask);
         wait_flag_dev(0);  // q_kT_channel -> q_kT_in_first
         if (rows_next > 0) {
             {
@@ -1406,99 +1738,85 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 TLOAD(q_kT_in_first, from);
             }
         }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> lower_q_kT_first
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(below_beta_k_kT_first, beta_k_kT_first, strictly_lower_mask_first);
+        if (rows_next > 0) TCVT(below_beta_k_kT_f16_first, below_beta_k_kT_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_kT_f16_first -> store
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(below_beta_k_neg_first, below_beta_k_kT_first, -1.0f);
-        UbPart<half, 32, 128> v_raw_first(part_next, 128);
-        TASSIGN(v_raw_first, 0x1f200);
-        if (part_next > 0) {
-            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v_raw_first, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // v_raw_first -> v_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // v_raw_first -> v_first
-        if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x1f200);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(below_beta_k_neg_2_first, below_beta_k_neg_first, pairs_1_mask);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(Tinv_rows_2_first, eye_mask, below_beta_k_neg_2_first);
-        if (rows_next > 0) TMUL(below_beta_k_neg_4_first, below_beta_k_neg_first, pairs_2_mask);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_neg_4_f16_first, below_beta_k_neg_4_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_neg_4_f16_first -> store
-        if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_neg_4_f16_first -> store
         if (rows_next > 0) {
-            {
-                auto to = view(below_beta_k_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_neg_4_f16_first);
+            for (int64_t i = 0; i < 32; i += 16) {
+                UbBlock<half, 16, 64, 16> below_diagonal_stack_first_from;
+                TASSIGN(below_diagonal_stack_first_from, 0x17a00 + (i * 65 + sub * 32) * 2);
+                UbTile<float, 16, 16> below_diagonal_stack_first_to;
+                TASSIGN(below_diagonal_stack_first_to, 0x18a00 + i * 64);
+                TCVT(below_diagonal_stack_first_to, below_diagonal_stack_first_from, RoundMode::CAST_NONE);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_neg_4_f16_channel -> below_beta_k_neg_4_f16_in_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_kT_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                auto to = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, below_beta_k_kT_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(below_diagonal_2_first, below_diagonal_stack_first, pairs_1_mask_of_16);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TSUB(Tinv_rows_2_first, below_diagonal_2_first, eye_mask_of_16);
+        if (rows_next > 0) TMUL(below_diagonal_4_first, below_diagonal_stack_first, pairs_2_mask_of_16);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(below_diagonal_4_f16_first, below_diagonal_4_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // below_diagonal_4_f16_first -> store
+        if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // below_diagonal_4_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, below_diagonal_4_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
                 TSTORE(to, Tinv_rows_2_f16_first);
             }
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
-        if (rows_next > 0) TMUL(below_beta_k_neg_8_first, below_beta_k_neg_first, pairs_4_mask_first);
+        if (rows_next > 0) TMUL(below_diagonal_8_first, below_diagonal_stack_first, pairs_4_mask_of_16);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_neg_8_f16_first, below_beta_k_neg_8_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_beta_k_neg_8_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_beta_k_neg_8_f16_first -> store
+        if (rows_next > 0) TCVT(below_diagonal_8_f16_first, below_diagonal_8_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_8_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_8_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(below_beta_k_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_neg_8_f16_first);
+                auto to = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, below_diagonal_8_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_neg_8_f16_channel -> below_beta_k_neg_8_f16_in_first
-        if (rows_next > 0) TMUL(below_beta_k_16_first, below_beta_k_neg_first, pairs_8_mask_first);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_first
+        if (rows_next > 0) TMUL(below_diagonal_16_first, below_diagonal_stack_first, pairs_8_mask_of_16);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_16_f16_first, below_beta_k_16_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_beta_k_16_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_beta_k_16_f16_first -> store
+        if (rows_next > 0) TCVT(below_diagonal_16_f16_first, below_diagonal_16_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_diagonal_16_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_diagonal_16_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(below_beta_k_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_16_f16_first);
+                auto to = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, below_diagonal_16_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_16_f16_channel -> below_beta_k_16_f16_in_first
-        if (rows_next > 0) TMUL(below_beta_k_32_first, below_beta_k_neg_first, pairs_16_mask);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_32_f16_first, below_beta_k_32_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_beta_k_32_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_beta_k_32_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(below_beta_k_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_32_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_32_f16_channel -> below_beta_k_32_f16_in_first
-        if (rows_next > 0) TMUL(below_beta_k_64_first, below_beta_k_neg_first, pairs_32_mask);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(below_beta_k_64_f16_first, below_beta_k_64_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // below_beta_k_64_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // below_beta_k_64_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(below_beta_k_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_64_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_64_f16_channel -> below_beta_k_64_f16_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> lower_q_kT_first
         // o = scale * (q @ S + lower(q @ k.T) @ U)
         if (rows_next > 0) TMUL(lower_q_kT_first, q_kT_in_first, lower_mask);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(lower_q_kT_f16_first, lower_q_kT_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // lower_q_kT_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // lower_q_kT_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // lower_q_kT_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // lower_q_kT_f16_first -> store
         if (rows_next > 0) {
             {
                 auto to = view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -1506,7 +1824,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> strictly_lower_mask_next
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -1516,60 +1834,41 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
-            TASSIGN(v, 0x1f200 + c % 2 * 8192);
-            TASSIGN(beta, 0xf000 + c % 2 * 256);
-            TASSIGN(beta_col, 0xf000 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta_next, 0xf000 + (c + 1) % 2 * 256);
-            TASSIGN(beta_col_next, 0xf000 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(v_next, 0x1f200 + (c + 1) % 2 * 8192);
-            pipe_barrier(PIPE_V);
+            TASSIGN(v, 0xfa00 + c % 2 * 8192);
+            TASSIGN(beta, 0x7800 + c % 2 * 256);
+            TASSIGN(beta_col, 0x7800 + c % 2 * 256 + sub * 128);
+            TASSIGN(v_next, 0xfa00 + (c + 1) % 2 * 8192);
+            TASSIGN(beta_next, 0x7800 + (c + 1) % 2 * 256);
+            TASSIGN(beta_col_next, 0x7800 + (c + 1) % 2 * 256 + sub * 128);
             TCVT(S_f16, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> strictly_lower_mask_next
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_next, from);
-                }
-            }
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
             UbWidePart<float, 64> beta_raw_next(rows_next);
-            TASSIGN(beta_raw_next, 0x1d200);
+            TASSIGN(beta_raw_next, 0x20a00);
             auto beta_raw_next_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
             if (rows_next > 0) TLOAD(beta_raw_next, beta_raw_next_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // beta_raw_next -> beta_wide_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // beta_raw_next -> beta_wide_next
-            if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0x1d200);
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_4_mask_next, from);
-                }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // beta_raw_next -> beta_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // beta_raw_next -> beta_wide_next
+            if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0x20a00);
+            UbPart<half, 32, 128> v_raw_next(part_next, 128);
+            TASSIGN(v_raw_next, 0xfa00 + (c + 1) % 2 * 8192);
+            if (part_next > 0) {
+                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+                TLOAD(v_raw_next, from);
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
+            if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0xfa00 + (c + 1) % 2 * 8192);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             {
                 auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TTRANS(beta_next, beta_wide_next, beta_next_scratch);
             TCVT(v_f32, v, RoundMode::CAST_NONE);
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_8_mask_next, from);
-                }
-            }
-            UbPart<half, 32, 128> v_raw_next(part_next, 128);
-            TASSIGN(v_raw_next, 0x1f200 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v_raw_next, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v_raw_next -> v_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v_raw_next -> v_next
-            if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x1f200 + (c + 1) % 2 * 8192);
+            if (rows_next > 0) TTRANS(beta_next, beta_wide_next, beta_next_scratch);
             wait_flag_dev(0);  // k_kT_channel -> k_kT_in_next
             if (rows_next > 0) {
                 {
@@ -1577,12 +1876,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                     TLOAD(k_kT_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_kT_in_next -> beta_k_kT_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_kT_in_next -> beta_k_kT_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_next, k_kT_in_next, beta_col_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(below_beta_k_kT_next, beta_k_kT_next, strictly_lower_mask_next);
+            if (rows_next > 0) TMUL(below_beta_k_kT_next, beta_k_kT_next, strictly_lower_mask);
             wait_flag_dev(0);  // q_kT_channel -> q_kT_in_next
             if (rows_next > 0) {
                 {
@@ -1590,117 +1889,85 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                     TLOAD(q_kT_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_kT_in_next -> lower_q_kT_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_kT_in_next -> lower_q_kT_next
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(below_beta_k_neg_next, below_beta_k_kT_next, -1.0f);
+            if (rows_next > 0) TCVT(below_beta_k_kT_f16_next, below_beta_k_kT_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // below_beta_k_kT_f16_next -> store
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(below_beta_k_neg_2_next, below_beta_k_neg_next, pairs_1_mask);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(Tinv_rows_2_next, eye_mask, below_beta_k_neg_2_next);
-            if (rows_next > 0) TMUL(below_beta_k_neg_4_next, below_beta_k_neg_next, pairs_2_mask);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_neg_4_f16_next, below_beta_k_neg_4_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_neg_4_f16_next -> store
-            if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // Tinv_rows_2_next -> k_S_in
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_neg_4_f16_next -> store
             if (rows_next > 0) {
-                {
-                    auto to = view(below_beta_k_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_neg_4_f16_next);
+                for (int64_t i = 0; i < 32; i += 16) {
+                    UbBlock<half, 16, 64, 16> below_diagonal_stack_next_from;
+                    TASSIGN(below_diagonal_stack_next_from, 0x29a00 + (i * 65 + sub * 32) * 2);
+                    UbTile<float, 16, 16> below_diagonal_stack_next_to;
+                    TASSIGN(below_diagonal_stack_next_to, 0x2aa00 + i * 64);
+                    TCVT(below_diagonal_stack_next_to, below_diagonal_stack_next_from, RoundMode::CAST_NONE);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_neg_4_f16_channel -> below_beta_k_neg_4_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // below_beta_k_neg_4_f16_next -> below_beta_k_32_f16_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // below_beta_k_kT_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, below_beta_k_kT_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(below_diagonal_2_next, below_diagonal_stack_next, pairs_1_mask_of_16);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TSUB(Tinv_rows_2_next, below_diagonal_2_next, eye_mask_of_16);
+            if (rows_next > 0) TMUL(below_diagonal_4_next, below_diagonal_stack_next, pairs_2_mask_of_16);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(below_diagonal_4_f16_next, below_diagonal_4_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_diagonal_4_f16_next -> store
+            if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_diagonal_4_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, below_diagonal_4_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
                     TSTORE(to, Tinv_rows_2_f16_next);
                 }
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16_next -> below_beta_k_64_f16_next
-            if (rows_next > 0) TMUL(below_beta_k_neg_8_next, below_beta_k_neg_next, pairs_4_mask_next);
+            if (rows_next > 0) TMUL(below_diagonal_8_next, below_diagonal_stack_next, pairs_4_mask_of_16);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_neg_8_f16_next, below_beta_k_neg_8_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_beta_k_neg_8_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_beta_k_neg_8_f16_next -> store
+            if (rows_next > 0) TCVT(below_diagonal_8_f16_next, below_diagonal_8_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_diagonal_8_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_diagonal_8_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(below_beta_k_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_neg_8_f16_next);
+                    auto to = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, below_diagonal_8_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_neg_8_f16_channel -> below_beta_k_neg_8_f16_in_next
-            if (rows_next > 0) TMUL(below_beta_k_16_next, below_beta_k_neg_next, pairs_8_mask_next);
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_next
+            if (rows_next > 0) TMUL(below_diagonal_16_next, below_diagonal_stack_next, pairs_8_mask_of_16);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_16_f16_next, below_beta_k_16_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_beta_k_16_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_beta_k_16_f16_next -> store
+            if (rows_next > 0) TCVT(below_diagonal_16_f16_next, below_diagonal_16_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_16_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_16_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(below_beta_k_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_16_f16_next);
+                    auto to = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, below_diagonal_16_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_16_f16_channel -> below_beta_k_16_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // below_beta_k_16_f16_next -> beta_v_minus_k_S_f16
-            if (rows_next > 0) TMUL(below_beta_k_32_next, below_beta_k_neg_next, pairs_16_mask);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // Tinv_rows_2_next -> k_S_in
-            wait_flag_dev(0);  // k_S_channel -> k_S_in
-            {
-                auto from = view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_S_in -> v_minus_k_S
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // below_beta_k_neg_4_f16_next -> below_beta_k_32_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_32_f16_next, below_beta_k_32_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_beta_k_32_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_beta_k_32_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(below_beta_k_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_32_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_32_f16_channel -> below_beta_k_32_f16_in_next
-            if (rows_next > 0) TMUL(below_beta_k_64_next, below_beta_k_neg_next, pairs_32_mask);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16_next -> below_beta_k_64_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(below_beta_k_64_f16_next, below_beta_k_64_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // below_beta_k_64_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // below_beta_k_64_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(below_beta_k_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_64_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_64_f16_channel -> below_beta_k_64_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_kT_in_next -> lower_q_kT_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_kT_in_next -> lower_q_kT_next
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             if (rows_next > 0) TMUL(lower_q_kT_next, q_kT_in_next, lower_mask);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_S_in -> v_minus_k_S
-            // U = Tinv @ (beta[:, None] * (v - k @ S))
-            TSUB(v_minus_k_S, v_f32, k_S_in);
             pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(beta_v_minus_k_S, v_minus_k_S, beta_col);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // below_beta_k_16_f16_next -> beta_v_minus_k_S_f16
-            pipe_barrier(PIPE_V);
-            TCVT(beta_v_minus_k_S_f16, beta_v_minus_k_S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta_v_minus_k_S_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta_v_minus_k_S_f16 -> store
-            {
-                auto to = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, beta_v_minus_k_S_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
             if (rows_next > 0) TCVT(lower_q_kT_f16_next, lower_q_kT_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // lower_q_kT_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // lower_q_kT_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // lower_q_kT_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // lower_q_kT_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -1708,37 +1975,57 @@ PTO_ENTRY void delta_rule_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_next
+            wait_flag_dev(0);  // k_S_channel -> k_S_in
+            {
+                auto from = view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(k_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> v_minus_k_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> v_minus_k_S
+            // U = Tinv @ (beta[:, None] * (v - k @ S))
+            TSUB(v_minus_k_S, v_f32, k_S_in);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(beta_v_minus_k_S, v_minus_k_S, beta_col);
+            pipe_barrier(PIPE_V);
+            TCVT(beta_v_minus_k_S_f16, beta_v_minus_k_S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // beta_v_minus_k_S_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // beta_v_minus_k_S_f16 -> store
+            {
+                auto to = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, beta_v_minus_k_S_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
             wait_flag_dev(0);  // S_next_part_channel -> S_next_part_in
             {
                 auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_next_part_in -> S_next
-            // S = S + k.T @ U
-            TADD(S_next, S, S_next_part_in);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
             wait_flag_dev(0);  // o_sum_channel -> o_sum_in
             {
                 auto from = view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(o_sum_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_in -> o
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_in -> o
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // o_sum_in -> o
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
+            // S = S + k.T @ U
+            TADD(S_next, S, S_next_part_in);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // o_sum_in -> o
             // o = scale * (q @ S + lower(q @ k.T) @ U)
             TMULS(o, o_sum_in, scale);
             pipe_barrier(PIPE_V);
             TCVT(o_f16, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // o_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // o_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x1b200);
+                TASSIGN(valid, 0x25a00);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> strictly_lower_mask_next
         }
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> strictly_lower_mask_next
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
@@ -1762,23 +2049,21 @@ extern "C" int call_delta_rule_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
+    uint8_t *minus_identity_float16_bytes,
     uint8_t *strictly_lower_mask_bytes,
-    uint8_t *eye_mask_bytes,
-    uint8_t *pairs_1_mask_bytes,
-    uint8_t *pairs_2_mask_bytes,
-    uint8_t *pairs_4_mask_bytes,
-    uint8_t *pairs_8_mask_bytes,
-    uint8_t *pairs_16_mask_bytes,
-    uint8_t *pairs_32_mask_bytes,
+    uint8_t *pairs_1_mask_of_16_bytes,
+    uint8_t *eye_mask_of_16_bytes,
+    uint8_t *pairs_2_mask_of_16_bytes,
+    uint8_t *pairs_4_mask_of_16_bytes,
+    uint8_t *pairs_8_mask_of_16_bytes,
     uint8_t *lower_mask_bytes,
-    uint8_t *identity_float16_C_bytes,
+    uint8_t *identity_float16_16_bytes,
     uint8_t *k_kT_channel_bytes,
-    uint8_t *below_beta_k_neg_4_f16_channel_bytes,
+    uint8_t *below_beta_k_kT_f16_channel_bytes,
+    uint8_t *below_diagonal_4_f16_channel_bytes,
     uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *below_beta_k_neg_8_f16_channel_bytes,
-    uint8_t *below_beta_k_16_f16_channel_bytes,
-    uint8_t *below_beta_k_32_f16_channel_bytes,
-    uint8_t *below_beta_k_64_f16_channel_bytes,
+    uint8_t *below_diagonal_8_f16_channel_bytes,
+    uint8_t *below_diagonal_16_f16_channel_bytes,
     uint8_t *S_f16_channel_bytes,
     uint8_t *k_S_channel_bytes,
     uint8_t *beta_v_minus_k_S_f16_channel_bytes,
@@ -1800,7 +2085,7 @@ extern "C" int call_delta_rule_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, lower_mask_bytes, identity_float16_C_bytes, k_kT_channel_bytes, below_beta_k_neg_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, below_beta_k_neg_8_f16_channel_bytes, below_beta_k_16_f16_channel_bytes, below_beta_k_32_f16_channel_bytes, below_beta_k_64_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, beta_v_minus_k_S_f16_channel_bytes, q_kT_channel_bytes, lower_q_kT_f16_channel_bytes, o_sum_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, strictly_lower_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, lower_mask_bytes, identity_float16_16_bytes, k_kT_channel_bytes, below_beta_k_kT_f16_channel_bytes, below_diagonal_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, below_diagonal_8_f16_channel_bytes, below_diagonal_16_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, beta_v_minus_k_S_f16_channel_bytes, q_kT_channel_bytes, lower_q_kT_f16_channel_bytes, o_sum_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -3062,46 +3347,57 @@ class Host:
         return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
 
 
-def _unit_lower_inverse(x: Any) -> Any:
+def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
-    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    return inverse
 
 
-def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+def _decayed_product(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
     return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
 
 
-def _decayed_matmul(p: Any, b: Any, x: Any, before: Any = None, transposed: bool = False) -> Any:
+def _decayed_matmul(p: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None,
+                    transposed: bool = False) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(-1) > 0
     each = p[..., None] * torch.where(kept[..., None], decay, 0.0)
     return (each * b[..., :, None, :]).sum(-3) if transposed else (each * b[..., None, :, :]).sum(-2)
 
 
-class Check:
-    """Compares a module's kernels with its page in float64 on a small problem.
+#: A function of the module: the page on float64 tiles, (inputs, states, numbers) -> outputs, outputs of the chunk, next states.
+_Page = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
 
-    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
-    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
-    parts too: some have a warm-up, and some need summaries of all parts before them. Rows are as large as they may be without
+
+@dataclass(frozen=True)
+class Expected:
+    """The page's results in float64. outs: [T, HV, ...]. finals: [N, HV, ...]. after: for each state, by (sequence, chunk), the
+    state after a chunk [HV, ...]. saved: for each output of chunks, the same."""
+
+    outs: list[torch.Tensor]
+    finals: list[torch.Tensor]
+    after: list[dict[tuple[int, int], torch.Tensor]]
+    saved: list[dict[tuple[int, int], torch.Tensor]]
+
+
+def parent_of(n: int, t: int) -> int:
+    """The parent of token t of sequence n in a tree of draft tokens: an earlier token, or -1 for the initial state."""
+    return (7 * t + n) % (t + 1) - 1
+
+
+class CheckProblem:
+    """The problem of a self-check.
+
+    It has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged tail. One
+    token is repeated. Heads forget nothing, little and much. There are initial states. Rows are as large as they may be without
     results that grow beyond what every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
-    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
-    ACCEPTED_TF32 = 3e-2
-    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
-    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
-    #: there is compared with this many times that change, if that is more than the gradient.
-    OF_ROUNDING, MOST = 16, 0.25
     #: Half of the distance from 1 to the next number of a dtype.
     ROUNDING = {"float32": 2 ** -24, "float16": 2 ** -11, "bfloat16": 2 ** -8}
-    #: The value of memory that no call may write.
-    MARK = 7.0
     #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
     #: module's chunk.
     STEP = 16
@@ -3115,81 +3411,19 @@ class Check:
     LARGEST = 256.0
     #: The least input between 0 and 1, and the least mean log decay of a head for forms.
     LEAST = 1e-6
-    #: Guard elements before and after each tensor of the kernels.
-    GUARD = 1 << 16
-    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
-    INSTANCES = 512
-    INSTANCES_BY_TOKEN = 64
 
-    def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
-        """tables, host, page: those of the module. function: the function under test, as callers see it.
+    def __init__(self, tables: Tables, page: _Page | None, reads: Mapping[str, Callable[..., torch.Tensor]],
+                 draws: Mapping[str, Callable[..., torch.Tensor]]) -> None:
+        """tables, page: those of the module. reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py):
+        what the page reads, and samples."""
+        self.tables, self.page, self.reads, self.draws = tables, page, reads, draws
 
-        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
-        self.tables, self.page, self.host, self.function = tables, page, host, function
-        self.reads, self.draws = reads or {}, draws or {}
-        self.done: Any = set()
-        self.lock = threading.RLock()
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    def __call__(self, device: Any = None, heads: Any = None) -> Any:
-        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
-        error is too large. heads: H and HV, if kernels are compiled for them."""
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        with self.lock:
-            found = self.errors(device, heads)
-            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
-                     if not error <= accepted]
-            if wrong:
-                self.done.discard((device, heads or self.heads()))
-                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
-        return found
-
-    def once(self, device: Any, heads: Any) -> None:
-        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
-        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
-            return
-        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
-            if (device, heads) in self.done:
-                return
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
-            self(device, heads)
-
-    def heads(self) -> Any:
-        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
-        if self.tables.heads:
-            return tuple(self.tables.heads.values())
-        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
-        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
-
-    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
-        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
-        given, and final states are wanted."""
-        heads = heads or self.heads()
-        found: Any = {}
-        host, in_parts = self.host, self.tables.part_cost is not None
-        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks, host.plans
-            try:
-                host.poison, host.plans = True, {}
-                for chunks in parts:
-                    for call in calls:
-                        if in_parts:  # short parts, so that there are many
-                            host.part_chunks = chunks
-                        for n, (error, accepted) in self.compared(device, heads, *call).items():
-                            known = found.get(n, (0.0, accepted))[0]
-                            found[n] = (known if known > error or math.isnan(known) else error), accepted
-                        host.plans.clear()
-            except BaseException:
-                self.done.discard((device, heads))
-                raise
-            finally:
-                host.poison, host.part_chunks, host.plans = before
-        return found
-
-    # --- the problem --------------------------------------------------------------------------------------------------
-    def lengths(self, packed: bool) -> Any:
+    def lengths(self, packed: bool) -> list[int]:
         """Tokens of each sequence. If packed, a pool skips the third."""
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
@@ -3198,17 +3432,18 @@ class Check:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def problem(self, lengths: Any, heads: Any, given: bool) -> Any:
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool) -> tuple[dict[str, torch.Tensor], Expected]:
         """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
         for factor in self.FACTORS:
             x = self.drawn(lengths, heads, factor)
-            outs, finals, after, saved = found = self.expected(x, lengths, heads, given)
-            by_chunk = (s for by in (*after, *saved) for s in by.values())
-            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *by_chunk)):
+            found = self.expected(x, lengths, heads, given)
+            by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
                 break
         return x, found
 
-    def by_rounding(self, x: Any, lengths: Any, heads: Any, given: bool, outs: Any, tf32: bool) -> Any:
+    def by_rounding(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool,
+                    outs: Sequence[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
         """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
         if not self.tables.backward:
             return [torch.zeros_like(y) for y in outs]
@@ -3217,14 +3452,15 @@ class Check:
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(row[0] for row in self.tables.chunk_inputs)]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        return [y - want for y, want in zip(self.expected(near, lengths, heads, given)[0], outs, strict=True)]
+        return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
 
-    def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
+    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
         factor: of rows that are not log decays."""
-        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
+        out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
@@ -3260,18 +3496,19 @@ class Check:
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def of_chunk(self, n: int, name: str, tiles: Any, rows: Any = None) -> Any:
+    def of_chunk(self, n: int, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
         states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
         states = self.tables.initial
         _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
-        dims = dims if n < len(states) else (rows, *dims[1:])
+        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *dims[1:])
         tiles = tiles.mT if name.endswith("_vk") else tiles
-        places = (..., *map(slice, dims))
-        return tiles[places]
+        for axis, most in zip(range(-len(limits), 0), limits, strict=True):
+            tiles = tiles if most is None else tiles.narrow(axis, 0, most)
+        return tiles
 
-    def read(self, name: str, x: Any) -> Any:
+    def read(self, name: str, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
         if name not in self.reads:
@@ -3279,14 +3516,14 @@ class Check:
         of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
         return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
-    def kv_order(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
         """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
-    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
-        states after chunks [HV, ...], by (sequence, chunk), and one of dicts of outputs of chunks [HV, ...]."""
+    def expected(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool) -> Expected:
+        """The page's results in float64. given: whether initial states count."""
         tables = self.tables
+        assert self.page is not None
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws or not self.reads]
@@ -3294,16 +3531,16 @@ class Check:
         initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start, by_page = len(tables.outputs), 0, bool(tables.chunk_inputs or tables.saved)
         shapes = [(heads[1], sum(lengths), *dims) for _, dims, _ in tables.outputs]
-        outs: Any = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
-        finals: Any = [[] for _ in initial]
-        after: Any = [{} for _ in initial]
-        saved: Any = [{} for _ in tables.saved]
+        outs = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
+        finals: list[list[torch.Tensor]] = [[] for _ in initial]
+        after: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in initial]
+        saved: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in tables.saved]
         for n, length in enumerate(lengths):
             states = [s[n] for s in initial]
             step = tables.chunk if by_page else min(self.STEP, tables.chunk)  # so that there is a state after each chunk
             for t in range(0, length, step)[::-1 if tables.backward else 1]:
                 if "retrieve_parent_token" in tables.indices and t:
-                    parent = self.parent(n, t)
+                    parent = parent_of(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
                 of_chunk = [self.of_chunk(i, name, x[name][n, t // step], rows.stop - rows.start).double()
@@ -3318,37 +3555,51 @@ class Check:
                 if t + step <= length and (t + step) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
-            for kept, s, first in zip(finals, states, initial, strict=True):
-                kept.append(s.expand_as(first[n]))
+            for of_state, s, first in zip(finals, states, initial, strict=True):
+                of_state.append(s.expand_as(first[n]))
             start += length
-        return [y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved
+        return Expected([y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved)
 
-    # --- the call -----------------------------------------------------------------------------------------------------
-    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+
+class CheckCall:
+    """The arguments of a call with the sequences of a `CheckProblem`, in the module's layout, with guards, gaps and marks around
+    all that kernels write."""
+
+    #: The value of memory that no call may write.
+    MARK = 7.0
+    #: Guard elements before and after each tensor of the kernels.
+    GUARD = 1 << 16
+
+    def __init__(self, problem: CheckProblem) -> None:
+        """problem: of the module that is called."""
+        self.problem, self.tables = problem, problem.tables
+
+    # --- memory ---
+    def guarded(self, x: torch.Tensor, shape: Sequence[int], fill: float) -> torch.Tensor:
         """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
         size = math.prod(shape)
         return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
 
-    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+    def placed(self, x: torch.Tensor, rows: int, fill: float = math.nan) -> torch.Tensor:
         """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
-        x = x.unflatten(0, (rows, -1))
+        x = x.view(rows, len(x) // rows, *x.shape[1:])
         x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
-    def pool(self, x: Any, slots: Any, count: int) -> Any:
+    def pool(self, x: torch.Tensor, slots: torch.Tensor, count: int) -> torch.Tensor:
         """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
         size = x[0].numel()
-        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].view(count, *x.shape[1:])
         pool[slots] = x
         return pool
 
-    @staticmethod
-    def parent(n: int, t: int) -> int:
-        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
-        return (7 * t + n) % (t + 1) - 1
+    # --- where states lie ---
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
+        return self.tables.pool and n % 5 == 2
 
-    def places(self, lengths: Any) -> Any:
+    def places(self, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
         count, width = len(lengths), max(lengths) + 1
         rows = torch.arange(count, 0, -1, device="cpu")
@@ -3358,19 +3609,7 @@ class Check:
         accepted = "num_accepted_tokens" in self.tables.indices
         return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
 
-    def integers(self, lengths: Any, once: int, device: Any) -> Any:
-        """The tensors of integers, by name. once: how many sequences differ."""
-        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
-        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
-        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
-                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
-                "intermediate_state_indices": rows,
-                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
-                                                       for n in range(len(lengths))], device="cpu"),
-                "checkpoint_rows": self.rows(lengths)}
-        return {name: made[name].to(torch.int32).to(device) for name in names}
-
-    def rows(self, lengths: Any) -> Any:
+    def rows(self, lengths: Sequence[int]) -> torch.Tensor:
         """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
         chunk."""
         chunk, start = self.tables.chunk, 0
@@ -3380,13 +3619,32 @@ class Check:
             start += length
         return rows
 
-    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
-        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
-        tables, (packed, given, wanted) = self.tables, call
+    def chunk_slots(self, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
+        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+
+    def integers(self, lengths: Sequence[int], once: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        (first, slots, rows), width = self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[parent_of(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
+        return {name: made[name].to(torch.int32).to(device) for name in self.tables.numbers}
+
+    # --- the arguments ---
+    def arguments(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], device: torch.device,
+                  call: tuple[bool, bool, bool]) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN. call: whether sequences are
+        packed, initial states are given, and final states are wanted."""
+        tables, (packed, given, wanted), dtypes = self.tables, call, self.problem.DTYPES
         rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
-        slots: Any = None
         copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
-        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments: dict[str, Any] = {"output_final_state": wanted} if tables.final or tables.in_place else {}
         arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
         for name, *_ in tables.inputs:
             y = x[name].to(device)
@@ -3402,102 +3660,68 @@ class Check:
             arguments[name] = tiles
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
-            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=dtypes[dtype], device=device), rows, self.MARK)
         if packed:
             arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        slots = self.states(arguments, x, lengths, copies, device, given)
+        self.buffers(arguments, x, lengths, (sum(lengths) + spare) // tables.chunk + 1, device, wanted)
+        return arguments, slots
+
+    def states(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], copies: int,
+               device: torch.device, given: bool) -> torch.Tensor | None:
+        """Add the initial states to the arguments. Returns the slots of the sequences in a pool."""
+        tables = self.tables
         for name, _ in tables.initial if given else ():
             y = torch.cat([x[name].to(device)] * copies)
             arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
-        if tables.pool:
-            slots, all_slots, _ = self.places(lengths)
-            count = (slots if all_slots is None else all_slots).numel() + 2
-            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
-        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
-            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
-            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        if not tables.pool:
+            return None
+        slots, all_slots, _ = self.places(lengths)
+        count = (slots if all_slots is None else all_slots).numel() + 2
+        arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        return slots
+
+    def buffers(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], positions: int,
+                device: torch.device, wanted: bool) -> None:
+        """Add the memory for checkpoints and final states to the arguments. positions: of checkpoints, where callers say them."""
+        tables = self.tables
+        pairs = list(zip(tables.checkpoints, tables.initial, strict=True)) if tables.rows or tables.positions else []
+        for (name, dims), (initial, _) in pairs:
+            y = x[initial].to(device)
+            lead = (positions,) if tables.positions else (len(lengths) + 2, max(lengths) + 1)
+            arguments[name] = self.guarded(y, (*lead, y.shape[1], *dims), self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
-                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
-        return arguments, slots
+                               self.guarded(y, (len(lengths), y.shape[1], *dims), self.MARK))
 
-    def chunk_slots(self, lengths: Any) -> Any:
-        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
-        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+    # --- what it may write ---
+    @property
+    def kept(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
 
-    def is_skipped(self, n: int) -> bool:
-        """True if the pool's slot of this sequence is -1."""
-        return self.tables.pool and n % 5 == 2
+    def stored_by_token(self, lengths: Sequence[int], served: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots and slots is not None else (rows[n], t) if self.tables.rows else ()
 
-    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
-        """(error, accepted error) by output of one call."""
-        tables, once = self.tables, self.lengths(packed)
-        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
-        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, (outs, finals, after, saved) = self.problem(once, heads, given)
-        lengths = once * copies
-        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
-        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
-        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
-        for n in served:
-            written[starts[n]:starts[n + 1]] = True
-        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
-        results = self.function(**arguments)
+    def writable(self, arguments: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """The arguments that kernels write to, by name: all memory of their storage, with guards and gaps, and a copy of it."""
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
+        return {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in (*self.tables.outs, *states, *rows)
+                if n in arguments}
 
-        found, accepted, tf32 = {}, self.ACCEPTED[tables.dtype], tables.tf32 and device.type == "cuda"
-        if tf32:
-            accepted = self.ACCEPTED_TF32
-        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
-            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        rounding = self.by_rounding(x, once, heads, given, outs, tf32)
-        for (name, *_), got, want, change in zip(tables.outputs, results[:len(outs)], outs, rounding, strict=True):
-            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
-            each = rows.flatten(0, 1)[:starts[-1]].cpu().split(lengths)
-            both = list(zip(want.split(once), change.split(once), strict=True))
-            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
-            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
-            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
-        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
-        for name, (_, dims), got, want in zip(names, tables.initial, states, finals, strict=True):
-            if got is not None and not tables.slots:
-                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
-                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
-                found[name] = worst(each), accepted
-        by_token = self.stored_by_token(lengths, served)
-        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
-            got = self.kv_order(arguments[name].cpu()[by_token], dims)
-            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
-                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
-        if tables.positions:
-            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
-        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.kv_order(got.cpu(), dims)
-            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
-                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
-        for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
-            got, tiles = self.of_chunk(m, name, results[len(results) - len(saved) + m]), dict[Any, Any]()
-            for slot, n, i in self.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
-                y = want[n % len(once), i]
-                tiles.setdefault((n, i if m < len(tables.initial) else 0), []).append((got[slot][:, :y.shape[1]].cpu(), y))
-            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            found[name] = worst([off(*x) for x in pairs]), accepted
-        own = served if slots is None else slots[served].to(device)
-        return found | self.beside(arguments, writable, written, by_token, own, lengths)
-
-    def beside(self, arguments: Any, writable: Any, written: Any, by_token: Any, slots: Any, lengths: Any) -> Any:
+    def beside(self, arguments: Mapping[str, Any], writable: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+               written: torch.Tensor, by_token: tuple[torch.Tensor, ...], slots: Any, lengths: Sequence[int]
+               ) -> dict[str, tuple[float, float]]:
         """(inf, 0) by name of memory in which something changed that the call may not write, else (0, 0).
 
-        writable: for each, all memory of its storage now and before the call. written: tokens of sequences. by_token, slots: the
-        tiles of states that the call writes."""
+        writable: as `writable` gave it before the call. written: tokens of sequences. by_token, slots: the tiles of states that
+        the call writes."""
         tables, found = self.tables, {}
         for name, (now, before) in writable.items():
             own = torch.zeros(now.shape, dtype=torch.bool, device=now.device).as_strided(
@@ -3514,49 +3738,205 @@ class Check:
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
-    @property
-    def by_token(self) -> bool:
-        """Whether a call keeps or reads a state for each token."""
-        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    @property
-    def kept(self) -> Any:
-        """Rows of the tensors that hold a state for each token."""
-        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
-
-    def stored_by_token(self, lengths: Any, served: Any) -> Any:
-        """The indices of the tiles in which the states after all tokens of the served sequences are."""
-        _, slots, rows = self.places(lengths)
-        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
-        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
-
-    def writable(self, arguments: Any) -> Any:
-        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
-        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
-        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
-
-
-def tokens_of(lengths: Any, served: Any) -> Any:
+def tokens_of(lengths: Sequence[int], served: Sequence[int]) -> list[tuple[int, int]]:
     """The tokens of these sequences, as pairs (sequence, token)."""
     return [(n, t) for n in served for t in range(lengths[n])]
 
 
-def whole(x: Any) -> Any:
+def whole(x: torch.Tensor) -> torch.Tensor:
     """All memory of the storage of a tensor."""
     return x.new_empty(0).set_(x.untyped_storage())
 
 
-def off(got: Any, want: Any, least: Any = None) -> Any:
+#: By the name of an output: its error, as RMSE over RMS, and the error that is accepted.
+_Errors = dict[str, tuple[float, float]]
+
+
+class Check:
+    """Compares a module's kernels with its page in float64 on a `CheckProblem`. A build with parts runs in parts too: some have a
+    warm-up, and some need summaries of all parts before them."""
+
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
+    ACCEPTED_TF32 = 3e-2
+    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
+    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
+    #: there is compared with this many times that change, if that is more than the gradient.
+    OF_ROUNDING, MOST = 16, 0.25
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
+    INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
+
+    def __init__(self, tables: Tables, page: _Page | None, host: Any, function: Callable[..., Any] | None,
+                 reads: Mapping[str, Callable[..., torch.Tensor]] | None = None,
+                 draws: Mapping[str, Callable[..., torch.Tensor]] | None = None) -> None:
+        """tables, host, page: those of the module. function: the function under test, as callers see it. reads, draws: as for
+        `CheckProblem`."""
+        self.tables, self.host, self.function = tables, host, function
+        self.problem = CheckProblem(tables, page, reads or {}, draws or {})
+        self.call = CheckCall(self.problem)
+        self.done: set[tuple[torch.device, tuple[int, int]]] = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: torch.device | str | None = None, heads: tuple[int, int] | None = None) -> _Errors:
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: torch.device, heads: tuple[int, int]) -> None:
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
+            self(device, heads)
+
+    def heads(self) -> tuple[int, int]:
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
+        if self.tables.heads:
+            h, hv = self.tables.heads.values()
+            return h, hv
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
+
+    def errors(self, device: torch.device, heads: tuple[int, int] | None = None,
+               calls: Sequence[tuple[bool, bool, bool]] = ((True, True, True), (False, False, True))) -> _Errors:
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
+        heads = heads or self.heads()
+        found: _Errors = {}
+        host, in_parts = self.host, self.tables.part_cost is not None
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below call `once`
+            before = host.poison, host.part_chunks, host.plans
+            try:
+                host.poison, host.plans = True, {}
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # short parts, so that there are many
+                            host.part_chunks = chunks
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        host.plans.clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                host.poison, host.part_chunks, host.plans = before
+        return found
+
+    def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool) -> _Errors:
+        """(error, accepted error) by output of one call."""
+        tables, once = self.tables, self.problem.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
+        instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
+        lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
+        x, want = self.problem.solved(once, heads, given)
+        arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
+        for n in served:
+            written[starts[n]:starts[n + 1]] = True
+        writable = self.call.writable(arguments)
+        assert self.function is not None
+        results = self.function(**arguments)
+
+        tf32 = tables.tf32 and device.type == "cuda"
+        accepted = self.ACCEPTED_TF32 if tf32 else self.ACCEPTED[tables.dtype]
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        count = len(want.outs)
+        change = self.problem.by_rounding(x, once, heads, given, want.outs, tf32)
+        found = self.of_outputs(results[:count], want, change, (lengths, once, served), accepted)
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        errors = self.of_states(results[count:], arguments, want, slots, (lengths, once, served))
+        saved = results[len(results) - len(want.saved):]
+        errors |= self.of_chunks(saved, want, (lengths, once))
+        found |= {n: (error, accepted) for n, error in errors.items()}
+        own = served if slots is None else slots[served].to(device)
+        return found | self.call.beside(arguments, writable, written, self.call.stored_by_token(lengths, served), own, lengths)
+
+    def of_outputs(self, results: Sequence[torch.Tensor], want: Expected, change: Sequence[torch.Tensor],
+                   rows: tuple[Sequence[int], Sequence[int], Sequence[int]], accepted: float) -> _Errors:
+        """(error, accepted error) by output. change: by how much rounding of inputs changes each. rows: lengths of the call's
+        sequences, of the problem's, and the numbers of those that are served."""
+        (lengths, once, served), found = rows, dict[str, tuple[float, float]]()
+        for (name, *_), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
+            tokens = got if self.tables.layout == "bthd" else got.transpose(1, 2)
+            each = torch.split(tokens.flatten(0, 1)[:sum(lengths)].cpu(), list(lengths))
+            both = list(zip(*(torch.split(y, list(once)) for y in (of_all, by_all)), strict=True))
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
+            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
+            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
+        return found
+
+    def of_states(self, results: Sequence[torch.Tensor | None], arguments: Mapping[str, Any], want: Expected,
+                  slots: torch.Tensor | None, rows: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> dict[str, float]:
+        """Errors of final states, of states by token, and of checkpoints, by name. results: those after the outputs. rows: as for
+        `of_outputs`."""
+        tables, (lengths, once, served), found = self.tables, rows, dict[str, float]()
+        starts, kv_order = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()], self.problem.kv_order
+        states, at_chunks = results[:len(want.finals)], results[len(want.finals):]
+        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
+        for name, (_, dims), got, final in zip(names, tables.initial, states, want.finals, strict=True):
+            if got is not None and not tables.slots:
+                mine = kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
+                found[name] = worst([off(mine[n][None], final[n % len(once)][None]) for n in served])
+        by_token = self.call.stored_by_token(lengths, served)
+        for (name, dims), after in zip(self.call.kept, want.after, strict=True) if self.call.kept else ():
+            mine = kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], after[n % len(once), t][None]) for y, (n, t) in
+                                               zip(mine, tokens_of(lengths, served), strict=True)])
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
+        for (name, dims), got, after in zip(tables.checkpoints, at_chunks, want.after, strict=False):
+            assert got is not None
+            mine = kv_order(got.cpu(), dims)
+            found[name] = worst([off(mine[starts[n] // tables.chunk + i][None], after[n % len(once), i][None])
+                                 for n in served for i in range(lengths[n] // tables.chunk)])
+        return found
+
+    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, rows: tuple[Sequence[int], Sequence[int]]
+                  ) -> dict[str, float]:
+        """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
+        (lengths, once), found = rows, dict[str, float]()
+        for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
+            mine = self.problem.of_chunk(m, name, got)
+            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
+                y = of_chunk[n % len(once), i]
+                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((mine[slot][:, :y.shape[1]].cpu(), y))
+            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            found[name] = worst([off(*x) for x in pairs])
+        return found
+
+
+def off(got: torch.Tensor, want: torch.Tensor, least: torch.Tensor | None = None) -> torch.Tensor:
     """RMSE over RMS of the worst head. got, want, least: [tokens, heads, ...]. An RMS is at least that of `least`."""
     got, least = got.double(), torch.zeros_like(want) if least is None else least
     error, size, other = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want, least))
     return (error / size.maximum(other).clamp_min(1e-30)).sqrt().max()
 
 
-def worst(errors: Any) -> float:
+def worst(errors: Sequence[torch.Tensor]) -> float:
     """The largest error; NaN if any is NaN."""
-    return float(torch.stack(errors).max()) if errors else 0.0
+    return float(torch.stack(list(errors)).max()) if errors else 0.0
 
 
 #: How temporary names begin: of folders in which an artefact is made, and of files that the package's cache writes.
@@ -3709,6 +4089,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])

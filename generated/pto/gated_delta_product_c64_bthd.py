@@ -26,29 +26,27 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("gated_delta_product_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "k1_k1T_channel", "T1_strictly_neg_4_f16_channel", "T1_rows_2_f16_channel", "T1_strictly_neg_8_f16_channel", "T1_strictly_neg_16_f16_channel", "T1_strictly_neg_32_f16_channel", "T1_strictly_neg_64_f16_channel", "k2_k2T_channel", "k2_k1T_channel", "k1_k2T_channel", "operand_of_X_f16_channel", "k2_k1T_D_f16_channel", "k2_k1T_D_X_channel", "T2_strictly_neg_4_f16_channel", "T2_rows_2_f16_channel", "T2_strictly_neg_8_f16_channel", "T2_strictly_neg_16_f16_channel", "T2_strictly_neg_32_f16_channel", "T2_strictly_neg_64_f16_channel", "S_f16_channel", "k1_S_channel", "beta1_Y_difference_f16_channel", "Y_channel", "k2_S_channel", "k2_k1T_D_Y_channel", "U2_term_minus_A_Y_f16_channel", "U2_channel", "q_S_channel", "q_k1T_channel", "X_U2_channel", "q_k1T_D_f16_channel", "U1_f16_channel", "o_sum_part_channel", "q_k2T_channel", "q_k2T_D_f16_channel", "o_sum_2_part_channel", "W_U1_f16_channel", "S_sum_part_channel", "W_U2_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("gated_delta_product_o_S_fp16", ["minus_identity_float16", "lower_64_mask", "lower_fill", "strictly_lower_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "k1_k1T_channel", "T1_strictly_lower_f16_channel", "T1_diagonal_4_f16_channel", "T1_rows_2_f16_channel", "T1_diagonal_8_f16_channel", "T1_diagonal_16_f16_channel", "k2_k2T_channel", "k2_k1T_channel", "k1_k2T_channel", "operand_of_X_f16_channel", "k2_k1T_D_f16_channel", "k2_k1T_D_X_channel", "T2_strictly_lower_f16_channel", "T2_diagonal_4_f16_channel", "T2_rows_2_f16_channel", "T2_diagonal_8_f16_channel", "T2_diagonal_16_f16_channel", "S_f16_channel", "k1_S_channel", "beta1_Y_difference_f16_channel", "Y_channel", "k2_S_channel", "k2_k1T_D_Y_channel", "U2_term_minus_A_Y_f16_channel", "U2_channel", "q_S_channel", "q_k1T_channel", "X_U2_channel", "q_k1T_D_f16_channel", "U1_f16_channel", "o_sum_part_channel", "q_k2T_channel", "q_k2T_D_f16_channel", "o_sum_2_part_channel", "W_U1_f16_channel", "S_sum_part_channel", "W_U2_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
     "k1_k1T_channel": ([64, 64], "float32"),
-    "T1_strictly_neg_4_f16_channel": ([64, 64], "float16"),
-    "T1_rows_2_f16_channel": ([64, 64], "float16"),
-    "T1_strictly_neg_8_f16_channel": ([64, 64], "float16"),
-    "T1_strictly_neg_16_f16_channel": ([64, 64], "float16"),
-    "T1_strictly_neg_32_f16_channel": ([64, 64], "float16"),
-    "T1_strictly_neg_64_f16_channel": ([64, 64], "float16"),
+    "T1_strictly_lower_f16_channel": ([64, 64], "float16"),
+    "T1_diagonal_4_f16_channel": ([64, 16], "float16"),
+    "T1_rows_2_f16_channel": ([64, 16], "float16"),
+    "T1_diagonal_8_f16_channel": ([64, 16], "float16"),
+    "T1_diagonal_16_f16_channel": ([64, 16], "float16"),
     "k2_k2T_channel": ([64, 64], "float32"),
     "k2_k1T_channel": ([64, 64], "float32"),
     "k1_k2T_channel": ([64, 64], "float32"),
     "operand_of_X_f16_channel": ([64, 64], "float16"),
     "k2_k1T_D_f16_channel": ([64, 64], "float16"),
     "k2_k1T_D_X_channel": ([64, 64], "float32"),
-    "T2_strictly_neg_4_f16_channel": ([64, 64], "float16"),
-    "T2_rows_2_f16_channel": ([64, 64], "float16"),
-    "T2_strictly_neg_8_f16_channel": ([64, 64], "float16"),
-    "T2_strictly_neg_16_f16_channel": ([64, 64], "float16"),
-    "T2_strictly_neg_32_f16_channel": ([64, 64], "float16"),
-    "T2_strictly_neg_64_f16_channel": ([64, 64], "float16"),
+    "T2_strictly_lower_f16_channel": ([64, 64], "float16"),
+    "T2_diagonal_4_f16_channel": ([64, 16], "float16"),
+    "T2_rows_2_f16_channel": ([64, 16], "float16"),
+    "T2_diagonal_8_f16_channel": ([64, 16], "float16"),
+    "T2_diagonal_16_f16_channel": ([64, 16], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
     "k1_S_channel": ([64, 128], "float32"),
     "beta1_Y_difference_f16_channel": ([64, 128], "float16"),
@@ -73,17 +71,16 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
+    "minus_identity_float16": ("eye -1.0 0.0", [64, 64], "float16"),
     "lower_64_mask": ("lower 1.0 0.0", [64, 64], "float32"),
     "lower_fill": ("lower 0.0 -inf", [64, 64], "float32"),
     "strictly_lower_mask": ("strictly_lower 1.0 0.0", [64, 64], "float32"),
-    "eye_mask": ("eye 1.0 0.0", [64, 64], "float32"),
-    "pairs_1_mask": ("pairs:1 1.0 0.0", [64, 64], "float32"),
-    "pairs_2_mask": ("pairs:2 1.0 0.0", [64, 64], "float32"),
-    "pairs_4_mask": ("pairs:4 1.0 0.0", [64, 64], "float32"),
-    "pairs_8_mask": ("pairs:8 1.0 0.0", [64, 64], "float32"),
-    "pairs_16_mask": ("pairs:16 1.0 0.0", [64, 64], "float32"),
-    "pairs_32_mask": ("pairs:32 1.0 0.0", [64, 64], "float32"),
-    "identity_float16_C": ("eye 1.0 0.0", [64, 64], "float16"),
+    "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [64, 16], "float32"),
+    "eye_mask_of_16": ("eye 1.0 0.0", [64, 16], "float32"),
+    "pairs_2_mask_of_16": ("pairs:2 1.0 0.0", [64, 16], "float32"),
+    "pairs_4_mask_of_16": ("pairs:4 1.0 0.0", [64, 16], "float32"),
+    "pairs_8_mask_of_16": ("pairs:8 1.0 0.0", [64, 16], "float32"),
+    "identity_float16_16": ("eye 1.0 0.0", [16, 16], "float16"),
 }
 
 SOURCE = r'''
@@ -105,6 +102,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -213,6 +212,53 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
 }
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int groups = 8, group = Rows / groups;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
+}
 #endif
 #endif
 
@@ -229,36 +275,33 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
+ * minus_identity_float16: workspace, const, [C, C] float16
  * lower_64_mask: workspace, const, [64, 64] float32
  * lower_fill: workspace, const, [C, C] float32
  * strictly_lower_mask: workspace, const, [C, C] float32
- * eye_mask: workspace, const, [C, C] float32
- * pairs_1_mask: workspace, const, [C, C] float32
- * pairs_2_mask: workspace, const, [C, C] float32
- * pairs_4_mask: workspace, const, [C, C] float32
- * pairs_8_mask: workspace, const, [C, C] float32
- * pairs_16_mask: workspace, const, [C, C] float32
- * pairs_32_mask: workspace, const, [C, C] float32
- * identity_float16_C: workspace, const, [C, C] float16
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32
+ * eye_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32
+ * identity_float16_16: workspace, const, [16, 16] float16
  * k1_k1T_channel: workspace, block, [C, C] float32
- * T1_strictly_neg_4_f16_channel: workspace, block, [C, C] float16
- * T1_rows_2_f16_channel: workspace, block, [C, C] float16
- * T1_strictly_neg_8_f16_channel: workspace, block, [C, C] float16
- * T1_strictly_neg_16_f16_channel: workspace, block, [C, C] float16
- * T1_strictly_neg_32_f16_channel: workspace, block, [C, C] float16
- * T1_strictly_neg_64_f16_channel: workspace, block, [C, C] float16
+ * T1_strictly_lower_f16_channel: workspace, block, [C, C] float16
+ * T1_diagonal_4_f16_channel: workspace, block, [C, 16] float16
+ * T1_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * T1_diagonal_8_f16_channel: workspace, block, [C, 16] float16
+ * T1_diagonal_16_f16_channel: workspace, block, [C, 16] float16
  * k2_k2T_channel: workspace, block, [C, C] float32
  * k2_k1T_channel: workspace, block, [C, C] float32
  * k1_k2T_channel: workspace, block, [C, C] float32
  * operand_of_X_f16_channel: workspace, block, [C, C] float16
  * k2_k1T_D_f16_channel: workspace, block, [C, C] float16
  * k2_k1T_D_X_channel: workspace, block, [C, C] float32
- * T2_strictly_neg_4_f16_channel: workspace, block, [C, C] float16
- * T2_rows_2_f16_channel: workspace, block, [C, C] float16
- * T2_strictly_neg_8_f16_channel: workspace, block, [C, C] float16
- * T2_strictly_neg_16_f16_channel: workspace, block, [C, C] float16
- * T2_strictly_neg_32_f16_channel: workspace, block, [C, C] float16
- * T2_strictly_neg_64_f16_channel: workspace, block, [C, C] float16
+ * T2_strictly_lower_f16_channel: workspace, block, [C, C] float16
+ * T2_diagonal_4_f16_channel: workspace, block, [C, 16] float16
+ * T2_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * T2_diagonal_8_f16_channel: workspace, block, [C, 16] float16
+ * T2_diagonal_16_f16_channel: workspace, block, [C, 16] float16
  * S_f16_channel: workspace, block, [K, V] float16
  * k1_S_channel: workspace, block, [C, V] float32
  * beta1_Y_difference_f16_channel: workspace, block, [C, V] float16
@@ -293,36 +336,33 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *minus_identity_float16_bytes,
     __gm__ uint8_t *lower_64_mask_bytes,
     __gm__ uint8_t *lower_fill_bytes,
     __gm__ uint8_t *strictly_lower_mask_bytes,
-    __gm__ uint8_t *eye_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_bytes,
-    __gm__ uint8_t *pairs_2_mask_bytes,
-    __gm__ uint8_t *pairs_4_mask_bytes,
-    __gm__ uint8_t *pairs_8_mask_bytes,
-    __gm__ uint8_t *pairs_16_mask_bytes,
-    __gm__ uint8_t *pairs_32_mask_bytes,
-    __gm__ uint8_t *identity_float16_C_bytes,
+    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
+    __gm__ uint8_t *eye_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
+    __gm__ uint8_t *identity_float16_16_bytes,
     __gm__ uint8_t *k1_k1T_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_4_f16_channel_bytes,
+    __gm__ uint8_t *T1_strictly_lower_f16_channel_bytes,
+    __gm__ uint8_t *T1_diagonal_4_f16_channel_bytes,
     __gm__ uint8_t *T1_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_8_f16_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_16_f16_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_32_f16_channel_bytes,
-    __gm__ uint8_t *T1_strictly_neg_64_f16_channel_bytes,
+    __gm__ uint8_t *T1_diagonal_8_f16_channel_bytes,
+    __gm__ uint8_t *T1_diagonal_16_f16_channel_bytes,
     __gm__ uint8_t *k2_k2T_channel_bytes,
     __gm__ uint8_t *k2_k1T_channel_bytes,
     __gm__ uint8_t *k1_k2T_channel_bytes,
     __gm__ uint8_t *operand_of_X_f16_channel_bytes,
     __gm__ uint8_t *k2_k1T_D_f16_channel_bytes,
     __gm__ uint8_t *k2_k1T_D_X_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_4_f16_channel_bytes,
+    __gm__ uint8_t *T2_strictly_lower_f16_channel_bytes,
+    __gm__ uint8_t *T2_diagonal_4_f16_channel_bytes,
     __gm__ uint8_t *T2_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_8_f16_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_16_f16_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_32_f16_channel_bytes,
-    __gm__ uint8_t *T2_strictly_neg_64_f16_channel_bytes,
+    __gm__ uint8_t *T2_diagonal_8_f16_channel_bytes,
+    __gm__ uint8_t *T2_diagonal_16_f16_channel_bytes,
     __gm__ uint8_t *S_f16_channel_bytes,
     __gm__ uint8_t *k1_S_channel_bytes,
     __gm__ uint8_t *beta1_Y_difference_f16_channel_bytes,
@@ -369,36 +409,33 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
     __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
     __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
-    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
-    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
-    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
-    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
-    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
-    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
-    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
-    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
     __gm__ float *k1_k1T_channel_gm = reinterpret_cast<__gm__ float *>(k1_k1T_channel_bytes);
-    __gm__ half *T1_strictly_neg_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_4_f16_channel_bytes);
+    __gm__ half *T1_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_lower_f16_channel_bytes);
+    __gm__ half *T1_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_diagonal_4_f16_channel_bytes);
     __gm__ half *T1_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_rows_2_f16_channel_bytes);
-    __gm__ half *T1_strictly_neg_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_8_f16_channel_bytes);
-    __gm__ half *T1_strictly_neg_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_16_f16_channel_bytes);
-    __gm__ half *T1_strictly_neg_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_32_f16_channel_bytes);
-    __gm__ half *T1_strictly_neg_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_neg_64_f16_channel_bytes);
+    __gm__ half *T1_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_diagonal_8_f16_channel_bytes);
+    __gm__ half *T1_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_diagonal_16_f16_channel_bytes);
     __gm__ float *k2_k2T_channel_gm = reinterpret_cast<__gm__ float *>(k2_k2T_channel_bytes);
     __gm__ float *k2_k1T_channel_gm = reinterpret_cast<__gm__ float *>(k2_k1T_channel_bytes);
     __gm__ float *k1_k2T_channel_gm = reinterpret_cast<__gm__ float *>(k1_k2T_channel_bytes);
     __gm__ half *operand_of_X_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_X_f16_channel_bytes);
     __gm__ half *k2_k1T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(k2_k1T_D_f16_channel_bytes);
     __gm__ float *k2_k1T_D_X_channel_gm = reinterpret_cast<__gm__ float *>(k2_k1T_D_X_channel_bytes);
-    __gm__ half *T2_strictly_neg_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_4_f16_channel_bytes);
+    __gm__ half *T2_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_lower_f16_channel_bytes);
+    __gm__ half *T2_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_diagonal_4_f16_channel_bytes);
     __gm__ half *T2_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_rows_2_f16_channel_bytes);
-    __gm__ half *T2_strictly_neg_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_8_f16_channel_bytes);
-    __gm__ half *T2_strictly_neg_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_16_f16_channel_bytes);
-    __gm__ half *T2_strictly_neg_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_32_f16_channel_bytes);
-    __gm__ half *T2_strictly_neg_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_neg_64_f16_channel_bytes);
+    __gm__ half *T2_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_diagonal_8_f16_channel_bytes);
+    __gm__ half *T2_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_diagonal_16_f16_channel_bytes);
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
     __gm__ float *k1_S_channel_gm = reinterpret_cast<__gm__ float *>(k1_S_channel_bytes);
     __gm__ half *beta1_Y_difference_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta1_Y_difference_f16_channel_bytes);
@@ -430,262 +467,282 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(k1_k1T_right_first, 0x0);
     TileAcc<float, 64, 64> k1_k1T_first;
     TASSIGN(k1_k1T_first, 0x0);
-    L1Tile<half, 64, 64> identity_first;
-    TASSIGN(identity_first, 0x8000);
-    L1Tile<half, 64, 128> k2_first;
-    TASSIGN(k2_first, 0xa000);
-    L1Tile<half, 64, 64> identity_2_first;
-    TASSIGN(identity_2_first, 0x12000);
+    L1Tile<half, 64, 64> T1_zeros_first;
+    TASSIGN(T1_zeros_first, 0x8000);
     TileLeft<half, 64, 128> k1_k2T_left_first;
     TASSIGN(k1_k2T_left_first, 0x8000);
+    L1Tile<half, 64, 128> k2_first;
+    TASSIGN(k2_first, 0xa000);
     TileRight<half, 128, 64> k1_k2T_right_first;
     TASSIGN(k1_k2T_right_first, 0x8000);
     TileAcc<float, 64, 64> k1_k2T_first;
     TASSIGN(k1_k2T_first, 0x4000);
-    L1Tile<half, 64, 128> q_first;
-    TASSIGN(q_first, 0x14000);
     TileLeft<half, 64, 128> k2_k1T_left_first;
     TASSIGN(k2_k1T_left_first, 0x0);
     TileRight<half, 128, 64> k2_k1T_right_first;
     TASSIGN(k2_k1T_right_first, 0x0);
     TileAcc<float, 64, 64> k2_k1T_first;
     TASSIGN(k2_k1T_first, 0x8000);
+    L1Tile<half, 64, 64> T2_zeros_first;
+    TASSIGN(T2_zeros_first, 0x12000);
     TileLeft<half, 64, 128> k2_k2T_left_first;
     TASSIGN(k2_k2T_left_first, 0x8000);
     TileRight<half, 128, 64> k2_k2T_right_first;
     TASSIGN(k2_k2T_right_first, 0x8000);
     TileAcc<float, 64, 64> k2_k2T_first;
     TASSIGN(k2_k2T_first, 0xc000);
+    L1Tile<half, 64, 128> q_first;
+    TASSIGN(q_first, 0x14000);
     TileLeft<half, 64, 128> q_k1T_left_first;
     TASSIGN(q_k1T_left_first, 0x0);
     TileRight<half, 128, 64> q_k1T_right_first;
     TASSIGN(q_k1T_right_first, 0x0);
     TileAcc<float, 64, 64> q_k1T_first;
     TASSIGN(q_k1T_first, 0x10000);
-    L1Tile<half, 64, 64> T1_strictly_neg_4_f16_in_first;
-    TASSIGN(T1_strictly_neg_4_f16_in_first, 0x1c000);
+    L1Tile<half, 64, 64> T1_strictly_lower_f16_in_first;
+    TASSIGN(T1_strictly_lower_f16_in_first, 0x1c000);
+    L1Tile<half, 64, 16> T1_diagonal_4_f16_in_first;
+    TASSIGN(T1_diagonal_4_f16_in_first, 0x1e000);
+    TileLeft<half, 64, 16> T1_below_4_left_first;
+    TASSIGN(T1_below_4_left_first, 0x8000);
+    L1Tile<half, 64, 16> T1_rows_2_f16_in_first;
+    TASSIGN(T1_rows_2_f16_in_first, 0x1e800);
+    TileRight<half, 64, 16> T1_below_4_right_first;
+    TASSIGN(T1_below_4_right_first, 0x8000);
+    TileAcc<float, 64, 16> T1_below_4_first;
+    TASSIGN(T1_below_4_first, 0x14000);
+    TileLeft<half, 64, 16> T1_rows_2_identity_left_first;
+    TASSIGN(T1_rows_2_identity_left_first, 0x0);
+    L1Tile<half, 16, 16> identity_first;
+    TASSIGN(identity_first, 0x1f000);
+    TileRight<half, 16, 16> T1_rows_2_identity_right_first;
+    TASSIGN(T1_rows_2_identity_right_first, 0x0);
+    TileAcc<float, 64, 16> T1_rows_2_identity_first;
+    TASSIGN(T1_rows_2_identity_first, 0x15000);
     TileLeft<half, 64, 128> q_k2T_left_first;
     TASSIGN(q_k2T_left_first, 0x8000);
     TileRight<half, 128, 64> q_k2T_right_first;
     TASSIGN(q_k2T_right_first, 0x8000);
     TileAcc<float, 64, 64> q_k2T_first;
-    TASSIGN(q_k2T_first, 0x14000);
-    L1Tile<half, 64, 64> T1_rows_2_f16_in_first;
-    TASSIGN(T1_rows_2_f16_in_first, 0x1e000);
-    L1Tile<half, 64, 64> T1_strictly_neg_8_f16_in_first;
-    TASSIGN(T1_strictly_neg_8_f16_in_first, 0x20000);
-    L1Tile<half, 64, 64> T1_strictly_neg_16_f16_in_first;
-    TASSIGN(T1_strictly_neg_16_f16_in_first, 0x22000);
-    TileLeft<half, 64, 64> T1_below_4_left_first;
-    TASSIGN(T1_below_4_left_first, 0x0);
-    TileRight<half, 64, 64> T1_below_4_right_first;
-    TASSIGN(T1_below_4_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_below_4_first;
-    TASSIGN(T1_below_4_first, 0x18000);
-    L1Tile<half, 64, 64> T1_strictly_neg_32_f16_in_first;
-    TASSIGN(T1_strictly_neg_32_f16_in_first, 0x24000);
-    TileLeft<half, 64, 64> T1_rows_2_identity_left_first;
-    TASSIGN(T1_rows_2_identity_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_rows_2_identity_right_first;
-    TASSIGN(T1_rows_2_identity_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_2_identity_first;
-    TASSIGN(T1_rows_2_identity_first, 0x1c000);
-    L1Tile<half, 64, 64> T1_below_4_f16_first;
-    TASSIGN(T1_below_4_f16_first, 0x26000);
-    L1Tile<half, 64, 64> T1_strictly_neg_64_f16_in_first;
-    TASSIGN(T1_strictly_neg_64_f16_in_first, 0x28000);
-    TileLeft<half, 64, 64> T1_rows_4_left_first;
+    TASSIGN(q_k2T_first, 0x16000);
+    L1Tile<half, 64, 16> T1_below_4_f16_first;
+    TASSIGN(T1_below_4_f16_first, 0x1f200);
+    TileLeft<half, 64, 16> T1_rows_4_left_first;
     TASSIGN(T1_rows_4_left_first, 0x0);
-    TileRight<half, 64, 64> T1_rows_4_right_first;
+    TileRight<half, 64, 16> T1_rows_4_right_first;
     TASSIGN(T1_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_rows_4_first;
-    TASSIGN(T1_rows_4_first, 0x1c000);
-    L1Tile<half, 64, 64> operand_of_X_f16_in_first;
-    TASSIGN(operand_of_X_f16_in_first, 0x2a000);
-    L1Tile<half, 64, 64> T1_rows_4_f16_first;
-    TASSIGN(T1_rows_4_f16_first, 0x2c000);
-    L1Tile<half, 64, 64> k2_k1T_D_f16_in_first;
-    TASSIGN(k2_k1T_D_f16_in_first, 0x2e000);
-    TileLeft<half, 64, 64> T1_below_8_left_first;
+    TileAcc<float, 64, 16> T1_rows_4_first;
+    TASSIGN(T1_rows_4_first, 0x15000);
+    L1Tile<half, 64, 16> T1_rows_4_f16_first;
+    TASSIGN(T1_rows_4_f16_first, 0x1fa00);
+    L1Tile<half, 64, 16> T1_diagonal_8_f16_in_first;
+    TASSIGN(T1_diagonal_8_f16_in_first, 0x20200);
+    TileLeft<half, 64, 16> T1_below_8_left_first;
     TASSIGN(T1_below_8_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_below_8_right_first;
+    TileRight<half, 64, 16> T1_below_8_right_first;
     TASSIGN(T1_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_below_8_first;
-    TASSIGN(T1_below_8_first, 0x0);
-    L1Tile<half, 64, 64> T1_below_8_f16_first;
-    TASSIGN(T1_below_8_f16_first, 0x32000);
-    TileLeft<half, 64, 64> T1_rows_8_left_first;
+    TileAcc<float, 64, 16> T1_below_8_first;
+    TASSIGN(T1_below_8_first, 0x1a000);
+    L1Tile<half, 64, 16> T1_below_8_f16_first;
+    TASSIGN(T1_below_8_f16_first, 0x20a00);
+    TileLeft<half, 64, 16> T1_rows_8_left_first;
     TASSIGN(T1_rows_8_left_first, 0x0);
-    TileRight<half, 64, 64> T1_rows_8_right_first;
+    TileRight<half, 64, 16> T1_rows_8_right_first;
     TASSIGN(T1_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_rows_8_first;
-    TASSIGN(T1_rows_8_first, 0x1c000);
-    L1Tile<half, 64, 64> T1_rows_8_f16_first;
-    TASSIGN(T1_rows_8_f16_first, 0x34000);
-    TileLeft<half, 64, 64> T1_below_16_left_first;
+    TileAcc<float, 64, 16> T1_rows_8_first;
+    TASSIGN(T1_rows_8_first, 0x15000);
+    L1Tile<half, 64, 16> T1_rows_8_f16_first;
+    TASSIGN(T1_rows_8_f16_first, 0x21200);
+    L1Tile<half, 64, 16> T1_diagonal_16_f16_in_first;
+    TASSIGN(T1_diagonal_16_f16_in_first, 0x21a00);
+    TileLeft<half, 64, 16> T1_below_16_left_first;
     TASSIGN(T1_below_16_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_below_16_right_first;
+    TileRight<half, 64, 16> T1_below_16_right_first;
     TASSIGN(T1_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_below_16_first;
-    TASSIGN(T1_below_16_first, 0x4000);
-    L1Tile<half, 64, 64> T1_below_16_f16_first;
-    TASSIGN(T1_below_16_f16_first, 0x36000);
-    TileLeft<half, 64, 64> T1_rows_16_left_first;
+    TileAcc<float, 64, 16> T1_below_16_first;
+    TASSIGN(T1_below_16_first, 0x1b000);
+    L1Tile<half, 64, 16> T1_below_16_f16_first;
+    TASSIGN(T1_below_16_f16_first, 0x22200);
+    TileLeft<half, 64, 16> T1_rows_16_left_first;
     TASSIGN(T1_rows_16_left_first, 0x0);
-    TileRight<half, 64, 64> T1_rows_16_right_first;
+    TileRight<half, 64, 16> T1_rows_16_right_first;
     TASSIGN(T1_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_rows_16_first;
-    TASSIGN(T1_rows_16_first, 0x1c000);
-    L1Tile<half, 64, 64> T1_rows_16_f16_first;
-    TASSIGN(T1_rows_16_f16_first, 0x38000);
-    L1Tile<half, 64, 64> q_k1T_D_f16_in_first;
-    TASSIGN(q_k1T_D_f16_in_first, 0x3a000);
-    TileLeft<half, 64, 64> T1_below_32_left_first;
+    TileAcc<float, 64, 16> T1_rows_16_first;
+    TASSIGN(T1_rows_16_first, 0x15000);
+    L1Tile<half, 64, 64> T1_blocks_16_first;
+    TASSIGN(T1_blocks_16_first, 0x8000);
+    TileLeft<half, 32, 16> T1_below_32_left_first;
     TASSIGN(T1_below_32_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_below_32_right_first;
+    TileRight<half, 32, 16> T1_below_32_right_first;
     TASSIGN(T1_below_32_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_below_32_first;
-    TASSIGN(T1_below_32_first, 0x8000);
-    L1Tile<half, 64, 64> q_k2T_D_f16_in_first;
-    TASSIGN(q_k2T_D_f16_in_first, 0x3e000);
-    L1Tile<half, 64, 64> T1_below_32_f16_first;
-    TASSIGN(T1_below_32_f16_first, 0x42000);
-    TileLeft<half, 64, 64> T1_rows_32_left_first;
-    TASSIGN(T1_rows_32_left_first, 0x0);
-    TileRight<half, 64, 64> T1_rows_32_right_first;
-    TASSIGN(T1_rows_32_right_first, 0x0);
-    TileAcc<float, 64, 64> T1_rows_32_first;
-    TASSIGN(T1_rows_32_first, 0x1c000);
-    L1Tile<half, 64, 64> T1_rows_32_f16_first;
-    TASSIGN(T1_rows_32_f16_first, 0x44000);
-    TileLeft<half, 64, 64> T1_below_64_left_first;
+    TileAcc<float, 32, 16> T1_below_32_first;
+    TASSIGN(T1_below_32_first, 0x1c000);
+    L1Tile<half, 32, 16> T1_below_32_f16_first;
+    TASSIGN(T1_below_32_f16_first, 0x22a00);
+    TileLeft<half, 32, 16> T1_corner_32_left_first;
+    TASSIGN(T1_corner_32_left_first, 0x0);
+    TileRight<half, 32, 16> T1_corner_32_right_first;
+    TASSIGN(T1_corner_32_right_first, 0x0);
+    TileAcc<float, 32, 16> T1_corner_32_first;
+    TASSIGN(T1_corner_32_first, 0x1c800);
+    L1Tile<half, 64, 64> T1_blocks_32_first;
+    TASSIGN(T1_blocks_32_first, 0x8000);
+    TileLeft<half, 32, 32> T1_below_64_left_first;
     TASSIGN(T1_below_64_left_first, 0x8000);
-    TileRight<half, 64, 64> T1_below_64_right_first;
+    TileRight<half, 32, 32> T1_below_64_right_first;
     TASSIGN(T1_below_64_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_below_64_first;
-    TASSIGN(T1_below_64_first, 0xc000);
-    L1Tile<half, 64, 64> T1_below_64_f16_first;
-    TASSIGN(T1_below_64_f16_first, 0x46000);
+    TileAcc<float, 32, 32> T1_below_64_first;
+    TASSIGN(T1_below_64_first, 0x1d000);
+    L1Tile<half, 32, 32> T1_below_64_f16_first;
+    TASSIGN(T1_below_64_f16_first, 0x22e00);
+    TileLeft<half, 32, 32> T1_corner_64_left_first;
+    TASSIGN(T1_corner_64_left_first, 0x0);
+    TileRight<half, 32, 32> T1_corner_64_right_first;
+    TASSIGN(T1_corner_64_right_first, 0x0);
+    TileAcc<float, 32, 32> T1_corner_64_first;
+    TASSIGN(T1_corner_64_first, 0x1e000);
+    L1Tile<half, 64, 64> T1_blocks_64_first;
+    TASSIGN(T1_blocks_64_first, 0x8000);
     TileLeft<half, 64, 64> T1_left_first;
-    TASSIGN(T1_left_first, 0x0);
+    TASSIGN(T1_left_first, 0x8000);
+    L1Tile<half, 64, 64> minus_identity_first;
+    TASSIGN(minus_identity_first, 0x23600);
     TileRight<half, 64, 64> T1_right_first;
-    TASSIGN(T1_right_first, 0x0);
+    TASSIGN(T1_right_first, 0x8000);
     TileAcc<float, 64, 64> T1_first;
-    TASSIGN(T1_first, 0x1c000);
+    TASSIGN(T1_first, 0x0);
     L1Tile<half, 64, 64> T1_f16_first;
-    TASSIGN(T1_f16_first, 0x48000);
+    TASSIGN(T1_f16_first, 0x25600);
     TileLeft<half, 64, 64> X_left_first;
-    TASSIGN(X_left_first, 0x8000);
+    TASSIGN(X_left_first, 0x0);
+    L1Tile<half, 64, 64> operand_of_X_f16_in_first;
+    TASSIGN(operand_of_X_f16_in_first, 0x29600);
     TileRight<half, 64, 64> X_right_first;
-    TASSIGN(X_right_first, 0x8000);
+    TASSIGN(X_right_first, 0x0);
     TileAcc<float, 64, 64> X_first;
-    TASSIGN(X_first, 0x10000);
+    TASSIGN(X_first, 0x4000);
     L1Tile<half, 64, 64> X_f16_first;
-    TASSIGN(X_f16_first, 0x4c000);
+    TASSIGN(X_f16_first, 0x2b600);
+    L1Tile<half, 64, 64> k2_k1T_D_f16_in_first;
+    TASSIGN(k2_k1T_D_f16_in_first, 0x2f600);
     TileLeft<half, 64, 64> k2_k1T_D_X_left_first;
-    TASSIGN(k2_k1T_D_X_left_first, 0x0);
+    TASSIGN(k2_k1T_D_X_left_first, 0x8000);
     TileRight<half, 64, 64> k2_k1T_D_X_right_first;
-    TASSIGN(k2_k1T_D_X_right_first, 0x0);
+    TASSIGN(k2_k1T_D_X_right_first, 0x8000);
     TileAcc<float, 64, 64> k2_k1T_D_X_first;
-    TASSIGN(k2_k1T_D_X_first, 0x14000);
-    L1Tile<half, 64, 64> T2_strictly_neg_4_f16_in_first;
-    TASSIGN(T2_strictly_neg_4_f16_in_first, 0x50000);
-    L1Tile<half, 64, 64> T2_rows_2_f16_in_first;
-    TASSIGN(T2_rows_2_f16_in_first, 0x52000);
-    TileLeft<half, 64, 64> T2_below_4_left_first;
-    TASSIGN(T2_below_4_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_below_4_right_first;
-    TASSIGN(T2_below_4_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_below_4_first;
-    TASSIGN(T2_below_4_first, 0x18000);
-    L1Tile<half, 64, 64> T2_strictly_neg_8_f16_in_first;
-    TASSIGN(T2_strictly_neg_8_f16_in_first, 0x54000);
-    L1Tile<half, 64, 64> T2_strictly_neg_16_f16_in_first;
-    TASSIGN(T2_strictly_neg_16_f16_in_first, 0x56000);
-    L1Tile<half, 64, 64> T2_below_4_f16_first;
-    TASSIGN(T2_below_4_f16_first, 0x58000);
-    TileLeft<half, 64, 64> identity_2_product_left_first;
-    TASSIGN(identity_2_product_left_first, 0x0);
-    TileRight<half, 64, 64> identity_2_product_right_first;
-    TASSIGN(identity_2_product_right_first, 0x0);
-    TileAcc<float, 64, 64> identity_2_product_first;
-    TASSIGN(identity_2_product_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_strictly_neg_32_f16_in_first;
-    TASSIGN(T2_strictly_neg_32_f16_in_first, 0x5a000);
-    TileLeft<half, 64, 64> T2_rows_4_left_first;
-    TASSIGN(T2_rows_4_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_rows_4_right_first;
-    TASSIGN(T2_rows_4_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_4_first;
-    TASSIGN(T2_rows_4_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_strictly_neg_64_f16_in_first;
-    TASSIGN(T2_strictly_neg_64_f16_in_first, 0x5c000);
-    L1Tile<half, 64, 64> T2_rows_4_f16_first;
-    TASSIGN(T2_rows_4_f16_first, 0x5e000);
-    TileLeft<half, 64, 64> T2_below_8_left_first;
-    TASSIGN(T2_below_8_left_first, 0x0);
-    TileRight<half, 64, 64> T2_below_8_right_first;
-    TASSIGN(T2_below_8_right_first, 0x0);
-    TileAcc<float, 64, 64> T2_below_8_first;
-    TASSIGN(T2_below_8_first, 0x0);
-    L1Tile<half, 64, 64> T2_below_8_f16_first;
-    TASSIGN(T2_below_8_f16_first, 0x60000);
-    TileLeft<half, 64, 64> T2_rows_8_left_first;
-    TASSIGN(T2_rows_8_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_rows_8_right_first;
-    TASSIGN(T2_rows_8_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_8_first;
-    TASSIGN(T2_rows_8_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_rows_8_f16_first;
-    TASSIGN(T2_rows_8_f16_first, 0x62000);
-    TileLeft<half, 64, 64> T2_below_16_left_first;
-    TASSIGN(T2_below_16_left_first, 0x0);
-    TileRight<half, 64, 64> T2_below_16_right_first;
-    TASSIGN(T2_below_16_right_first, 0x0);
-    TileAcc<float, 64, 64> T2_below_16_first;
-    TASSIGN(T2_below_16_first, 0x4000);
-    L1Tile<half, 64, 64> T2_below_16_f16_first;
-    TASSIGN(T2_below_16_f16_first, 0x64000);
-    TileLeft<half, 64, 64> T2_rows_16_left_first;
-    TASSIGN(T2_rows_16_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_rows_16_right_first;
-    TASSIGN(T2_rows_16_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_16_first;
-    TASSIGN(T2_rows_16_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_rows_16_f16_first;
-    TASSIGN(T2_rows_16_f16_first, 0x66000);
-    TileLeft<half, 64, 64> T2_below_32_left_first;
-    TASSIGN(T2_below_32_left_first, 0x0);
-    TileRight<half, 64, 64> T2_below_32_right_first;
-    TASSIGN(T2_below_32_right_first, 0x0);
-    TileAcc<float, 64, 64> T2_below_32_first;
-    TASSIGN(T2_below_32_first, 0x8000);
-    L1Tile<half, 64, 64> T2_below_32_f16_first;
-    TASSIGN(T2_below_32_f16_first, 0x68000);
-    TileLeft<half, 64, 64> T2_rows_32_left_first;
-    TASSIGN(T2_rows_32_left_first, 0x8000);
-    TileRight<half, 64, 64> T2_rows_32_right_first;
-    TASSIGN(T2_rows_32_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_32_first;
-    TASSIGN(T2_rows_32_first, 0x1c000);
-    L1Tile<half, 64, 64> T2_rows_32_f16_first;
-    TASSIGN(T2_rows_32_f16_first, 0x6a000);
-    TileLeft<half, 64, 64> T2_below_64_left_first;
-    TASSIGN(T2_below_64_left_first, 0x0);
-    TileRight<half, 64, 64> T2_below_64_right_first;
-    TASSIGN(T2_below_64_right_first, 0x0);
-    TileAcc<float, 64, 64> T2_below_64_first;
-    TASSIGN(T2_below_64_first, 0xc000);
-    L1Tile<half, 64, 64> T2_below_64_f16_first;
-    TASSIGN(T2_below_64_f16_first, 0x6c000);
+    TASSIGN(k2_k1T_D_X_first, 0x8000);
+    L1Tile<half, 64, 64> T2_strictly_lower_f16_in_first;
+    TASSIGN(T2_strictly_lower_f16_in_first, 0x33600);
+    L1Tile<half, 64, 16> T2_diagonal_4_f16_in_first;
+    TASSIGN(T2_diagonal_4_f16_in_first, 0x35600);
+    TileLeft<half, 64, 16> T2_below_4_left_first;
+    TASSIGN(T2_below_4_left_first, 0x0);
+    L1Tile<half, 64, 16> T2_rows_2_f16_in_first;
+    TASSIGN(T2_rows_2_f16_in_first, 0x35e00);
+    TileRight<half, 64, 16> T2_below_4_right_first;
+    TASSIGN(T2_below_4_right_first, 0x0);
+    TileAcc<float, 64, 16> T2_below_4_first;
+    TASSIGN(T2_below_4_first, 0xc000);
+    L1Tile<half, 64, 16> T2_below_4_f16_first;
+    TASSIGN(T2_below_4_f16_first, 0x36600);
+    TileLeft<half, 64, 16> identity_2_product_left_first;
+    TASSIGN(identity_2_product_left_first, 0x8000);
+    L1Tile<half, 16, 16> identity_2_first;
+    TASSIGN(identity_2_first, 0x36e00);
+    TileRight<half, 16, 16> identity_2_product_right_first;
+    TASSIGN(identity_2_product_right_first, 0x8000);
+    TileAcc<float, 64, 16> identity_2_product_first;
+    TASSIGN(identity_2_product_first, 0xd000);
+    TileLeft<half, 64, 16> T2_rows_4_left_first;
+    TASSIGN(T2_rows_4_left_first, 0x0);
+    TileRight<half, 64, 16> T2_rows_4_right_first;
+    TASSIGN(T2_rows_4_right_first, 0x0);
+    TileAcc<float, 64, 16> T2_rows_4_first;
+    TASSIGN(T2_rows_4_first, 0xd000);
+    L1Tile<half, 64, 16> T2_rows_4_f16_first;
+    TASSIGN(T2_rows_4_f16_first, 0x37000);
+    L1Tile<half, 64, 16> T2_diagonal_8_f16_in_first;
+    TASSIGN(T2_diagonal_8_f16_in_first, 0x37800);
+    TileLeft<half, 64, 16> T2_below_8_left_first;
+    TASSIGN(T2_below_8_left_first, 0x8000);
+    TileRight<half, 64, 16> T2_below_8_right_first;
+    TASSIGN(T2_below_8_right_first, 0x8000);
+    TileAcc<float, 64, 16> T2_below_8_first;
+    TASSIGN(T2_below_8_first, 0xe000);
+    L1Tile<half, 64, 16> T2_below_8_f16_first;
+    TASSIGN(T2_below_8_f16_first, 0x38000);
+    TileLeft<half, 64, 16> T2_rows_8_left_first;
+    TASSIGN(T2_rows_8_left_first, 0x0);
+    TileRight<half, 64, 16> T2_rows_8_right_first;
+    TASSIGN(T2_rows_8_right_first, 0x0);
+    TileAcc<float, 64, 16> T2_rows_8_first;
+    TASSIGN(T2_rows_8_first, 0xd000);
+    L1Tile<half, 64, 16> T2_rows_8_f16_first;
+    TASSIGN(T2_rows_8_f16_first, 0x38800);
+    L1Tile<half, 64, 16> T2_diagonal_16_f16_in_first;
+    TASSIGN(T2_diagonal_16_f16_in_first, 0x39000);
+    TileLeft<half, 64, 16> T2_below_16_left_first;
+    TASSIGN(T2_below_16_left_first, 0x8000);
+    TileRight<half, 64, 16> T2_below_16_right_first;
+    TASSIGN(T2_below_16_right_first, 0x8000);
+    TileAcc<float, 64, 16> T2_below_16_first;
+    TASSIGN(T2_below_16_first, 0xf000);
+    L1Tile<half, 64, 16> T2_below_16_f16_first;
+    TASSIGN(T2_below_16_f16_first, 0x39800);
+    TileLeft<half, 64, 16> T2_rows_16_left_first;
+    TASSIGN(T2_rows_16_left_first, 0x0);
+    TileRight<half, 64, 16> T2_rows_16_right_first;
+    TASSIGN(T2_rows_16_right_first, 0x0);
+    TileAcc<float, 64, 16> T2_rows_16_first;
+    TASSIGN(T2_rows_16_first, 0xd000);
+    L1Tile<half, 64, 64> T2_blocks_16_first;
+    TASSIGN(T2_blocks_16_first, 0x12000);
+    TileLeft<half, 32, 16> T2_below_32_left_first;
+    TASSIGN(T2_below_32_left_first, 0x8000);
+    TileRight<half, 32, 16> T2_below_32_right_first;
+    TASSIGN(T2_below_32_right_first, 0x8000);
+    TileAcc<float, 32, 16> T2_below_32_first;
+    TASSIGN(T2_below_32_first, 0x10000);
+    L1Tile<half, 32, 16> T2_below_32_f16_first;
+    TASSIGN(T2_below_32_f16_first, 0x3a000);
+    TileLeft<half, 32, 16> T2_corner_32_left_first;
+    TASSIGN(T2_corner_32_left_first, 0x0);
+    TileRight<half, 32, 16> T2_corner_32_right_first;
+    TASSIGN(T2_corner_32_right_first, 0x0);
+    TileAcc<float, 32, 16> T2_corner_32_first;
+    TASSIGN(T2_corner_32_first, 0x10800);
+    L1Tile<half, 64, 64> T2_blocks_32_first;
+    TASSIGN(T2_blocks_32_first, 0x12000);
+    TileLeft<half, 32, 32> T2_below_64_left_first;
+    TASSIGN(T2_below_64_left_first, 0x8000);
+    TileRight<half, 32, 32> T2_below_64_right_first;
+    TASSIGN(T2_below_64_right_first, 0x8000);
+    TileAcc<float, 32, 32> T2_below_64_first;
+    TASSIGN(T2_below_64_first, 0x11000);
+    L1Tile<half, 32, 32> T2_below_64_f16_first;
+    TASSIGN(T2_below_64_f16_first, 0x3a400);
+    TileLeft<half, 32, 32> T2_corner_64_left_first;
+    TASSIGN(T2_corner_64_left_first, 0x0);
+    TileRight<half, 32, 32> T2_corner_64_right_first;
+    TASSIGN(T2_corner_64_right_first, 0x0);
+    TileAcc<float, 32, 32> T2_corner_64_first;
+    TASSIGN(T2_corner_64_first, 0x12000);
+    L1Tile<half, 64, 64> T2_blocks_64_first;
+    TASSIGN(T2_blocks_64_first, 0x12000);
     TileLeft<half, 64, 64> T2_left_first;
     TASSIGN(T2_left_first, 0x8000);
+    L1Tile<half, 64, 64> minus_identity_2_first;
+    TASSIGN(minus_identity_2_first, 0x3ac00);
     TileRight<half, 64, 64> T2_right_first;
     TASSIGN(T2_right_first, 0x8000);
     TileAcc<float, 64, 64> T2_first;
-    TASSIGN(T2_first, 0x1c000);
+    TASSIGN(T2_first, 0x13000);
     L1Tile<half, 64, 64> T2_f16_first;
-    TASSIGN(T2_f16_first, 0x6e000);
+    TASSIGN(T2_f16_first, 0x3cc00);
+    L1Tile<half, 64, 64> q_k1T_D_f16_in_first;
+    TASSIGN(q_k1T_D_f16_in_first, 0x40c00);
+    L1Tile<half, 64, 64> q_k2T_D_f16_in_first;
+    TASSIGN(q_k2T_D_f16_in_first, 0x44c00);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> k1;
     L1Tile<half, 64, 128> k2;
@@ -701,337 +758,357 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TileRight<half, 128, 64> k1_k1T_right_next;
     TASSIGN(k1_k1T_right_next, 0x0);
     TileAcc<float, 64, 64> k1_k1T_next;
-    TASSIGN(k1_k1T_next, 0x10000);
-    L1Tile<half, 64, 64> identity_next;
-    TASSIGN(identity_next, 0x72000);
-    L1Tile<half, 64, 128> k2_next;
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x74000);
+    TASSIGN(k1_k1T_next, 0x17000);
+    L1Tile<half, 64, 64> T1_zeros_next;
+    TASSIGN(T1_zeros_next, 0x48c00);
     TileLeft<half, 64, 128> k1_k2T_left_next;
     TASSIGN(k1_k2T_left_next, 0x8000);
+    L1Tile<half, 64, 128> k2_next;
     TileRight<half, 128, 64> k1_k2T_right_next;
     TASSIGN(k1_k2T_right_next, 0x8000);
     TileAcc<float, 64, 64> k1_k2T_next;
-    TASSIGN(k1_k2T_next, 0x14000);
+    TASSIGN(k1_k2T_next, 0x1b000);
     TileLeft<half, 64, 128> k2_k1T_left_next;
     TASSIGN(k2_k1T_left_next, 0x0);
     TileRight<half, 128, 64> k2_k1T_right_next;
     TASSIGN(k2_k1T_right_next, 0x0);
     TileAcc<float, 64, 64> k2_k1T_next;
-    TASSIGN(k2_k1T_next, 0x18000);
-    L1Tile<half, 64, 64> identity_2_next;
-    TASSIGN(identity_2_next, 0x7c000);
-    L1Tile<half, 64, 128> q_next;
+    TASSIGN(k2_k1T_next, 0x0);
     TileLeft<half, 64, 128> k1_S_left;
     TASSIGN(k1_S_left, 0x8000);
+    L1Tile<half, 128, 128> S_f16_in;
+    TASSIGN(S_f16_in, 0x4ac00);
     TileRight<half, 128, 128> k1_S_right;
     TASSIGN(k1_S_right, 0x8000);
     TileAcc<float, 64, 128> k1_S;
-    TASSIGN(k1_S, 0x0);
+    TASSIGN(k1_S, 0x4000);
+    L1Tile<half, 64, 64> T2_zeros_next;
+    TASSIGN(T2_zeros_next, 0x52c00);
     TileLeft<half, 64, 128> k2_S_left;
     TASSIGN(k2_S_left, 0x0);
     TileRight<half, 128, 128> k2_S_right;
     TASSIGN(k2_S_right, 0x0);
     TileAcc<float, 64, 128> k2_S;
-    TASSIGN(k2_S, 0x8000);
-    L1Tile<half, 64, 64> T1_strictly_neg_4_f16_in_next;
-    TASSIGN(T1_strictly_neg_4_f16_in_next, 0x7e000);
-    L1Tile<half, 64, 64> T1_rows_2_f16_in_next;
-    TASSIGN(T1_rows_2_f16_in_next, 0x8000);
-    L1Tile<half, 64, 64> T1_strictly_neg_8_f16_in_next;
-    TASSIGN(T1_strictly_neg_8_f16_in_next, 0x12000);
-    L1Tile<half, 64, 64> T1_strictly_neg_16_f16_in_next;
-    TASSIGN(T1_strictly_neg_16_f16_in_next, 0x1c000);
-    TileLeft<half, 64, 64> T1_below_4_left_next;
-    TASSIGN(T1_below_4_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_below_4_right_next;
-    TASSIGN(T1_below_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_below_4_next;
-    TASSIGN(T1_below_4_next, 0x10000);
-    L1Tile<half, 64, 64> T1_strictly_neg_32_f16_in_next;
-    TASSIGN(T1_strictly_neg_32_f16_in_next, 0x1e000);
-    TileLeft<half, 64, 64> T1_rows_2_identity_left_next;
-    TASSIGN(T1_rows_2_identity_left_next, 0x0);
-    TileRight<half, 64, 64> T1_rows_2_identity_right_next;
-    TASSIGN(T1_rows_2_identity_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_rows_2_identity_next;
-    TASSIGN(T1_rows_2_identity_next, 0x14000);
-    L1Tile<half, 64, 64> T1_strictly_neg_64_f16_in_next;
-    TASSIGN(T1_strictly_neg_64_f16_in_next, 0x20000);
+    TASSIGN(k2_S, 0xc000);
+    L1Tile<half, 64, 64> T1_strictly_lower_f16_in_next;
+    TASSIGN(T1_strictly_lower_f16_in_next, 0x54c00);
     TileLeft<half, 64, 128> k2_k2T_left_next;
     TASSIGN(k2_k2T_left_next, 0x8000);
     TileRight<half, 128, 64> k2_k2T_right_next;
     TASSIGN(k2_k2T_right_next, 0x8000);
     TileAcc<float, 64, 64> k2_k2T_next;
-    TASSIGN(k2_k2T_next, 0x18000);
-    L1Tile<half, 64, 64> T1_below_4_f16_next;
-    TASSIGN(T1_below_4_f16_next, 0x22000);
-    L1Tile<half, 64, 64> operand_of_X_f16_in_next;
-    TASSIGN(operand_of_X_f16_in_next, 0x24000);
+    TASSIGN(k2_k2T_next, 0x14000);
     TileLeft<half, 64, 128> q_S_left;
     TASSIGN(q_S_left, 0x0);
     TileRight<half, 128, 128> q_S_right;
     TASSIGN(q_S_right, 0x0);
     TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x0);
-    L1Tile<half, 64, 64> k2_k1T_D_f16_in_next;
-    TileLeft<half, 64, 64> T1_rows_4_left_next;
-    TASSIGN(T1_rows_4_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_rows_4_right_next;
-    TASSIGN(T1_rows_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_4_next;
-    TASSIGN(T1_rows_4_next, 0x14000);
+    TASSIGN(q_S, 0x18000);
+    L1Tile<half, 64, 128> q_next;
     TileLeft<half, 64, 128> q_k1T_left_next;
-    TASSIGN(q_k1T_left_next, 0x0);
+    TASSIGN(q_k1T_left_next, 0x8000);
     TileRight<half, 128, 64> q_k1T_right_next;
-    TASSIGN(q_k1T_right_next, 0x0);
+    TASSIGN(q_k1T_right_next, 0x8000);
     TileAcc<float, 64, 64> q_k1T_next;
-    TASSIGN(q_k1T_next, 0x8000);
+    TASSIGN(q_k1T_next, 0x0);
     TileLeft<half, 64, 128> q_k2T_left_next;
-    TASSIGN(q_k2T_left_next, 0x8000);
+    TASSIGN(q_k2T_left_next, 0x0);
     TileRight<half, 128, 64> q_k2T_right_next;
-    TASSIGN(q_k2T_right_next, 0x8000);
+    TASSIGN(q_k2T_right_next, 0x0);
     TileAcc<float, 64, 64> q_k2T_next;
-    TASSIGN(q_k2T_next, 0xc000);
-    L1Tile<half, 64, 64> T1_rows_4_f16_next;
-    TASSIGN(T1_rows_4_f16_next, 0x26000);
-    TileLeft<half, 64, 64> T1_below_8_left_next;
-    TASSIGN(T1_below_8_left_next, 0x0);
-    TileRight<half, 64, 64> T1_below_8_right_next;
-    TASSIGN(T1_below_8_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_below_8_next;
-    TASSIGN(T1_below_8_next, 0x10000);
-    L1Tile<half, 64, 64> T1_below_8_f16_next;
-    TASSIGN(T1_below_8_f16_next, 0x28000);
-    TileLeft<half, 64, 64> T1_rows_8_left_next;
-    TASSIGN(T1_rows_8_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_rows_8_right_next;
-    TASSIGN(T1_rows_8_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_8_next;
-    TASSIGN(T1_rows_8_next, 0x14000);
-    L1Tile<half, 64, 64> T1_rows_8_f16_next;
-    TASSIGN(T1_rows_8_f16_next, 0x2a000);
-    TileLeft<half, 64, 64> T1_below_16_left_next;
-    TASSIGN(T1_below_16_left_next, 0x0);
-    TileRight<half, 64, 64> T1_below_16_right_next;
-    TASSIGN(T1_below_16_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_below_16_next;
-    TASSIGN(T1_below_16_next, 0x18000);
-    L1Tile<half, 64, 64> T1_below_16_f16_next;
-    TASSIGN(T1_below_16_f16_next, 0x2c000);
-    TileLeft<half, 64, 64> T1_rows_16_left_next;
-    TASSIGN(T1_rows_16_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_rows_16_right_next;
-    TASSIGN(T1_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_16_next;
-    TASSIGN(T1_rows_16_next, 0x14000);
-    L1Tile<half, 64, 64> T1_rows_16_f16_next;
-    TASSIGN(T1_rows_16_f16_next, 0x32000);
-    TileLeft<half, 64, 64> T1_below_32_left_next;
-    TASSIGN(T1_below_32_left_next, 0x0);
-    TileRight<half, 64, 64> T1_below_32_right_next;
-    TASSIGN(T1_below_32_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_below_32_next;
-    TASSIGN(T1_below_32_next, 0x1c000);
-    L1Tile<half, 64, 64> T1_below_32_f16_next;
-    TASSIGN(T1_below_32_f16_next, 0x34000);
-    TileLeft<half, 64, 64> T1_rows_32_left_next;
-    TASSIGN(T1_rows_32_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_rows_32_right_next;
-    TASSIGN(T1_rows_32_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_rows_32_next;
-    TASSIGN(T1_rows_32_next, 0x14000);
-    L1Tile<half, 64, 64> T1_rows_32_f16_next;
-    TASSIGN(T1_rows_32_f16_next, 0x36000);
-    TileLeft<half, 64, 64> T1_below_64_left_next;
-    TASSIGN(T1_below_64_left_next, 0x0);
-    TileRight<half, 64, 64> T1_below_64_right_next;
-    TASSIGN(T1_below_64_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_below_64_next;
-    TASSIGN(T1_below_64_next, 0x0);
-    L1Tile<half, 64, 64> T1_below_64_f16_next;
-    TASSIGN(T1_below_64_f16_next, 0x38000);
-    TileLeft<half, 64, 64> T1_left_next;
-    TASSIGN(T1_left_next, 0x8000);
-    TileRight<half, 64, 64> T1_right_next;
-    TASSIGN(T1_right_next, 0x8000);
-    TileAcc<float, 64, 64> T1_next;
-    TASSIGN(T1_next, 0x14000);
-    L1Tile<half, 64, 64> T1_f16_next;
-    TileLeft<half, 64, 64> X_left_next;
-    TASSIGN(X_left_next, 0x0);
-    TileRight<half, 64, 64> X_right_next;
-    TASSIGN(X_right_next, 0x0);
-    TileAcc<float, 64, 64> X_next;
-    TASSIGN(X_next, 0x4000);
-    L1Tile<half, 64, 64> X_f16_next;
-    TileLeft<half, 64, 64> k2_k1T_D_X_left_next;
-    TASSIGN(k2_k1T_D_X_left_next, 0x8000);
-    TileRight<half, 64, 64> k2_k1T_D_X_right_next;
-    TASSIGN(k2_k1T_D_X_right_next, 0x8000);
-    TileAcc<float, 64, 64> k2_k1T_D_X_next;
-    TASSIGN(k2_k1T_D_X_next, 0x8000);
-    L1Tile<half, 64, 64> T2_strictly_neg_4_f16_in_next;
-    TASSIGN(T2_strictly_neg_4_f16_in_next, 0x42000);
-    L1Tile<half, 64, 64> T2_rows_2_f16_in_next;
-    TASSIGN(T2_rows_2_f16_in_next, 0x44000);
-    TileLeft<half, 64, 64> T2_below_4_left_next;
-    TASSIGN(T2_below_4_left_next, 0x0);
-    TileRight<half, 64, 64> T2_below_4_right_next;
-    TASSIGN(T2_below_4_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_below_4_next;
-    TASSIGN(T2_below_4_next, 0xc000);
-    L1Tile<half, 64, 64> T2_strictly_neg_8_f16_in_next;
-    TASSIGN(T2_strictly_neg_8_f16_in_next, 0x46000);
-    L1Tile<half, 64, 64> T2_strictly_neg_16_f16_in_next;
-    TASSIGN(T2_strictly_neg_16_f16_in_next, 0x50000);
-    L1Tile<half, 64, 64> T2_below_4_f16_next;
-    TASSIGN(T2_below_4_f16_next, 0x52000);
-    TileLeft<half, 64, 64> identity_2_product_left_next;
-    TASSIGN(identity_2_product_left_next, 0x8000);
-    TileRight<half, 64, 64> identity_2_product_right_next;
-    TASSIGN(identity_2_product_right_next, 0x8000);
-    TileAcc<float, 64, 64> identity_2_product_next;
-    TASSIGN(identity_2_product_next, 0x10000);
-    L1Tile<half, 64, 64> T2_strictly_neg_32_f16_in_next;
-    TASSIGN(T2_strictly_neg_32_f16_in_next, 0x54000);
-    TileLeft<half, 64, 64> T2_rows_4_left_next;
-    TASSIGN(T2_rows_4_left_next, 0x0);
-    TileRight<half, 64, 64> T2_rows_4_right_next;
-    TASSIGN(T2_rows_4_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_rows_4_next;
-    TASSIGN(T2_rows_4_next, 0x10000);
-    L1Tile<half, 64, 64> T2_rows_4_f16_next;
-    TASSIGN(T2_rows_4_f16_next, 0x56000);
-    TileLeft<half, 64, 64> T2_below_8_left_next;
-    TASSIGN(T2_below_8_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_below_8_right_next;
-    TASSIGN(T2_below_8_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_below_8_next;
-    TASSIGN(T2_below_8_next, 0x14000);
-    L1Tile<half, 64, 64> T2_below_8_f16_next;
-    TASSIGN(T2_below_8_f16_next, 0x58000);
-    TileLeft<half, 64, 64> T2_rows_8_left_next;
-    TASSIGN(T2_rows_8_left_next, 0x0);
-    TileRight<half, 64, 64> T2_rows_8_right_next;
-    TASSIGN(T2_rows_8_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_rows_8_next;
-    TASSIGN(T2_rows_8_next, 0x10000);
-    L1Tile<half, 64, 64> T2_rows_8_f16_next;
-    TASSIGN(T2_rows_8_f16_next, 0x5a000);
-    L1Tile<half, 64, 64> T2_strictly_neg_64_f16_in_next;
-    TASSIGN(T2_strictly_neg_64_f16_in_next, 0x5c000);
-    TileLeft<half, 64, 64> T2_below_16_left_next;
-    TASSIGN(T2_below_16_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_below_16_right_next;
-    TASSIGN(T2_below_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_below_16_next;
-    TASSIGN(T2_below_16_next, 0x18000);
-    L1Tile<half, 64, 128> beta1_Y_difference_f16_in;
-    TASSIGN(beta1_Y_difference_f16_in, 0x5e000);
-    L1Tile<half, 64, 64> T2_below_16_f16_next;
-    TASSIGN(T2_below_16_f16_next, 0x62000);
+    TASSIGN(q_k2T_next, 0x4000);
+    L1Tile<half, 64, 16> T1_diagonal_4_f16_in_next;
+    TASSIGN(T1_diagonal_4_f16_in_next, 0x56c00);
+    TileLeft<half, 64, 16> T1_below_4_left_next;
+    TASSIGN(T1_below_4_left_next, 0x8000);
+    L1Tile<half, 64, 16> T1_rows_2_f16_in_next;
+    TASSIGN(T1_rows_2_f16_in_next, 0x57400);
+    TileRight<half, 64, 16> T1_below_4_right_next;
+    TASSIGN(T1_below_4_right_next, 0x8000);
+    TileAcc<float, 64, 16> T1_below_4_next;
+    TASSIGN(T1_below_4_next, 0x8000);
+    TileLeft<half, 64, 16> T1_rows_2_identity_left_next;
+    TASSIGN(T1_rows_2_identity_left_next, 0x0);
+    L1Tile<half, 16, 16> identity_next;
+    TASSIGN(identity_next, 0x57c00);
+    TileRight<half, 16, 16> T1_rows_2_identity_right_next;
+    TASSIGN(T1_rows_2_identity_right_next, 0x0);
+    TileAcc<float, 64, 16> T1_rows_2_identity_next;
+    TASSIGN(T1_rows_2_identity_next, 0x9000);
     TileLeft<half, 64, 64> Y_left;
-    TASSIGN(Y_left, 0x0);
+    TASSIGN(Y_left, 0x8000);
+    L1Tile<half, 64, 128> beta1_Y_difference_f16_in;
+    TASSIGN(beta1_Y_difference_f16_in, 0x57e00);
     TileRight<half, 64, 128> Y_right;
-    TASSIGN(Y_right, 0x0);
+    TASSIGN(Y_right, 0x8000);
     TileAcc<float, 64, 128> Y;
-    TASSIGN(Y, 0x0);
-    L1Tile<half, 64, 64> q_k1T_D_f16_in_next;
+    TASSIGN(Y, 0xa000);
     L1Tile<half, 64, 128> Y_f16;
-    TASSIGN(Y_f16, 0x64000);
-    TileLeft<half, 64, 64> T2_rows_16_left_next;
-    TASSIGN(T2_rows_16_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_rows_16_right_next;
-    TASSIGN(T2_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_rows_16_next;
-    TASSIGN(T2_rows_16_next, 0x10000);
-    L1Tile<half, 64, 64> q_k2T_D_f16_in_next;
+    TASSIGN(Y_f16, 0x5be00);
     TileLeft<half, 64, 64> k2_k1T_D_Y_left;
     TASSIGN(k2_k1T_D_Y_left, 0x0);
     TileRight<half, 64, 128> k2_k1T_D_Y_right;
     TASSIGN(k2_k1T_D_Y_right, 0x0);
     TileAcc<float, 64, 128> k2_k1T_D_Y;
-    TASSIGN(k2_k1T_D_Y, 0x8000);
-    L1Tile<half, 64, 64> T2_rows_16_f16_next;
-    TASSIGN(T2_rows_16_f16_next, 0x68000);
-    TileLeft<half, 64, 64> T2_below_32_left_next;
-    TASSIGN(T2_below_32_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_below_32_right_next;
-    TASSIGN(T2_below_32_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_below_32_next;
-    TASSIGN(T2_below_32_next, 0x14000);
-    L1Tile<half, 64, 64> T2_below_32_f16_next;
-    TASSIGN(T2_below_32_f16_next, 0x6a000);
-    TileLeft<half, 64, 64> T2_rows_32_left_next;
-    TASSIGN(T2_rows_32_left_next, 0x0);
-    TileRight<half, 64, 64> T2_rows_32_right_next;
-    TASSIGN(T2_rows_32_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_rows_32_next;
-    TASSIGN(T2_rows_32_next, 0x10000);
-    L1Tile<half, 64, 64> T2_rows_32_f16_next;
-    TASSIGN(T2_rows_32_f16_next, 0x6c000);
-    TileLeft<half, 64, 64> T2_below_64_left_next;
-    TASSIGN(T2_below_64_left_next, 0x8000);
-    TileRight<half, 64, 64> T2_below_64_right_next;
-    TASSIGN(T2_below_64_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_below_64_next;
-    TASSIGN(T2_below_64_next, 0x18000);
-    L1Tile<half, 64, 64> T2_below_64_f16_next;
-    TASSIGN(T2_below_64_f16_next, 0x72000);
-    TileLeft<half, 64, 64> T2_left_next;
-    TASSIGN(T2_left_next, 0x0);
-    TileRight<half, 64, 64> T2_right_next;
-    TASSIGN(T2_right_next, 0x0);
-    TileAcc<float, 64, 64> T2_next;
-    TASSIGN(T2_next, 0x10000);
-    L1Tile<half, 64, 64> T2_f16_next;
-    L1Tile<half, 64, 128> U2_term_minus_A_Y_f16_in;
-    TASSIGN(U2_term_minus_A_Y_f16_in, 0x74000);
+    TASSIGN(k2_k1T_D_Y, 0x12000);
+    L1Tile<half, 64, 16> T1_below_4_f16_next;
+    TASSIGN(T1_below_4_f16_next, 0x5fe00);
+    TileLeft<half, 64, 16> T1_rows_4_left_next;
+    TASSIGN(T1_rows_4_left_next, 0x8000);
+    TileRight<half, 64, 16> T1_rows_4_right_next;
+    TASSIGN(T1_rows_4_right_next, 0x8000);
+    TileAcc<float, 64, 16> T1_rows_4_next;
+    TASSIGN(T1_rows_4_next, 0x9000);
+    L1Tile<half, 64, 16> T1_rows_4_f16_next;
+    TASSIGN(T1_rows_4_f16_next, 0x60600);
+    L1Tile<half, 64, 16> T1_diagonal_8_f16_in_next;
+    TASSIGN(T1_diagonal_8_f16_in_next, 0x60e00);
+    TileLeft<half, 64, 16> T1_below_8_left_next;
+    TASSIGN(T1_below_8_left_next, 0x0);
+    TileRight<half, 64, 16> T1_below_8_right_next;
+    TASSIGN(T1_below_8_right_next, 0x0);
+    TileAcc<float, 64, 16> T1_below_8_next;
+    TASSIGN(T1_below_8_next, 0x1a000);
+    L1Tile<half, 64, 16> T1_below_8_f16_next;
+    TASSIGN(T1_below_8_f16_next, 0x61600);
+    TileLeft<half, 64, 16> T1_rows_8_left_next;
+    TASSIGN(T1_rows_8_left_next, 0x8000);
+    TileRight<half, 64, 16> T1_rows_8_right_next;
+    TASSIGN(T1_rows_8_right_next, 0x8000);
+    TileAcc<float, 64, 16> T1_rows_8_next;
+    TASSIGN(T1_rows_8_next, 0x9000);
+    L1Tile<half, 64, 16> T1_rows_8_f16_next;
+    TASSIGN(T1_rows_8_f16_next, 0x61e00);
+    L1Tile<half, 64, 16> T1_diagonal_16_f16_in_next;
+    TASSIGN(T1_diagonal_16_f16_in_next, 0x62600);
+    TileLeft<half, 64, 16> T1_below_16_left_next;
+    TASSIGN(T1_below_16_left_next, 0x0);
+    TileRight<half, 64, 16> T1_below_16_right_next;
+    TASSIGN(T1_below_16_right_next, 0x0);
+    TileAcc<float, 64, 16> T1_below_16_next;
+    TASSIGN(T1_below_16_next, 0x1b000);
+    L1Tile<half, 64, 16> T1_below_16_f16_next;
+    TASSIGN(T1_below_16_f16_next, 0x62e00);
+    TileLeft<half, 64, 16> T1_rows_16_left_next;
+    TASSIGN(T1_rows_16_left_next, 0x8000);
+    TileRight<half, 64, 16> T1_rows_16_right_next;
+    TASSIGN(T1_rows_16_right_next, 0x8000);
+    TileAcc<float, 64, 16> T1_rows_16_next;
+    TASSIGN(T1_rows_16_next, 0x9000);
+    L1Tile<half, 64, 64> T1_blocks_16_next;
+    TASSIGN(T1_blocks_16_next, 0x48c00);
+    TileLeft<half, 32, 16> T1_below_32_left_next;
+    TASSIGN(T1_below_32_left_next, 0x0);
+    TileRight<half, 32, 16> T1_below_32_right_next;
+    TASSIGN(T1_below_32_right_next, 0x0);
+    TileAcc<float, 32, 16> T1_below_32_next;
+    TASSIGN(T1_below_32_next, 0x1c000);
+    L1Tile<half, 32, 16> T1_below_32_f16_next;
+    TASSIGN(T1_below_32_f16_next, 0x63600);
+    TileLeft<half, 32, 16> T1_corner_32_left_next;
+    TASSIGN(T1_corner_32_left_next, 0x8000);
+    TileRight<half, 32, 16> T1_corner_32_right_next;
+    TASSIGN(T1_corner_32_right_next, 0x8000);
+    TileAcc<float, 32, 16> T1_corner_32_next;
+    TASSIGN(T1_corner_32_next, 0x1c800);
+    L1Tile<half, 64, 64> T1_blocks_32_next;
+    TASSIGN(T1_blocks_32_next, 0x48c00);
+    TileLeft<half, 32, 32> T1_below_64_left_next;
+    TASSIGN(T1_below_64_left_next, 0x0);
+    TileRight<half, 32, 32> T1_below_64_right_next;
+    TASSIGN(T1_below_64_right_next, 0x0);
+    TileAcc<float, 32, 32> T1_below_64_next;
+    TASSIGN(T1_below_64_next, 0x1d000);
+    L1Tile<half, 32, 32> T1_below_64_f16_next;
+    TASSIGN(T1_below_64_f16_next, 0x63a00);
+    TileLeft<half, 32, 32> T1_corner_64_left_next;
+    TASSIGN(T1_corner_64_left_next, 0x8000);
+    TileRight<half, 32, 32> T1_corner_64_right_next;
+    TASSIGN(T1_corner_64_right_next, 0x8000);
+    TileAcc<float, 32, 32> T1_corner_64_next;
+    TASSIGN(T1_corner_64_next, 0x1e000);
+    L1Tile<half, 64, 64> T1_blocks_64_next;
+    TASSIGN(T1_blocks_64_next, 0x48c00);
+    TileLeft<half, 64, 64> T1_left_next;
+    TASSIGN(T1_left_next, 0x0);
+    L1Tile<half, 64, 64> minus_identity_next;
+    TASSIGN(minus_identity_next, 0x64200);
+    TileRight<half, 64, 64> T1_right_next;
+    TASSIGN(T1_right_next, 0x0);
+    TileAcc<float, 64, 64> T1_next;
+    TASSIGN(T1_next, 0x0);
+    L1Tile<half, 64, 64> T1_f16_next;
+    TileLeft<half, 64, 64> X_left_next;
+    TASSIGN(X_left_next, 0x8000);
+    L1Tile<half, 64, 64> operand_of_X_f16_in_next;
+    TASSIGN(operand_of_X_f16_in_next, 0x66200);
+    TileRight<half, 64, 64> X_right_next;
+    TASSIGN(X_right_next, 0x8000);
+    TileAcc<float, 64, 64> X_next;
+    TASSIGN(X_next, 0x4000);
+    L1Tile<half, 64, 64> X_f16_next;
+    L1Tile<half, 64, 64> k2_k1T_D_f16_in_next;
+    TileLeft<half, 64, 64> k2_k1T_D_X_left_next;
+    TASSIGN(k2_k1T_D_X_left_next, 0x0);
+    TileRight<half, 64, 64> k2_k1T_D_X_right_next;
+    TASSIGN(k2_k1T_D_X_right_next, 0x0);
+    TileAcc<float, 64, 64> k2_k1T_D_X_next;
+    TASSIGN(k2_k1T_D_X_next, 0x8000);
+    L1Tile<half, 64, 64> T2_strictly_lower_f16_in_next;
+    TASSIGN(T2_strictly_lower_f16_in_next, 0x68200);
     TileLeft<half, 64, 64> U2_left;
     TASSIGN(U2_left, 0x8000);
+    L1Tile<half, 64, 128> U2_term_minus_A_Y_f16_in;
+    TASSIGN(U2_term_minus_A_Y_f16_in, 0x6a200);
     TileRight<half, 64, 128> U2_right;
     TASSIGN(U2_right, 0x8000);
     TileAcc<float, 64, 128> U2;
-    TASSIGN(U2, 0x0);
+    TASSIGN(U2, 0xc000);
     L1Tile<half, 64, 128> U2_f16;
-    TASSIGN(U2_f16, 0x78000);
+    TASSIGN(U2_f16, 0x6e200);
+    L1Tile<half, 64, 16> T2_diagonal_4_f16_in_next;
+    TASSIGN(T2_diagonal_4_f16_in_next, 0x72200);
+    TileLeft<half, 64, 16> T2_below_4_left_next;
+    TASSIGN(T2_below_4_left_next, 0x0);
+    L1Tile<half, 64, 16> T2_rows_2_f16_in_next;
+    TASSIGN(T2_rows_2_f16_in_next, 0x72a00);
+    TileRight<half, 64, 16> T2_below_4_right_next;
+    TASSIGN(T2_below_4_right_next, 0x0);
+    TileAcc<float, 64, 16> T2_below_4_next;
+    TASSIGN(T2_below_4_next, 0x14000);
+    TileLeft<half, 64, 16> identity_2_product_left_next;
+    TASSIGN(identity_2_product_left_next, 0x8000);
+    L1Tile<half, 16, 16> identity_2_next;
+    TASSIGN(identity_2_next, 0x73200);
+    TileRight<half, 16, 16> identity_2_product_right_next;
+    TASSIGN(identity_2_product_right_next, 0x8000);
+    TileAcc<float, 64, 16> identity_2_product_next;
+    TASSIGN(identity_2_product_next, 0x15000);
     TileLeft<half, 64, 64> X_U2_left;
     TASSIGN(X_U2_left, 0x0);
     TileRight<half, 64, 128> X_U2_right;
     TASSIGN(X_U2_right, 0x0);
     TileAcc<float, 64, 128> X_U2;
-    TASSIGN(X_U2, 0x8000);
+    TASSIGN(X_U2, 0x16000);
     TileLeft<half, 64, 64> o_sum_2_part_left;
     TASSIGN(o_sum_2_part_left, 0x8000);
     TileRight<half, 64, 128> o_sum_2_part_right;
     TASSIGN(o_sum_2_part_right, 0x8000);
     TileAcc<float, 64, 128> o_sum_2_part;
-    TASSIGN(o_sum_2_part, 0x10000);
-    L1Tile<half, 64, 128> U1_f16_in;
-    TASSIGN(U1_f16_in, 0x7c000);
+    TASSIGN(o_sum_2_part, 0x0);
+    L1Tile<half, 64, 16> T2_below_4_f16_next;
+    TASSIGN(T2_below_4_f16_next, 0x73400);
+    TileLeft<half, 64, 16> T2_rows_4_left_next;
+    TASSIGN(T2_rows_4_left_next, 0x0);
+    TileRight<half, 64, 16> T2_rows_4_right_next;
+    TASSIGN(T2_rows_4_right_next, 0x0);
+    TileAcc<float, 64, 16> T2_rows_4_next;
+    TASSIGN(T2_rows_4_next, 0x15000);
+    L1Tile<half, 64, 16> T2_rows_4_f16_next;
+    TASSIGN(T2_rows_4_f16_next, 0x73c00);
+    L1Tile<half, 64, 16> T2_diagonal_8_f16_in_next;
+    TASSIGN(T2_diagonal_8_f16_in_next, 0x74400);
+    TileLeft<half, 64, 16> T2_below_8_left_next;
+    TASSIGN(T2_below_8_left_next, 0x8000);
+    TileRight<half, 64, 16> T2_below_8_right_next;
+    TASSIGN(T2_below_8_right_next, 0x8000);
+    TileAcc<float, 64, 16> T2_below_8_next;
+    TASSIGN(T2_below_8_next, 0x8000);
+    L1Tile<half, 64, 16> T2_below_8_f16_next;
+    TASSIGN(T2_below_8_f16_next, 0x74c00);
+    TileLeft<half, 64, 16> T2_rows_8_left_next;
+    TASSIGN(T2_rows_8_left_next, 0x0);
+    TileRight<half, 64, 16> T2_rows_8_right_next;
+    TASSIGN(T2_rows_8_right_next, 0x0);
+    TileAcc<float, 64, 16> T2_rows_8_next;
+    TASSIGN(T2_rows_8_next, 0x15000);
+    L1Tile<half, 64, 16> T2_rows_8_f16_next;
+    TASSIGN(T2_rows_8_f16_next, 0x75400);
+    L1Tile<half, 64, 16> T2_diagonal_16_f16_in_next;
+    TASSIGN(T2_diagonal_16_f16_in_next, 0x75c00);
+    TileLeft<half, 64, 16> T2_below_16_left_next;
+    TASSIGN(T2_below_16_left_next, 0x8000);
+    TileRight<half, 64, 16> T2_below_16_right_next;
+    TASSIGN(T2_below_16_right_next, 0x8000);
+    TileAcc<float, 64, 16> T2_below_16_next;
+    TASSIGN(T2_below_16_next, 0x9000);
+    L1Tile<half, 64, 16> T2_below_16_f16_next;
+    TASSIGN(T2_below_16_f16_next, 0x76400);
+    TileLeft<half, 64, 16> T2_rows_16_left_next;
+    TASSIGN(T2_rows_16_left_next, 0x0);
+    TileRight<half, 64, 16> T2_rows_16_right_next;
+    TASSIGN(T2_rows_16_right_next, 0x0);
+    TileAcc<float, 64, 16> T2_rows_16_next;
+    TASSIGN(T2_rows_16_next, 0x15000);
+    L1Tile<half, 64, 64> T2_blocks_16_next;
+    TASSIGN(T2_blocks_16_next, 0x52c00);
+    TileLeft<half, 32, 16> T2_below_32_left_next;
+    TASSIGN(T2_below_32_left_next, 0x8000);
+    TileRight<half, 32, 16> T2_below_32_right_next;
+    TASSIGN(T2_below_32_right_next, 0x8000);
+    TileAcc<float, 32, 16> T2_below_32_next;
+    TASSIGN(T2_below_32_next, 0xa000);
+    L1Tile<half, 32, 16> T2_below_32_f16_next;
+    TASSIGN(T2_below_32_f16_next, 0x76c00);
+    TileLeft<half, 32, 16> T2_corner_32_left_next;
+    TASSIGN(T2_corner_32_left_next, 0x0);
+    TileRight<half, 32, 16> T2_corner_32_right_next;
+    TASSIGN(T2_corner_32_right_next, 0x0);
+    TileAcc<float, 32, 16> T2_corner_32_next;
+    TASSIGN(T2_corner_32_next, 0xa800);
+    L1Tile<half, 64, 64> T2_blocks_32_next;
+    TASSIGN(T2_blocks_32_next, 0x52c00);
+    TileLeft<half, 32, 32> T2_below_64_left_next;
+    TASSIGN(T2_below_64_left_next, 0x8000);
+    TileRight<half, 32, 32> T2_below_64_right_next;
+    TASSIGN(T2_below_64_right_next, 0x8000);
+    TileAcc<float, 32, 32> T2_below_64_next;
+    TASSIGN(T2_below_64_next, 0xb000);
+    L1Tile<half, 32, 32> T2_below_64_f16_next;
+    TASSIGN(T2_below_64_f16_next, 0x77000);
+    TileLeft<half, 32, 32> T2_corner_64_left_next;
+    TASSIGN(T2_corner_64_left_next, 0x0);
+    TileRight<half, 32, 32> T2_corner_64_right_next;
+    TASSIGN(T2_corner_64_right_next, 0x0);
+    TileAcc<float, 32, 32> T2_corner_64_next;
+    TASSIGN(T2_corner_64_next, 0xc000);
+    L1Tile<half, 64, 64> T2_blocks_64_next;
+    TASSIGN(T2_blocks_64_next, 0x52c00);
+    TileLeft<half, 64, 64> T2_left_next;
+    TASSIGN(T2_left_next, 0x8000);
+    L1Tile<half, 64, 64> minus_identity_2_next;
+    TASSIGN(minus_identity_2_next, 0x77800);
+    TileRight<half, 64, 64> T2_right_next;
+    TASSIGN(T2_right_next, 0x8000);
+    TileAcc<float, 64, 64> T2_next;
+    TASSIGN(T2_next, 0xd000);
+    L1Tile<half, 64, 64> T2_f16_next;
     TileLeft<half, 64, 64> o_sum_part_left;
     TASSIGN(o_sum_part_left, 0x0);
+    L1Tile<half, 64, 128> U1_f16_in;
+    TASSIGN(U1_f16_in, 0x79800);
     TileRight<half, 64, 128> o_sum_part_right;
     TASSIGN(o_sum_part_right, 0x0);
     TileAcc<float, 64, 128> o_sum_part;
-    TASSIGN(o_sum_part, 0x18000);
-    L1Tile<half, 64, 128> W_U1_f16_in;
-    TASSIGN(W_U1_f16_in, 0x1c000);
-    L1Tile<half, 64, 128> W_U2_f16_in;
-    TASSIGN(W_U2_f16_in, 0x20000);
+    TASSIGN(o_sum_part, 0x11000);
     TileLeft<half, 128, 64> S_sum_part_left;
     TASSIGN(S_sum_part_left, 0x8000);
+    L1Tile<half, 64, 128> W_U1_f16_in;
+    TASSIGN(W_U1_f16_in, 0x1c000);
     TileRight<half, 64, 128> S_sum_part_right;
     TASSIGN(S_sum_part_right, 0x8000);
     TileAcc<float, 128, 128> S_sum_part;
     TASSIGN(S_sum_part, 0x0);
     TileLeft<half, 128, 64> S_next_part_left;
     TASSIGN(S_next_part_left, 0x0);
+    L1Tile<half, 64, 128> W_U2_f16_in;
+    TASSIGN(W_U2_f16_in, 0x20000);
     TileRight<half, 64, 128> S_next_part_right;
     TASSIGN(S_next_part_right, 0x0);
     TileAcc<float, 128, 128> S_next_part;
     TASSIGN(S_next_part, 0x10000);
+    L1Tile<half, 64, 64> q_k1T_D_f16_in_next;
+    L1Tile<half, 64, 64> q_k2T_D_f16_in_next;
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -1060,27 +1137,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMATMUL(k1_k1T_first, k1_k1T_left_first, k1_k1T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k1_k1T_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k1_k1T_left_first -> k2_k1T_left_first
-        if (rows_next > 0) {
-            {
-                auto from = view(identity_float16_C_gm, 64, 64, 64);
-                TLOAD(identity_first, from);
-            }
-        }
-        L1Part<half, 64, 128> k2_raw_first(rows_next, 128);
-        TASSIGN(k2_raw_first, 0xa000);
-        auto k2_raw_first_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(k2_raw_first, k2_raw_first_from);
-        if (rows_next > 0) {
-            if (rows_next < 64) TFILLPAD(k2_raw_first, k2_raw_first);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_first -> k1_k2T_right_first
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(identity_float16_C_gm, 64, 64, 64);
-                TLOAD(identity_2_first, from);
-            }
-        }
+        if (rows_next > 0) TEXPANDS(T1_zeros_first, 0.0f);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k1_k1T_first -> store
         if (rows_next > 0) {
             {
@@ -1090,6 +1147,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k1T_channel -> k1_k1T_in_first
         if (rows_next > 0) TEXTRACT(k1_k2T_left_first, k1_first, 0, 0);
+        L1Part<half, 64, 128> k2_raw_first(rows_next, 128);
+        TASSIGN(k2_raw_first, 0xa000);
+        auto k2_raw_first_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+        if (rows_next > 0) TLOAD(k2_raw_first, k2_raw_first_from);
+        if (rows_next > 0) {
+            if (rows_next < 64) TFILLPAD(k2_raw_first, k2_raw_first);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_first -> k1_k2T_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_first -> k1_k2T_right_first
         if (rows_next > 0) {
             L1View<half, 128, 64> k1_k2T_right_first_from;
@@ -1102,14 +1167,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMATMUL(k1_k2T_first, k1_k2T_left_first, k1_k2T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_k2T_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k1_k2T_left_first -> k2_k2T_left_first
-        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
-        TASSIGN(q_raw_first, 0x14000);
-        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
-        if (rows_next > 0) {
-            if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_first -> q_k1T_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_k2T_first -> store
         if (rows_next > 0) {
             {
@@ -1131,6 +1188,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMATMUL(k2_k1T_first, k2_k1T_left_first, k2_k1T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k2_k1T_left_first -> q_k1T_left_first
+        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+        if (rows_next > 0) TEXPANDS(T2_zeros_first, 0.0f);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_first -> store
         if (rows_next > 0) {
             {
@@ -1148,10 +1207,9 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k2T_right_first -> k2_k2T_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k2T_right_first -> k2_k2T_first
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
         if (rows_next > 0) TMATMUL(k2_k2T_first, k2_k2T_left_first, k2_k2T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_first -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> q_k2T_left_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> T1_below_4_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_first -> store
         if (rows_next > 0) {
             {
@@ -1160,8 +1218,16 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k2T_channel -> k2_k2T_in_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k2_k1T_left_first -> q_k1T_left_first
+        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
+        TASSIGN(q_raw_first, 0x14000);
+        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
+        if (rows_next > 0) {
+            if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_first -> q_k1T_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_first -> q_k1T_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k2_k1T_left_first -> q_k1T_left_first
         if (rows_next > 0) TEXTRACT(q_k1T_left_first, q_first, 0, 0);
         if (rows_next > 0) {
             L1View<half, 128, 64> q_k1T_right_first_from;
@@ -1173,27 +1239,51 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
         if (rows_next > 0) TMATMUL(q_k1T_first, q_k1T_left_first, q_k1T_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_first -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_below_4_left_first
-        wait_flag_dev(1);  // T1_strictly_neg_4_f16_channel -> T1_strictly_neg_4_f16_in_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_rows_2_identity_left_first
+        wait_flag_dev(1);  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T1_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_4_f16_in_first, from);
+                auto from = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(T1_strictly_lower_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_strictly_neg_4_f16_in_first -> T1_below_4_left_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> q_k2T_left_first
-        if (rows_next > 0) TEXTRACT(q_k2T_left_first, q_first, 0, 0);
+        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+        wait_flag_dev(1);  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_first
         if (rows_next > 0) {
-            L1View<half, 128, 64> q_k2T_right_first_from;
-            TRESHAPE(q_k2T_right_first_from, k2_first);
-            TEXTRACT(q_k2T_right_first, q_k2T_right_first_from, 0, 0);
+            {
+                auto from = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T1_diagonal_4_f16_in_first, from);
+            }
         }
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // q_k2T_right_first -> q_k2T_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // q_k2T_right_first -> q_k2T_first
-        if (rows_next > 0) TMATMUL(q_k2T_first, q_k2T_left_first, q_k2T_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k2T_first -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_k2T_left_first -> T1_rows_2_identity_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_diagonal_4_f16_in_first -> T1_below_4_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_diagonal_4_f16_in_first -> T1_below_4_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> T1_below_4_left_first
+        if (rows_next > 0) TEXTRACT(T1_below_4_left_first, T1_diagonal_4_f16_in_first, 0, 0);
+        wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T1_rows_2_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_4_right_first, T1_rows_2_f16_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_4_right_first -> T1_below_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_4_right_first -> T1_below_4_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_below_4_first_out;
+                TASSIGN(T1_below_4_first_out, 0x14000 + i * 64);
+                TileLeft<half, 16, 16> T1_below_4_first_left;
+                TASSIGN(T1_below_4_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T1_below_4_first_right;
+                TASSIGN(T1_below_4_first_right, 0x8000 + i * 32);
+                TMATMUL(T1_below_4_first_out, T1_below_4_first_left, T1_below_4_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // T1_below_4_left_first -> q_k2T_left_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_below_4_first -> T1_below_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_first -> store
         if (rows_next > 0) {
             {
@@ -1202,40 +1292,57 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k1T_channel -> q_k1T_in_first
-        wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_rows_2_identity_left_first
+        if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_first, T1_rows_2_f16_in_first, 0, 0);
         if (rows_next > 0) {
             {
-                auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_rows_2_f16_in_first, from);
+                auto from = view(identity_float16_16_gm, 16, 16, 16);
+                TLOAD(identity_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
-        wait_flag_dev(1);  // T1_strictly_neg_8_f16_channel -> T1_strictly_neg_8_f16_in_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // identity_first -> T1_rows_2_identity_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // identity_first -> T1_rows_2_identity_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_first, identity_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_rows_2_identity_right_first -> T1_rows_2_identity_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_rows_2_identity_right_first -> T1_rows_2_identity_first
+        if (rows_next > 0) TMATMUL(T1_rows_2_identity_first, T1_rows_2_identity_left_first, T1_rows_2_identity_right_first);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T1_rows_2_identity_left_first -> T1_rows_4_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // T1_below_4_left_first -> q_k2T_left_first
+        if (rows_next > 0) TEXTRACT(q_k2T_left_first, q_first, 0, 0);
         if (rows_next > 0) {
-            {
-                auto from = view(T1_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_8_f16_in_first, from);
-            }
+            L1View<half, 128, 64> q_k2T_right_first_from;
+            TRESHAPE(q_k2T_right_first_from, k2_first);
+            TEXTRACT(q_k2T_right_first, q_k2T_right_first_from, 0, 0);
         }
-        wait_flag_dev(1);  // T1_strictly_neg_16_f16_channel -> T1_strictly_neg_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T1_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_16_f16_in_first, from);
-            }
-        }
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_strictly_neg_4_f16_in_first -> T1_below_4_left_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_below_4_left_first
-        if (rows_next > 0) TEXTRACT(T1_below_4_left_first, T1_strictly_neg_4_f16_in_first, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_4_right_first, T1_rows_2_f16_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_4_right_first -> T1_below_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_4_right_first -> T1_below_4_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_k2T_right_first -> q_k2T_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_k2T_right_first -> q_k2T_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
+        if (rows_next > 0) TMATMUL(q_k2T_first, q_k2T_left_first, q_k2T_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_first -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_k2T_left_first -> T1_below_8_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_below_4_first -> T1_below_4_f16_first
+        if (rows_next > 0) TMOV(T1_below_4_f16_first, T1_below_4_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_4_f16_first -> T1_rows_4_right_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T1_rows_2_identity_left_first -> T1_rows_4_left_first
+        if (rows_next > 0) TEXTRACT(T1_rows_4_left_first, T1_rows_2_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_4_f16_first -> T1_rows_4_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_4_right_first, T1_below_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
         // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        if (rows_next > 0) TMATMUL(T1_below_4_first, T1_below_4_left_first, T1_below_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_4_first -> T1_below_4_f16_first
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T1_below_4_left_first -> T1_rows_4_left_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k2T_first -> store
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_rows_4_first_out;
+                TASSIGN(T1_rows_4_first_out, 0x15000 + i * 64);
+                TileLeft<half, 16, 16> T1_rows_4_first_left;
+                TASSIGN(T1_rows_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T1_rows_4_first_right;
+                TASSIGN(T1_rows_4_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T1_rows_4_first_out, T1_rows_4_first_out, T1_rows_4_first_left, T1_rows_4_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_first -> store
         if (rows_next > 0) {
             {
                 auto to = view(q_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1243,37 +1350,264 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k2T_channel -> q_k2T_in_first
-        wait_flag_dev(1);  // T1_strictly_neg_32_f16_channel -> T1_strictly_neg_32_f16_in_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
+        if (rows_next > 0) TMOV(T1_rows_4_f16_first, T1_rows_4_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_4_f16_first -> T1_below_8_right_first
+        wait_flag_dev(1);  // T1_diagonal_8_f16_channel -> T1_diagonal_8_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T1_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_32_f16_in_first, from);
+                auto from = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T1_diagonal_8_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_k2T_left_first -> T1_rows_2_identity_left_first
-        if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_first, T1_rows_2_f16_in_first, 0, 0);
-        if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_first, identity_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_2_identity_right_first -> T1_rows_2_identity_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_2_identity_right_first -> T1_rows_2_identity_first
-        if (rows_next > 0) TMATMUL(T1_rows_2_identity_first, T1_rows_2_identity_left_first, T1_rows_2_identity_right_first);
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_4_first -> T1_below_4_f16_first
-        if (rows_next > 0) TMOV(T1_below_4_f16_first, T1_below_4_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_4_f16_first -> T1_rows_4_right_first
-        wait_flag_dev(1);  // T1_strictly_neg_64_f16_channel -> T1_strictly_neg_64_f16_in_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_diagonal_8_f16_in_first -> T1_below_8_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_diagonal_8_f16_in_first -> T1_below_8_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_k2T_left_first -> T1_below_8_left_first
+        if (rows_next > 0) TEXTRACT(T1_below_8_left_first, T1_diagonal_8_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_4_f16_first -> T1_below_8_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_8_right_first, T1_rows_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_below_8_first_out;
+                TASSIGN(T1_below_8_first_out, 0x1a000 + i * 64);
+                TileLeft<half, 16, 16> T1_below_8_first_left;
+                TASSIGN(T1_below_8_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T1_below_8_first_right;
+                TASSIGN(T1_below_8_first_right, 0x8000 + i * 32);
+                TMATMUL(T1_below_8_first_out, T1_below_8_first_left, T1_below_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
+        if (rows_next > 0) TMOV(T1_below_8_f16_first, T1_below_8_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_8_f16_first -> T1_rows_8_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_8_left_first, T1_rows_4_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_8_f16_first -> T1_rows_8_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_8_right_first, T1_below_8_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_rows_8_first_out;
+                TASSIGN(T1_rows_8_first_out, 0x15000 + i * 64);
+                TileLeft<half, 16, 16> T1_rows_8_first_left;
+                TASSIGN(T1_rows_8_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T1_rows_8_first_right;
+                TASSIGN(T1_rows_8_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T1_rows_8_first_out, T1_rows_8_first_out, T1_rows_8_first_left, T1_rows_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
+        if (rows_next > 0) TMOV(T1_rows_8_f16_first, T1_rows_8_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_rows_8_f16_first -> T1_below_16_right_first
+        wait_flag_dev(1);  // T1_diagonal_16_f16_channel -> T1_diagonal_16_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T1_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_neg_64_f16_in_first, from);
+                auto from = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T1_diagonal_16_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T1_below_4_left_first -> T1_rows_4_left_first
-        if (rows_next > 0) TEXTRACT(T1_rows_4_left_first, T1_rows_2_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_4_f16_first -> T1_rows_4_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_4_right_first, T1_below_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
-        if (rows_next > 0) TMATMUL_ACC(T1_rows_4_first, T1_rows_2_identity_first, T1_rows_4_left_first, T1_rows_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_diagonal_16_f16_in_first -> T1_below_16_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_diagonal_16_f16_in_first -> T1_below_16_left_first
+        if (rows_next > 0) TEXTRACT(T1_below_16_left_first, T1_diagonal_16_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_rows_8_f16_first -> T1_below_16_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_16_right_first, T1_rows_8_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_below_16_first_out;
+                TASSIGN(T1_below_16_first_out, 0x1b000 + i * 64);
+                TileLeft<half, 16, 16> T1_below_16_first_left;
+                TASSIGN(T1_below_16_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T1_below_16_first_right;
+                TASSIGN(T1_below_16_first_right, 0x8000 + i * 32);
+                TMATMUL(T1_below_16_first_out, T1_below_16_first_left, T1_below_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
+        if (rows_next > 0) TMOV(T1_below_16_f16_first, T1_below_16_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_16_f16_first -> T1_rows_16_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_16_left_first, T1_rows_8_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_16_f16_first -> T1_rows_16_right_first
+        if (rows_next > 0) TEXTRACT(T1_rows_16_right_first, T1_below_16_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T1_rows_16_first_out;
+                TASSIGN(T1_rows_16_first_out, 0x15000 + i * 64);
+                TileLeft<half, 16, 16> T1_rows_16_first_left;
+                TASSIGN(T1_rows_16_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T1_rows_16_first_right;
+                TASSIGN(T1_rows_16_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T1_rows_16_first_out, T1_rows_16_first_out, T1_rows_16_first_left, T1_rows_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> T1_blocks_16_first_0_0_from;
+                TASSIGN(T1_blocks_16_first_0_0_from, 0x15000);
+                L1Tile<half, 16, 16> T1_blocks_16_first_0_0;
+                TASSIGN(T1_blocks_16_first_0_0, 0x8000);
+                TMOV(T1_blocks_16_first_0_0, T1_blocks_16_first_0_0_from);
+                TileAcc<float, 16, 16> T1_blocks_16_first_1_0_from;
+                TASSIGN(T1_blocks_16_first_1_0_from, 0x15400);
+                L1Tile<half, 16, 16> T1_blocks_16_first_1_0;
+                TASSIGN(T1_blocks_16_first_1_0, 0x8a00);
+                TMOV(T1_blocks_16_first_1_0, T1_blocks_16_first_1_0_from);
+                TileAcc<float, 16, 16> T1_blocks_16_first_2_0_from;
+                TASSIGN(T1_blocks_16_first_2_0_from, 0x15800);
+                L1Tile<half, 16, 16> T1_blocks_16_first_2_0;
+                TASSIGN(T1_blocks_16_first_2_0, 0x9400);
+                TMOV(T1_blocks_16_first_2_0, T1_blocks_16_first_2_0_from);
+                TileAcc<float, 16, 16> T1_blocks_16_first_3_0_from;
+                TASSIGN(T1_blocks_16_first_3_0_from, 0x15c00);
+                L1Tile<half, 16, 16> T1_blocks_16_first_3_0;
+                TASSIGN(T1_blocks_16_first_3_0, 0x9e00);
+                TMOV(T1_blocks_16_first_3_0, T1_blocks_16_first_3_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> T1_below_32_left_first_0;
+                TASSIGN(T1_below_32_left_first_0, 0x8000);
+                TEXTRACT(T1_below_32_left_first_0, T1_strictly_lower_f16_in_first, 16, 0);
+                TileLeft<half, 16, 16> T1_below_32_left_first_1;
+                TASSIGN(T1_below_32_left_first_1, 0x8200);
+                TEXTRACT(T1_below_32_left_first_1, T1_strictly_lower_f16_in_first, 48, 32);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileRight<half, 16, 16> T1_below_32_right_first_0;
+                TASSIGN(T1_below_32_right_first_0, 0x8000);
+                TEXTRACT(T1_below_32_right_first_0, T1_blocks_16_first, 0, 0);
+                TileRight<half, 16, 16> T1_below_32_right_first_1;
+                TASSIGN(T1_below_32_right_first_1, 0x8200);
+                TEXTRACT(T1_below_32_right_first_1, T1_blocks_16_first, 32, 32);
+            }
+        }
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> T1_below_32_first_out;
+                TASSIGN(T1_below_32_first_out, 0x1c000 + i * 64);
+                TileLeft<half, 16, 16> T1_below_32_first_left;
+                TASSIGN(T1_below_32_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T1_below_32_first_right;
+                TASSIGN(T1_below_32_first_right, 0x8000 + i * 32);
+                TMATMUL(T1_below_32_first_out, T1_below_32_first_left, T1_below_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
+        if (rows_next > 0) TMOV(T1_below_32_f16_first, T1_below_32_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> T1_corner_32_left_first_0;
+                TASSIGN(T1_corner_32_left_first_0, 0x0);
+                TEXTRACT(T1_corner_32_left_first_0, T1_blocks_16_first, 16, 16);
+                TileLeft<half, 16, 16> T1_corner_32_left_first_1;
+                TASSIGN(T1_corner_32_left_first_1, 0x200);
+                TEXTRACT(T1_corner_32_left_first_1, T1_blocks_16_first, 48, 48);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
+        if (rows_next > 0) TEXTRACT(T1_corner_32_right_first, T1_below_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_corner_32_right_first -> T1_corner_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_corner_32_right_first -> T1_corner_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> T1_corner_32_first_out;
+                TASSIGN(T1_corner_32_first_out, 0x1c800 + i * 64);
+                TileLeft<half, 16, 16> T1_corner_32_first_left;
+                TASSIGN(T1_corner_32_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T1_corner_32_first_right;
+                TASSIGN(T1_corner_32_first_right, 0x0 + i * 32);
+                TMATMUL(T1_corner_32_first_out, T1_corner_32_first_left, T1_corner_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> T1_blocks_32_first_0_0_from;
+                TASSIGN(T1_blocks_32_first_0_0_from, 0x1c800);
+                L1Tile<half, 16, 16> T1_blocks_32_first_0_0;
+                TASSIGN(T1_blocks_32_first_0_0, 0x8200);
+                TMOV(T1_blocks_32_first_0_0, T1_blocks_32_first_0_0_from);
+                TileAcc<float, 16, 16> T1_blocks_32_first_1_0_from;
+                TASSIGN(T1_blocks_32_first_1_0_from, 0x1cc00);
+                L1Tile<half, 16, 16> T1_blocks_32_first_1_0;
+                TASSIGN(T1_blocks_32_first_1_0, 0x9600);
+                TMOV(T1_blocks_32_first_1_0, T1_blocks_32_first_1_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_32_first -> T1_below_64_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_64_left_first, T1_strictly_lower_f16_in_first, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_32_first -> T1_below_64_right_first
+        if (rows_next > 0) TEXTRACT(T1_below_64_right_first, T1_blocks_32_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_below_64_right_first -> T1_below_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_below_64_right_first -> T1_below_64_first
+        if (rows_next > 0) TMATMUL(T1_below_64_first, T1_below_64_left_first, T1_below_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_64_first -> T1_below_64_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_64_first -> T1_below_64_f16_first
+        if (rows_next > 0) TMOV(T1_below_64_f16_first, T1_below_64_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_64_f16_first -> T1_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(T1_corner_64_left_first, T1_blocks_32_first, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_64_f16_first -> T1_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(T1_corner_64_right_first, T1_below_64_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_corner_64_right_first -> T1_corner_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_corner_64_right_first -> T1_corner_64_first
+        if (rows_next > 0) TMATMUL(T1_corner_64_first, T1_corner_64_left_first, T1_corner_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 32, 16> T1_blocks_64_first_0_0_from;
+                TASSIGN(T1_blocks_64_first_0_0_from, 0x1e000);
+                L1Tile<half, 32, 16> T1_blocks_64_first_0_0;
+                TASSIGN(T1_blocks_64_first_0_0, 0x8400);
+                TMOV(T1_blocks_64_first_0_0, T1_blocks_64_first_0_0_from);
+                TileAcc<float, 32, 16> T1_blocks_64_first_0_16_from;
+                TASSIGN(T1_blocks_64_first_0_16_from, 0x1e800);
+                L1Tile<half, 32, 16> T1_blocks_64_first_0_16;
+                TASSIGN(T1_blocks_64_first_0_16, 0x8c00);
+                TMOV(T1_blocks_64_first_0_16, T1_blocks_64_first_0_16_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_blocks_64_first -> T1_left_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_blocks_64_first -> T1_left_first
+        if (rows_next > 0) TEXTRACT(T1_left_first, T1_blocks_64_first, 0, 0);
+        if (rows_next > 0) {
+            {
+                auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                TLOAD(minus_identity_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_identity_first -> T1_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_identity_first -> T1_right_first
+        if (rows_next > 0) TEXTRACT(T1_right_first, minus_identity_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_right_first -> T1_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_right_first -> T1_first
+        if (rows_next > 0) TMATMUL(T1_first, T1_left_first, T1_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_first -> T1_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_first -> T1_f16_first
+        if (rows_next > 0) TMOV(T1_f16_first, T1_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_f16_first -> X_left_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_f16_first -> X_left_first
+        if (rows_next > 0) TEXTRACT(X_left_first, T1_f16_first, 0, 0);
         wait_flag_dev(1);  // operand_of_X_f16_channel -> operand_of_X_f16_in_first
         if (rows_next > 0) {
             {
@@ -1281,8 +1615,16 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(operand_of_X_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
-        if (rows_next > 0) TMOV(T1_rows_4_f16_first, T1_rows_4_first);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_X_f16_in_first -> X_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_X_f16_in_first -> X_right_first
+        if (rows_next > 0) TEXTRACT(X_right_first, operand_of_X_f16_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_right_first -> X_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_right_first -> X_first
+        // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
+        if (rows_next > 0) TMATMUL(X_first, X_left_first, X_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // X_first -> X_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // X_first -> X_f16_first
+        if (rows_next > 0) TMOV(X_f16_first, X_first);
         wait_flag_dev(1);  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_first
         if (rows_next > 0) {
             {
@@ -1291,119 +1633,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         pipe_barrier(PIPE_ALL);
-        if (rows_next > 0) TEXTRACT(T1_below_8_left_first, T1_strictly_neg_8_f16_in_first, 0, 0);
-        if (rows_next > 0) TEXTRACT(T1_below_8_right_first, T1_rows_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
-        if (rows_next > 0) TMATMUL(T1_below_8_first, T1_below_8_left_first, T1_below_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
-        if (rows_next > 0) TMOV(T1_below_8_f16_first, T1_below_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_below_8_f16_first -> T1_rows_8_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_8_left_first, T1_rows_4_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_below_8_f16_first -> T1_rows_8_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_8_right_first, T1_below_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
-        if (rows_next > 0) TMATMUL_ACC(T1_rows_8_first, T1_rows_4_first, T1_rows_8_left_first, T1_rows_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
-        if (rows_next > 0) TMOV(T1_rows_8_f16_first, T1_rows_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_rows_8_f16_first -> T1_below_16_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_16_left_first, T1_strictly_neg_16_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_rows_8_f16_first -> T1_below_16_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_16_right_first, T1_rows_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
-        if (rows_next > 0) TMATMUL(T1_below_16_first, T1_below_16_left_first, T1_below_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
-        if (rows_next > 0) TMOV(T1_below_16_f16_first, T1_below_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_below_16_f16_first -> T1_rows_16_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_16_left_first, T1_rows_8_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_below_16_f16_first -> T1_rows_16_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_16_right_first, T1_below_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
-        if (rows_next > 0) TMATMUL_ACC(T1_rows_16_first, T1_rows_8_first, T1_rows_16_left_first, T1_rows_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_rows_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_rows_16_f16_first
-        if (rows_next > 0) TMOV(T1_rows_16_f16_first, T1_rows_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_rows_16_f16_first -> T1_below_32_right_first
-        wait_flag_dev(1);  // q_k1T_D_f16_channel -> q_k1T_D_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_k1T_D_f16_in_first, from);
-            }
-        }
-        if (rows_next > 0) TEXTRACT(T1_below_32_left_first, T1_strictly_neg_32_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_rows_16_f16_first -> T1_below_32_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_32_right_first, T1_rows_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
-        if (rows_next > 0) TMATMUL(T1_below_32_first, T1_below_32_left_first, T1_below_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
-        wait_flag_dev(1);  // q_k2T_D_f16_channel -> q_k2T_D_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_k2T_D_f16_in_first, from);
-            }
-        }
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
-        if (rows_next > 0) TMOV(T1_below_32_f16_first, T1_below_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_below_32_f16_first -> T1_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_32_left_first, T1_rows_16_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_below_32_f16_first -> T1_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(T1_rows_32_right_first, T1_below_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_rows_32_right_first -> T1_rows_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_rows_32_right_first -> T1_rows_32_first
-        if (rows_next > 0) TMATMUL_ACC(T1_rows_32_first, T1_rows_16_first, T1_rows_32_left_first, T1_rows_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_32_first -> T1_rows_32_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_32_first -> T1_rows_32_f16_first
-        if (rows_next > 0) TMOV(T1_rows_32_f16_first, T1_rows_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_rows_32_f16_first -> T1_below_64_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_64_left_first, T1_strictly_neg_64_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_rows_32_f16_first -> T1_below_64_right_first
-        if (rows_next > 0) TEXTRACT(T1_below_64_right_first, T1_rows_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_below_64_right_first -> T1_below_64_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_below_64_right_first -> T1_below_64_first
-        if (rows_next > 0) TMATMUL(T1_below_64_first, T1_below_64_left_first, T1_below_64_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_64_first -> T1_below_64_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_64_first -> T1_below_64_f16_first
-        if (rows_next > 0) TMOV(T1_below_64_f16_first, T1_below_64_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_below_64_f16_first -> T1_right_first
-        if (rows_next > 0) TEXTRACT(T1_left_first, T1_rows_32_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_below_64_f16_first -> T1_right_first
-        if (rows_next > 0) TEXTRACT(T1_right_first, T1_below_64_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_right_first -> T1_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_right_first -> T1_first
-        if (rows_next > 0) TMATMUL_ACC(T1_first, T1_rows_32_first, T1_left_first, T1_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_first -> T1_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_first -> T1_f16_first
-        if (rows_next > 0) TMOV(T1_f16_first, T1_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_first -> X_left_first
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_first -> X_left_first
-        if (rows_next > 0) TEXTRACT(X_left_first, T1_f16_first, 0, 0);
-        if (rows_next > 0) TEXTRACT(X_right_first, operand_of_X_f16_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // X_right_first -> X_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // X_right_first -> X_first
-        // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
-        if (rows_next > 0) TMATMUL(X_first, X_left_first, X_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // X_first -> X_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // X_first -> X_f16_first
-        if (rows_next > 0) TMOV(X_f16_first, X_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // X_f16_first -> k2_k1T_D_X_right_first
         if (rows_next > 0) TEXTRACT(k2_k1T_D_X_left_first, k2_k1T_D_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // X_f16_first -> k2_k1T_D_X_right_first
         if (rows_next > 0) TEXTRACT(k2_k1T_D_X_right_first, X_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_k1T_D_X_right_first -> k2_k1T_D_X_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_k1T_D_X_right_first -> k2_k1T_D_X_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k1T_D_X_right_first -> k2_k1T_D_X_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k1T_D_X_right_first -> k2_k1T_D_X_first
         // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
         if (rows_next > 0) TMATMUL(k2_k1T_D_X_first, k2_k1T_D_X_left_first, k2_k1T_D_X_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k2_k1T_D_X_first -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k2_k1T_D_X_first -> store
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_D_X_first -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_D_X_first -> store
         if (rows_next > 0) {
             {
                 auto to = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1411,169 +1648,352 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_first
-        wait_flag_dev(1);  // T2_strictly_neg_4_f16_channel -> T2_strictly_neg_4_f16_in_first
+        wait_flag_dev(1);  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T2_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_4_f16_in_first, from);
+                auto from = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(T2_strictly_lower_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_strictly_neg_4_f16_in_first -> T2_below_4_left_first
+        wait_flag_dev(1);  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T2_diagonal_4_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_diagonal_4_f16_in_first -> T2_below_4_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_diagonal_4_f16_in_first -> T2_below_4_left_first
+        if (rows_next > 0) TEXTRACT(T2_below_4_left_first, T2_diagonal_4_f16_in_first, 0, 0);
         wait_flag_dev(1);  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
                 TLOAD(T2_rows_2_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_strictly_neg_4_f16_in_first -> T2_below_4_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_4_left_first, T2_strictly_neg_4_f16_in_first, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
         if (rows_next > 0) TEXTRACT(T2_below_4_right_first, T2_rows_2_f16_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_4_right_first -> T2_below_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_4_right_first -> T2_below_4_first
-        if (rows_next > 0) TMATMUL(T2_below_4_first, T2_below_4_left_first, T2_below_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_below_4_first -> T2_below_4_f16_first
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T2_below_4_left_first -> T2_rows_4_left_first
-        wait_flag_dev(1);  // T2_strictly_neg_8_f16_channel -> T2_strictly_neg_8_f16_in_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_first -> T2_below_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_first -> T2_below_4_first
         if (rows_next > 0) {
-            {
-                auto from = view(T2_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_8_f16_in_first, from);
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_below_4_first_out;
+                TASSIGN(T2_below_4_first_out, 0xc000 + i * 64);
+                TileLeft<half, 16, 16> T2_below_4_first_left;
+                TASSIGN(T2_below_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_below_4_first_right;
+                TASSIGN(T2_below_4_first_right, 0x0 + i * 32);
+                TMATMUL(T2_below_4_first_out, T2_below_4_first_left, T2_below_4_first_right);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T2_strictly_neg_8_f16_in_first -> T2_below_8_left_first
-        wait_flag_dev(1);  // T2_strictly_neg_16_f16_channel -> T2_strictly_neg_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T2_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_16_f16_in_first, from);
-            }
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_strictly_neg_16_f16_in_first -> T2_below_16_left_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_below_4_first -> T2_below_4_f16_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_4_first -> T2_below_4_f16_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T2_below_4_left_first -> T2_rows_4_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_4_first -> T2_below_4_f16_first
         if (rows_next > 0) TMOV(T2_below_4_f16_first, T2_below_4_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_below_4_f16_first -> T2_rows_4_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_first -> T2_rows_4_right_first
         if (rows_next > 0) TEXTRACT(identity_2_product_left_first, T2_rows_2_f16_in_first, 0, 0);
+        if (rows_next > 0) {
+            {
+                auto from = view(identity_float16_16_gm, 16, 16, 16);
+                TLOAD(identity_2_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // identity_2_first -> identity_2_product_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // identity_2_first -> identity_2_product_right_first
         if (rows_next > 0) TEXTRACT(identity_2_product_right_first, identity_2_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_2_product_right_first -> identity_2_product_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_2_product_right_first -> identity_2_product_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_2_product_right_first -> identity_2_product_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_2_product_right_first -> identity_2_product_first
         if (rows_next > 0) TMATMUL(identity_2_product_first, identity_2_product_left_first, identity_2_product_right_first);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_2_product_left_first -> T2_below_8_left_first
-        wait_flag_dev(1);  // T2_strictly_neg_32_f16_channel -> T2_strictly_neg_32_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T2_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_32_f16_in_first, from);
-            }
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_strictly_neg_32_f16_in_first -> T2_below_32_left_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T2_below_4_left_first -> T2_rows_4_left_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_2_product_left_first -> T2_below_8_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T2_below_4_left_first -> T2_rows_4_left_first
         if (rows_next > 0) TEXTRACT(T2_rows_4_left_first, T2_rows_2_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_below_4_f16_first -> T2_rows_4_right_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_first -> T2_rows_4_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_4_right_first, T2_below_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_rows_4_right_first -> T2_rows_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_rows_4_right_first -> T2_rows_4_first
-        if (rows_next > 0) TMATMUL_ACC(T2_rows_4_first, identity_2_product_first, T2_rows_4_left_first, T2_rows_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_rows_4_first -> T2_rows_4_f16_first
-        wait_flag_dev(1);  // T2_strictly_neg_64_f16_channel -> T2_strictly_neg_64_f16_in_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_first -> T2_rows_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_first -> T2_rows_4_first
         if (rows_next > 0) {
-            {
-                auto from = view(T2_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_neg_64_f16_in_first, from);
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_rows_4_first_out;
+                TASSIGN(T2_rows_4_first_out, 0xd000 + i * 64);
+                TileLeft<half, 16, 16> T2_rows_4_first_left;
+                TASSIGN(T2_rows_4_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_rows_4_first_right;
+                TASSIGN(T2_rows_4_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T2_rows_4_first_out, T2_rows_4_first_out, T2_rows_4_first_left, T2_rows_4_first_right);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_strictly_neg_64_f16_in_first -> T2_below_64_left_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_rows_4_first -> T2_rows_4_f16_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_4_first -> T2_rows_4_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_4_first -> T2_rows_4_f16_first
         if (rows_next > 0) TMOV(T2_rows_4_f16_first, T2_rows_4_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_rows_4_f16_first -> T2_below_8_right_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_2_product_left_first -> T2_below_8_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T2_strictly_neg_8_f16_in_first -> T2_below_8_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_8_left_first, T2_strictly_neg_8_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_rows_4_f16_first -> T2_below_8_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_first -> T2_below_8_right_first
+        wait_flag_dev(1);  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T2_diagonal_8_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_8_f16_in_first -> T2_below_8_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_8_f16_in_first -> T2_below_8_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_2_product_left_first -> T2_below_8_left_first
+        if (rows_next > 0) TEXTRACT(T2_below_8_left_first, T2_diagonal_8_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_first -> T2_below_8_right_first
         if (rows_next > 0) TEXTRACT(T2_below_8_right_first, T2_rows_4_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_below_8_right_first -> T2_below_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_below_8_right_first -> T2_below_8_first
-        if (rows_next > 0) TMATMUL(T2_below_8_first, T2_below_8_left_first, T2_below_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_below_8_first -> T2_below_8_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_below_8_first -> T2_below_8_f16_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_first -> T2_below_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_first -> T2_below_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_below_8_first_out;
+                TASSIGN(T2_below_8_first_out, 0xe000 + i * 64);
+                TileLeft<half, 16, 16> T2_below_8_first_left;
+                TASSIGN(T2_below_8_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T2_below_8_first_right;
+                TASSIGN(T2_below_8_first_right, 0x8000 + i * 32);
+                TMATMUL(T2_below_8_first_out, T2_below_8_first_left, T2_below_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_8_first -> T2_below_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_8_first -> T2_below_8_f16_first
         if (rows_next > 0) TMOV(T2_below_8_f16_first, T2_below_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_below_8_f16_first -> T2_rows_8_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_8_f16_first -> T2_rows_8_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_8_left_first, T2_rows_4_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_below_8_f16_first -> T2_rows_8_right_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_8_f16_first -> T2_rows_8_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_8_right_first, T2_below_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_rows_8_right_first -> T2_rows_8_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_rows_8_right_first -> T2_rows_8_first
-        if (rows_next > 0) TMATMUL_ACC(T2_rows_8_first, T2_rows_4_first, T2_rows_8_left_first, T2_rows_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_rows_8_first -> T2_rows_8_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_rows_8_first -> T2_rows_8_f16_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_first -> T2_rows_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_first -> T2_rows_8_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_rows_8_first_out;
+                TASSIGN(T2_rows_8_first_out, 0xd000 + i * 64);
+                TileLeft<half, 16, 16> T2_rows_8_first_left;
+                TASSIGN(T2_rows_8_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_rows_8_first_right;
+                TASSIGN(T2_rows_8_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T2_rows_8_first_out, T2_rows_8_first_out, T2_rows_8_first_left, T2_rows_8_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_rows_8_first -> T2_rows_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_rows_8_first -> T2_rows_8_f16_first
         if (rows_next > 0) TMOV(T2_rows_8_f16_first, T2_rows_8_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_rows_8_f16_first -> T2_below_16_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_strictly_neg_16_f16_in_first -> T2_below_16_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_16_left_first, T2_strictly_neg_16_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_rows_8_f16_first -> T2_below_16_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_first -> T2_below_16_right_first
+        wait_flag_dev(1);  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(T2_diagonal_16_f16_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_diagonal_16_f16_in_first -> T2_below_16_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_diagonal_16_f16_in_first -> T2_below_16_left_first
+        if (rows_next > 0) TEXTRACT(T2_below_16_left_first, T2_diagonal_16_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_first -> T2_below_16_right_first
         if (rows_next > 0) TEXTRACT(T2_below_16_right_first, T2_rows_8_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_below_16_right_first -> T2_below_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_below_16_right_first -> T2_below_16_first
-        if (rows_next > 0) TMATMUL(T2_below_16_first, T2_below_16_left_first, T2_below_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_below_16_first -> T2_below_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_below_16_first -> T2_below_16_f16_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_first -> T2_below_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_first -> T2_below_16_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_below_16_first_out;
+                TASSIGN(T2_below_16_first_out, 0xf000 + i * 64);
+                TileLeft<half, 16, 16> T2_below_16_first_left;
+                TASSIGN(T2_below_16_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T2_below_16_first_right;
+                TASSIGN(T2_below_16_first_right, 0x8000 + i * 32);
+                TMATMUL(T2_below_16_first_out, T2_below_16_first_left, T2_below_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_16_first -> T2_below_16_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_16_first -> T2_below_16_f16_first
         if (rows_next > 0) TMOV(T2_below_16_f16_first, T2_below_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_below_16_f16_first -> T2_rows_16_right_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_16_f16_first -> T2_rows_16_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_16_left_first, T2_rows_8_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_below_16_f16_first -> T2_rows_16_right_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_16_f16_first -> T2_rows_16_right_first
         if (rows_next > 0) TEXTRACT(T2_rows_16_right_first, T2_below_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_rows_16_right_first -> T2_rows_16_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_rows_16_right_first -> T2_rows_16_first
-        if (rows_next > 0) TMATMUL_ACC(T2_rows_16_first, T2_rows_8_first, T2_rows_16_left_first, T2_rows_16_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_rows_16_first -> T2_rows_16_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_rows_16_first -> T2_rows_16_f16_first
-        if (rows_next > 0) TMOV(T2_rows_16_f16_first, T2_rows_16_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_rows_16_f16_first -> T2_below_32_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_strictly_neg_32_f16_in_first -> T2_below_32_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_32_left_first, T2_strictly_neg_32_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_rows_16_f16_first -> T2_below_32_right_first
-        if (rows_next > 0) TEXTRACT(T2_below_32_right_first, T2_rows_16_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_32_right_first -> T2_below_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_32_right_first -> T2_below_32_first
-        if (rows_next > 0) TMATMUL(T2_below_32_first, T2_below_32_left_first, T2_below_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_below_32_first -> T2_below_32_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_below_32_first -> T2_below_32_f16_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_first -> T2_rows_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_first -> T2_rows_16_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> T2_rows_16_first_out;
+                TASSIGN(T2_rows_16_first_out, 0xd000 + i * 64);
+                TileLeft<half, 16, 16> T2_rows_16_first_left;
+                TASSIGN(T2_rows_16_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_rows_16_first_right;
+                TASSIGN(T2_rows_16_first_right, 0x0 + i * 32);
+                TMATMUL_ACC(T2_rows_16_first_out, T2_rows_16_first_out, T2_rows_16_first_left, T2_rows_16_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> T2_blocks_16_first_0_0_from;
+                TASSIGN(T2_blocks_16_first_0_0_from, 0xd000);
+                L1Tile<half, 16, 16> T2_blocks_16_first_0_0;
+                TASSIGN(T2_blocks_16_first_0_0, 0x12000);
+                TMOV(T2_blocks_16_first_0_0, T2_blocks_16_first_0_0_from);
+                TileAcc<float, 16, 16> T2_blocks_16_first_1_0_from;
+                TASSIGN(T2_blocks_16_first_1_0_from, 0xd400);
+                L1Tile<half, 16, 16> T2_blocks_16_first_1_0;
+                TASSIGN(T2_blocks_16_first_1_0, 0x12a00);
+                TMOV(T2_blocks_16_first_1_0, T2_blocks_16_first_1_0_from);
+                TileAcc<float, 16, 16> T2_blocks_16_first_2_0_from;
+                TASSIGN(T2_blocks_16_first_2_0_from, 0xd800);
+                L1Tile<half, 16, 16> T2_blocks_16_first_2_0;
+                TASSIGN(T2_blocks_16_first_2_0, 0x13400);
+                TMOV(T2_blocks_16_first_2_0, T2_blocks_16_first_2_0_from);
+                TileAcc<float, 16, 16> T2_blocks_16_first_3_0_from;
+                TASSIGN(T2_blocks_16_first_3_0_from, 0xdc00);
+                L1Tile<half, 16, 16> T2_blocks_16_first_3_0;
+                TASSIGN(T2_blocks_16_first_3_0, 0x13e00);
+                TMOV(T2_blocks_16_first_3_0, T2_blocks_16_first_3_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> T2_below_32_left_first_0;
+                TASSIGN(T2_below_32_left_first_0, 0x8000);
+                TEXTRACT(T2_below_32_left_first_0, T2_strictly_lower_f16_in_first, 16, 0);
+                TileLeft<half, 16, 16> T2_below_32_left_first_1;
+                TASSIGN(T2_below_32_left_first_1, 0x8200);
+                TEXTRACT(T2_below_32_left_first_1, T2_strictly_lower_f16_in_first, 48, 32);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
+        if (rows_next > 0) {
+            {
+                TileRight<half, 16, 16> T2_below_32_right_first_0;
+                TASSIGN(T2_below_32_right_first_0, 0x8000);
+                TEXTRACT(T2_below_32_right_first_0, T2_blocks_16_first, 0, 0);
+                TileRight<half, 16, 16> T2_below_32_right_first_1;
+                TASSIGN(T2_below_32_right_first_1, 0x8200);
+                TEXTRACT(T2_below_32_right_first_1, T2_blocks_16_first, 32, 32);
+            }
+        }
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_first -> T2_below_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_first -> T2_below_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> T2_below_32_first_out;
+                TASSIGN(T2_below_32_first_out, 0x10000 + i * 64);
+                TileLeft<half, 16, 16> T2_below_32_first_left;
+                TASSIGN(T2_below_32_first_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> T2_below_32_first_right;
+                TASSIGN(T2_below_32_first_right, 0x8000 + i * 32);
+                TMATMUL(T2_below_32_first_out, T2_below_32_first_left, T2_below_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_32_first -> T2_below_32_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_32_first -> T2_below_32_f16_first
         if (rows_next > 0) TMOV(T2_below_32_f16_first, T2_below_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_below_32_f16_first -> T2_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(T2_rows_32_left_first, T2_rows_16_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_below_32_f16_first -> T2_rows_32_right_first
-        if (rows_next > 0) TEXTRACT(T2_rows_32_right_first, T2_below_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_rows_32_right_first -> T2_rows_32_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_rows_32_right_first -> T2_rows_32_first
-        if (rows_next > 0) TMATMUL_ACC(T2_rows_32_first, T2_rows_16_first, T2_rows_32_left_first, T2_rows_32_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_rows_32_first -> T2_rows_32_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_rows_32_first -> T2_rows_32_f16_first
-        if (rows_next > 0) TMOV(T2_rows_32_f16_first, T2_rows_32_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_rows_32_f16_first -> T2_below_64_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_strictly_neg_64_f16_in_first -> T2_below_64_left_first
-        if (rows_next > 0) TEXTRACT(T2_below_64_left_first, T2_strictly_neg_64_f16_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_rows_32_f16_first -> T2_below_64_right_first
-        if (rows_next > 0) TEXTRACT(T2_below_64_right_first, T2_rows_32_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_64_right_first -> T2_below_64_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_64_right_first -> T2_below_64_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
+        if (rows_next > 0) {
+            {
+                TileLeft<half, 16, 16> T2_corner_32_left_first_0;
+                TASSIGN(T2_corner_32_left_first_0, 0x0);
+                TEXTRACT(T2_corner_32_left_first_0, T2_blocks_16_first, 16, 16);
+                TileLeft<half, 16, 16> T2_corner_32_left_first_1;
+                TASSIGN(T2_corner_32_left_first_1, 0x200);
+                TEXTRACT(T2_corner_32_left_first_1, T2_blocks_16_first, 48, 48);
+            }
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
+        if (rows_next > 0) TEXTRACT(T2_corner_32_right_first, T2_below_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_first -> T2_corner_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_first -> T2_corner_32_first
+        if (rows_next > 0) {
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> T2_corner_32_first_out;
+                TASSIGN(T2_corner_32_first_out, 0x10800 + i * 64);
+                TileLeft<half, 16, 16> T2_corner_32_first_left;
+                TASSIGN(T2_corner_32_first_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> T2_corner_32_first_right;
+                TASSIGN(T2_corner_32_first_right, 0x0 + i * 32);
+                TMATMUL(T2_corner_32_first_out, T2_corner_32_first_left, T2_corner_32_first_right);
+            }
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 16, 16> T2_blocks_32_first_0_0_from;
+                TASSIGN(T2_blocks_32_first_0_0_from, 0x10800);
+                L1Tile<half, 16, 16> T2_blocks_32_first_0_0;
+                TASSIGN(T2_blocks_32_first_0_0, 0x12200);
+                TMOV(T2_blocks_32_first_0_0, T2_blocks_32_first_0_0_from);
+                TileAcc<float, 16, 16> T2_blocks_32_first_1_0_from;
+                TASSIGN(T2_blocks_32_first_1_0_from, 0x10c00);
+                L1Tile<half, 16, 16> T2_blocks_32_first_1_0;
+                TASSIGN(T2_blocks_32_first_1_0, 0x13600);
+                TMOV(T2_blocks_32_first_1_0, T2_blocks_32_first_1_0_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_first -> T2_below_64_right_first
+        if (rows_next > 0) TEXTRACT(T2_below_64_left_first, T2_strictly_lower_f16_in_first, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_first -> T2_below_64_right_first
+        if (rows_next > 0) TEXTRACT(T2_below_64_right_first, T2_blocks_32_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_64_right_first -> T2_below_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_64_right_first -> T2_below_64_first
         if (rows_next > 0) TMATMUL(T2_below_64_first, T2_below_64_left_first, T2_below_64_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_below_64_first -> T2_below_64_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_below_64_first -> T2_below_64_f16_first
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_64_first -> T2_below_64_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_64_first -> T2_below_64_f16_first
         if (rows_next > 0) TMOV(T2_below_64_f16_first, T2_below_64_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_below_64_f16_first -> T2_right_first
-        if (rows_next > 0) TEXTRACT(T2_left_first, T2_rows_32_f16_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_below_64_f16_first -> T2_right_first
-        if (rows_next > 0) TEXTRACT(T2_right_first, T2_below_64_f16_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_right_first -> T2_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_right_first -> T2_first
-        if (rows_next > 0) TMATMUL_ACC(T2_first, T2_rows_32_first, T2_left_first, T2_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_first -> T2_f16_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_first -> T2_f16_first
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_64_f16_first -> T2_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(T2_corner_64_left_first, T2_blocks_32_first, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_64_f16_first -> T2_corner_64_right_first
+        if (rows_next > 0) TEXTRACT(T2_corner_64_right_first, T2_below_64_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_corner_64_right_first -> T2_corner_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_corner_64_right_first -> T2_corner_64_first
+        if (rows_next > 0) TMATMUL(T2_corner_64_first, T2_corner_64_left_first, T2_corner_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
+        if (rows_next > 0) {
+            {
+                TileAcc<float, 32, 16> T2_blocks_64_first_0_0_from;
+                TASSIGN(T2_blocks_64_first_0_0_from, 0x12000);
+                L1Tile<half, 32, 16> T2_blocks_64_first_0_0;
+                TASSIGN(T2_blocks_64_first_0_0, 0x12400);
+                TMOV(T2_blocks_64_first_0_0, T2_blocks_64_first_0_0_from);
+                TileAcc<float, 32, 16> T2_blocks_64_first_0_16_from;
+                TASSIGN(T2_blocks_64_first_0_16_from, 0x12800);
+                L1Tile<half, 32, 16> T2_blocks_64_first_0_16;
+                TASSIGN(T2_blocks_64_first_0_16, 0x12c00);
+                TMOV(T2_blocks_64_first_0_16, T2_blocks_64_first_0_16_from);
+            }
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_first -> T2_left_first
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_first -> T2_left_first
+        if (rows_next > 0) TEXTRACT(T2_left_first, T2_blocks_64_first, 0, 0);
+        if (rows_next > 0) {
+            {
+                auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                TLOAD(minus_identity_2_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_identity_2_first -> T2_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_identity_2_first -> T2_right_first
+        if (rows_next > 0) TEXTRACT(T2_right_first, minus_identity_2_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_right_first -> T2_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_right_first -> T2_first
+        if (rows_next > 0) TMATMUL(T2_first, T2_left_first, T2_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_first -> T2_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_first -> T2_f16_first
         if (rows_next > 0) TMOV(T2_f16_first, T2_first);
+        if (rows_next > 0) {
+            {
+                auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(q_k1T_D_f16_in_first, from);
+            }
+        }
+        if (rows_next > 0) {
+            {
+                auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(q_k2T_D_f16_in_first, from);
+            }
+        }
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // S_next_part_left -> k1_k1T_left_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
@@ -1586,21 +2006,21 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TASSIGN(q, 0x14000 + c % 2 * 16384);
             TASSIGN(k1, 0x0 + c % 2 * 16384);
             TASSIGN(k2, 0xa000 + c % 2 * 16384);
-            TASSIGN(T1_f16, 0x48000 + c % 2 * 8192);
-            TASSIGN(X_f16, 0x4c000 + c % 2 * 8192);
-            TASSIGN(k2_k1T_D_f16_in, 0x2e000 + c % 2 * 8192);
-            TASSIGN(T2_f16, 0x6e000 + c % 2 * 8192);
-            TASSIGN(q_k1T_D_f16_in, 0x3a000 + c % 2 * 8192);
-            TASSIGN(q_k2T_D_f16_in, 0x3e000 + c % 2 * 8192);
+            TASSIGN(T1_f16, 0x25600 + c % 2 * 8192);
+            TASSIGN(X_f16, 0x2b600 + c % 2 * 8192);
+            TASSIGN(k2_k1T_D_f16_in, 0x2f600 + c % 2 * 8192);
+            TASSIGN(T2_f16, 0x3cc00 + c % 2 * 8192);
+            TASSIGN(q_k1T_D_f16_in, 0x40c00 + c % 2 * 8192);
+            TASSIGN(q_k2T_D_f16_in, 0x44c00 + c % 2 * 8192);
             TASSIGN(k1_next, 0x0 + (c + 1) % 2 * 16384);
             TASSIGN(k2_next, 0xa000 + (c + 1) % 2 * 16384);
             TASSIGN(q_next, 0x14000 + (c + 1) % 2 * 16384);
-            TASSIGN(k2_k1T_D_f16_in_next, 0x2e000 + (c + 1) % 2 * 8192);
-            TASSIGN(T1_f16_next, 0x48000 + (c + 1) % 2 * 8192);
-            TASSIGN(X_f16_next, 0x4c000 + (c + 1) % 2 * 8192);
-            TASSIGN(q_k1T_D_f16_in_next, 0x3a000 + (c + 1) % 2 * 8192);
-            TASSIGN(q_k2T_D_f16_in_next, 0x3e000 + (c + 1) % 2 * 8192);
-            TASSIGN(T2_f16_next, 0x6e000 + (c + 1) % 2 * 8192);
+            TASSIGN(T1_f16_next, 0x25600 + (c + 1) % 2 * 8192);
+            TASSIGN(X_f16_next, 0x2b600 + (c + 1) % 2 * 8192);
+            TASSIGN(k2_k1T_D_f16_in_next, 0x2f600 + (c + 1) % 2 * 8192);
+            TASSIGN(T2_f16_next, 0x3cc00 + (c + 1) % 2 * 8192);
+            TASSIGN(q_k1T_D_f16_in_next, 0x40c00 + (c + 1) % 2 * 8192);
+            TASSIGN(q_k2T_D_f16_in_next, 0x44c00 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
             L1Part<half, 64, 128> k1_raw_next(rows_next, 128);
             TASSIGN(k1_raw_next, 0x0 + (c + 1) % 2 * 16384);
@@ -1609,44 +2029,24 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k1_raw_next, k1_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k1_next -> k1_k1T_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k1_next -> k1_k1T_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // S_next_part_left -> k1_k1T_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k1_next -> k1_k1T_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k1_next -> k1_k1T_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
             if (rows_next > 0) TEXTRACT(k1_k1T_left_next, k1_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k1_k1T_right_next_from;
                 TRESHAPE(k1_k1T_right_next_from, k1_next);
                 TEXTRACT(k1_k1T_right_next, k1_k1T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k1_k1T_right_next -> k1_k1T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k1_k1T_right_next -> k1_k1T_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k1_k1T_right_next -> k1_k1T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k1_k1T_right_next -> k1_k1T_next
             wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             if (rows_next > 0) TMATMUL(k1_k1T_next, k1_k1T_left_next, k1_k1T_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k1_k1T_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k1_k1T_left_next -> k2_k1T_left_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(identity_float16_C_gm, 64, 64, 64);
-                    TLOAD(identity_next, from);
-                }
-            }
-            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
-            L1Part<half, 64, 128> k2_raw_next(rows_next, 128);
-            TASSIGN(k2_raw_next, 0xa000 + (c + 1) % 2 * 16384);
-            auto k2_raw_next_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(k2_raw_next, k2_raw_next_from);
-            if (rows_next > 0) {
-                if (rows_next < 64) TFILLPAD(k2_raw_next, k2_raw_next);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k2_next -> k1_k2T_right_next
-            wait_flag_dev(1);  // S_f16_channel -> S_f16_in
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_f16_in -> k1_S_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k1_k1T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k1_k1T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k1T_left_next -> k2_k1T_left_next
+            if (rows_next > 0) TEXPANDS(T1_zeros_next, 0.0f);
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k1_k1T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k1_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1655,19 +2055,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k1T_channel -> k1_k1T_in_next
             if (rows_next > 0) TEXTRACT(k1_k2T_left_next, k1_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k2_next -> k1_k2T_right_next
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
+            L1Part<half, 64, 128> k2_raw_next(rows_next, 128);
+            TASSIGN(k2_raw_next, 0xa000 + (c + 1) % 2 * 16384);
+            auto k2_raw_next_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+            if (rows_next > 0) TLOAD(k2_raw_next, k2_raw_next_from);
+            if (rows_next > 0) {
+                if (rows_next < 64) TFILLPAD(k2_raw_next, k2_raw_next);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_next -> k1_k2T_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k2_next -> k1_k2T_right_next
             if (rows_next > 0) {
                 L1View<half, 128, 64> k1_k2T_right_next_from;
                 TRESHAPE(k1_k2T_right_next_from, k2_next);
                 TEXTRACT(k1_k2T_right_next, k1_k2T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k1_k2T_right_next -> k1_k2T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k1_k2T_right_next -> k1_k2T_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k1_k2T_right_next -> k1_k2T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k1_k2T_right_next -> k1_k2T_next
             // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
             if (rows_next > 0) TMATMUL(k1_k2T_next, k1_k2T_left_next, k1_k2T_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k1_k2T_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k2T_left_next -> k1_S_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k1_k2T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_k2T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k1_k2T_left_next -> k1_S_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_k2T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k1_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1675,44 +2084,36 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k2T_channel -> k1_k2T_in_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k1_k1T_left_next -> k2_k1T_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k1T_left_next -> k2_k1T_left_next
             if (rows_next > 0) TEXTRACT(k2_k1T_left_next, k2_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k2_k1T_right_next_from;
                 TRESHAPE(k2_k1T_right_next_from, k1_next);
                 TEXTRACT(k2_k1T_right_next, k2_k1T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k2_k1T_right_next -> k2_k1T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k2_k1T_right_next -> k2_k1T_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_k1T_right_next -> k2_k1T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_k1T_right_next -> k2_k1T_next
             // k2_k1T = k2 @ k1.T
             if (rows_next > 0) TMATMUL(k2_k1T_next, k2_k1T_left_next, k2_k1T_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k2_k1T_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k2_k1T_left_next -> k2_S_left
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(identity_float16_C_gm, 64, 64, 64);
-                    TLOAD(identity_2_next, from);
-                }
-            }
-            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
-            TASSIGN(q_raw_next, 0x14000 + (c + 1) % 2 * 16384);
-            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
-            if (rows_next > 0) {
-                if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k2T_left_next -> k1_S_left
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k2_k1T_left_next -> k2_S_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k1_k2T_left_next -> k1_S_left
             TEXTRACT(k1_S_left, k1, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_f16_in -> k1_S_right
+            wait_flag_dev(1);  // S_f16_channel -> S_f16_in
+            {
+                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TLOAD(S_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k1_S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k1_S_right
             TEXTRACT(k1_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k1_S_right -> k1_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k1_S_right -> k1_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k1_S_right -> k1_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k1_S_right -> k1_S
             // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
             TMATMUL(k1_S, k1_S_left, k1_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k1_S_left -> T1_below_4_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k2_k1T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k1_S_left -> k2_k2T_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k2_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1720,89 +2121,34 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_channel -> k2_k1T_in_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_S -> store
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // k2_k1T_next -> q_k1T_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) TEXPANDS(T2_zeros_next, 0.0f);
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_S -> store
             {
                 auto to = view(k1_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, k1_S);
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // k1_S -> q_S
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k2_k1T_left_next -> k2_S_left
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // k1_S -> q_k2T_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_S_channel -> k1_S_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k2_k1T_left_next -> k2_S_left
             TEXTRACT(k2_S_left, k2, 0, 0);
             TEXTRACT(k2_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_S_right -> k2_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // k2_S_right -> k2_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_S_right -> k2_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_S_right -> k2_S
             // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
             TMATMUL(k2_S, k2_S_left, k2_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k2_S_left -> T1_rows_2_identity_left_next
-            wait_flag_dev(1);  // T1_strictly_neg_4_f16_channel -> T1_strictly_neg_4_f16_in_next
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k2_S_left -> q_S_left
+            wait_flag_dev(1);  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(T1_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_4_f16_in_next, from);
+                    auto from = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(T1_strictly_lower_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_strictly_neg_4_f16_in_next -> T1_below_4_left_next
-            wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_rows_2_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
-            wait_flag_dev(1);  // T1_strictly_neg_8_f16_channel -> T1_strictly_neg_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_8_f16_in_next, from);
-                }
-            }
-            wait_flag_dev(1);  // T1_strictly_neg_16_f16_channel -> T1_strictly_neg_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_16_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_strictly_neg_4_f16_in_next -> T1_below_4_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k1_S_left -> T1_below_4_left_next
-            if (rows_next > 0) TEXTRACT(T1_below_4_left_next, T1_strictly_neg_4_f16_in_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_4_right_next, T1_rows_2_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_4_right_next -> T1_below_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_4_right_next -> T1_below_4_next
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) TMATMUL(T1_below_4_next, T1_below_4_left_next, T1_below_4_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T1_below_4_left_next -> k2_k2T_left_next
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_below_4_next -> T1_below_4_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_S -> store
-            {
-                auto to = view(k2_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, k2_S);
-            }
-            wait_flag_dev(1);  // T1_strictly_neg_32_f16_channel -> T1_strictly_neg_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_32_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k2_S_left -> T1_rows_2_identity_left_next
-            if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_next, T1_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_next, identity_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_2_identity_right_next -> T1_rows_2_identity_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_2_identity_right_next -> T1_rows_2_identity_next
-            if (rows_next > 0) TMATMUL(T1_rows_2_identity_next, T1_rows_2_identity_left_next, T1_rows_2_identity_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T1_rows_2_identity_left_next -> q_S_left
-            wait_flag_dev(1);  // T1_strictly_neg_64_f16_channel -> T1_strictly_neg_64_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_neg_64_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T1_below_4_left_next -> k2_k2T_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k1_S_left -> k2_k2T_left_next
             if (rows_next > 0) TEXTRACT(k2_k2T_left_next, k2_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k2_k2T_right_next_from;
@@ -1813,25 +2159,25 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k2_k2T_right_next -> k2_k2T_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
             if (rows_next > 0) TMATMUL(k2_k2T_next, k2_k2T_left_next, k2_k2T_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k2T_next -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_below_4_next -> T1_below_4_f16_next
-            if (rows_next > 0) TMOV(T1_below_4_f16_next, T1_below_4_next);
-            wait_flag_dev(1);  // operand_of_X_f16_channel -> operand_of_X_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(operand_of_X_f16_in_next, from);
-                }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k2_k2T_left_next -> q_k1T_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_S -> store
+            {
+                auto to = view(k2_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, k2_S);
             }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T1_rows_2_identity_left_next -> q_S_left
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_S_channel -> k2_S_in
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // k2_S -> Y
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k2_S_left -> q_S_left
             TEXTRACT(q_S_left, q, 0, 0);
             TEXTRACT(q_S_right, S_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_S_right -> q_S
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_S_right -> q_S
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // k1_S -> q_S
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TMATMUL(q_S, q_S_left, q_S_right);
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k2T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_S_left -> q_k2T_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k2_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1839,168 +2185,459 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k2T_channel -> k2_k2T_in_next
-            wait_flag_dev(1);  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(k2_k1T_D_f16_in_next, from);
-                }
-            }
-            pipe_barrier(PIPE_ALL);
-            if (rows_next > 0) TEXTRACT(T1_rows_4_left_next, T1_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(T1_rows_4_right_next, T1_below_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_4_right_next -> T1_rows_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_4_right_next -> T1_rows_4_next
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) TMATMUL_ACC(T1_rows_4_next, T1_rows_2_identity_next, T1_rows_4_left_next, T1_rows_4_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // T1_rows_4_left_next -> q_k2T_left_next
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_4_next -> T1_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
             {
                 auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, q_S);
             }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
+            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
+            TASSIGN(q_raw_next, 0x14000 + (c + 1) % 2 * 16384);
+            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
+            if (rows_next > 0) {
+                if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_next -> q_k1T_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_next -> q_k1T_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k2_k2T_left_next -> q_k1T_left_next
             if (rows_next > 0) TEXTRACT(q_k1T_left_next, q_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> q_k1T_right_next_from;
                 TRESHAPE(q_k1T_right_next_from, k1_next);
                 TEXTRACT(q_k1T_right_next, q_k1T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_k1T_right_next -> q_k1T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_k1T_right_next -> q_k1T_next
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_k1T_right_next -> q_k1T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // q_k1T_right_next -> q_k1T_next
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // k2_k1T_next -> q_k1T_next
             if (rows_next > 0) TMATMUL(q_k1T_next, q_k1T_left_next, q_k1T_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_k1T_left_next -> T1_below_8_left_next
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_next -> store
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // T1_rows_4_left_next -> q_k2T_left_next
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k1T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_k1T_left_next -> T1_below_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_S_left -> q_k2T_left_next
             if (rows_next > 0) TEXTRACT(q_k2T_left_next, q_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> q_k2T_right_next_from;
                 TRESHAPE(q_k2T_right_next_from, k2_next);
                 TEXTRACT(q_k2T_right_next, q_k2T_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_k2T_right_next -> q_k2T_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_k2T_right_next -> q_k2T_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_k2T_right_next -> q_k2T_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_k2T_right_next -> q_k2T_next
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // k1_S -> q_k2T_next
             if (rows_next > 0) TMATMUL(q_k2T_next, q_k2T_left_next, q_k2T_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_8_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_4_next -> T1_rows_4_f16_next
-            if (rows_next > 0) TMOV(T1_rows_4_f16_next, T1_rows_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_rows_4_f16_next -> T1_below_8_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_k1T_left_next -> T1_below_8_left_next
-            if (rows_next > 0) TEXTRACT(T1_below_8_left_next, T1_strictly_neg_8_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_rows_4_f16_next -> T1_below_8_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_8_right_next, T1_rows_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_8_right_next -> T1_below_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_8_right_next -> T1_below_8_next
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) TMATMUL(T1_below_8_next, T1_below_8_left_next, T1_below_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_below_8_next -> T1_below_8_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_2_identity_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k1T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                     TSTORE(to, q_k1T_next);
                 }
             }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_below_8_next -> T1_below_8_f16_next
-            if (rows_next > 0) TMOV(T1_below_8_f16_next, T1_below_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_8_f16_next -> T1_rows_8_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_8_left_next
-            if (rows_next > 0) TEXTRACT(T1_rows_8_left_next, T1_rows_4_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_8_f16_next -> T1_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(T1_rows_8_right_next, T1_below_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_rows_8_right_next -> T1_rows_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_rows_8_right_next -> T1_rows_8_next
-            if (rows_next > 0) TMATMUL_ACC(T1_rows_8_next, T1_rows_4_next, T1_rows_8_left_next, T1_rows_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_rows_8_next -> T1_rows_8_f16_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k1T_channel -> q_k1T_in_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                     TSTORE(to, q_k2T_next);
                 }
             }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_rows_8_next -> T1_rows_8_f16_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k2T_channel -> q_k2T_in_next
+            wait_flag_dev(1);  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T1_diagonal_4_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_diagonal_4_f16_in_next -> T1_below_4_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_diagonal_4_f16_in_next -> T1_below_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_k1T_left_next -> T1_below_4_left_next
+            if (rows_next > 0) TEXTRACT(T1_below_4_left_next, T1_diagonal_4_f16_in_next, 0, 0);
+            wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T1_rows_2_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
+            if (rows_next > 0) TEXTRACT(T1_below_4_right_next, T1_rows_2_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_4_right_next -> T1_below_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_4_right_next -> T1_below_4_next
+            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_below_4_next_out;
+                    TASSIGN(T1_below_4_next_out, 0x8000 + i * 64);
+                    TileLeft<half, 16, 16> T1_below_4_next_left;
+                    TASSIGN(T1_below_4_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_below_4_next_right;
+                    TASSIGN(T1_below_4_next_right, 0x8000 + i * 32);
+                    TMATMUL(T1_below_4_next_out, T1_below_4_next_left, T1_below_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T1_below_4_left_next -> Y_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_2_identity_left_next
+            if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_next, T1_rows_2_f16_in_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(identity_float16_16_gm, 16, 16, 16);
+                    TLOAD(identity_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity_next -> T1_rows_2_identity_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity_next -> T1_rows_2_identity_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_next, identity_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_2_identity_right_next -> T1_rows_2_identity_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_2_identity_right_next -> T1_rows_2_identity_next
+            if (rows_next > 0) TMATMUL(T1_rows_2_identity_next, T1_rows_2_identity_left_next, T1_rows_2_identity_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_identity_left_next -> k2_k1T_D_Y_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T1_below_4_left_next -> Y_left
+            TEXTRACT(Y_left, T1_f16, 0, 0);
+            wait_flag_dev(1);  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
+            {
+                auto from = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(beta1_Y_difference_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // beta1_Y_difference_f16_in -> Y_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // beta1_Y_difference_f16_in -> Y_right
+            TEXTRACT(Y_right, beta1_Y_difference_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Y_right -> Y
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Y_right -> Y
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // k2_S -> Y
+            // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
+            TMATMUL(Y, Y_left, Y_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Y -> Y_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Y -> Y_f16
+            TMOV(Y_f16, Y);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Y_f16 -> k2_k1T_D_Y_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_identity_left_next -> k2_k1T_D_Y_left
+            TEXTRACT(k2_k1T_D_Y_left, k2_k1T_D_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Y_f16 -> k2_k1T_D_Y_right
+            TEXTRACT(k2_k1T_D_Y_right, Y_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_k1T_D_Y_right -> k2_k1T_D_Y
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_k1T_D_Y_right -> k2_k1T_D_Y
+            // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
+            TMATMUL(k2_k1T_D_Y, k2_k1T_D_Y_left, k2_k1T_D_Y_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_D_Y -> store
+            {
+                auto to = view(Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, Y);
+            }
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_D_Y -> store
+            {
+                auto to = view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, k2_k1T_D_Y);
+            }
+            if (rows_next > 0) TMOV(T1_below_4_f16_next, T1_below_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_4_f16_next -> T1_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_4_left_next, T1_rows_2_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_4_f16_next -> T1_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_4_right_next, T1_below_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_4_right_next -> T1_rows_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_4_right_next -> T1_rows_4_next
+            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_rows_4_next_out;
+                    TASSIGN(T1_rows_4_next_out, 0x9000 + i * 64);
+                    TileLeft<half, 16, 16> T1_rows_4_next_left;
+                    TASSIGN(T1_rows_4_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_rows_4_next_right;
+                    TASSIGN(T1_rows_4_next_right, 0x8000 + i * 32);
+                    TMATMUL_ACC(T1_rows_4_next_out, T1_rows_4_next_out, T1_rows_4_next_left, T1_rows_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_4_next -> T1_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_4_next -> T1_rows_4_f16_next
+            if (rows_next > 0) TMOV(T1_rows_4_f16_next, T1_rows_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_rows_4_f16_next -> T1_below_8_right_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T1_diagonal_8_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T1_diagonal_8_f16_in_next -> T1_below_8_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T1_diagonal_8_f16_in_next -> T1_below_8_left_next
+            if (rows_next > 0) TEXTRACT(T1_below_8_left_next, T1_diagonal_8_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_rows_4_f16_next -> T1_below_8_right_next
+            if (rows_next > 0) TEXTRACT(T1_below_8_right_next, T1_rows_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_8_right_next -> T1_below_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_8_right_next -> T1_below_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_below_8_next_out;
+                    TASSIGN(T1_below_8_next_out, 0x1a000 + i * 64);
+                    TileLeft<half, 16, 16> T1_below_8_next_left;
+                    TASSIGN(T1_below_8_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T1_below_8_next_right;
+                    TASSIGN(T1_below_8_next_right, 0x0 + i * 32);
+                    TMATMUL(T1_below_8_next_out, T1_below_8_next_left, T1_below_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_8_next -> T1_below_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_8_next -> T1_below_8_f16_next
+            if (rows_next > 0) TMOV(T1_below_8_f16_next, T1_below_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_8_f16_next -> T1_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_8_left_next, T1_rows_4_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_8_f16_next -> T1_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(T1_rows_8_right_next, T1_below_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_8_right_next -> T1_rows_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_8_right_next -> T1_rows_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_rows_8_next_out;
+                    TASSIGN(T1_rows_8_next_out, 0x9000 + i * 64);
+                    TileLeft<half, 16, 16> T1_rows_8_next_left;
+                    TASSIGN(T1_rows_8_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_rows_8_next_right;
+                    TASSIGN(T1_rows_8_next_right, 0x8000 + i * 32);
+                    TMATMUL_ACC(T1_rows_8_next_out, T1_rows_8_next_out, T1_rows_8_next_left, T1_rows_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_8_next -> T1_rows_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_8_next -> T1_rows_8_f16_next
             if (rows_next > 0) TMOV(T1_rows_8_f16_next, T1_rows_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_rows_8_f16_next -> T1_below_16_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_16_left_next, T1_strictly_neg_16_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_rows_8_f16_next -> T1_below_16_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_8_f16_next -> T1_below_16_right_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T1_diagonal_16_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T1_diagonal_16_f16_in_next -> T1_below_16_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T1_diagonal_16_f16_in_next -> T1_below_16_left_next
+            if (rows_next > 0) TEXTRACT(T1_below_16_left_next, T1_diagonal_16_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_8_f16_next -> T1_below_16_right_next
             if (rows_next > 0) TEXTRACT(T1_below_16_right_next, T1_rows_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_below_16_right_next -> T1_below_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_below_16_right_next -> T1_below_16_next
-            if (rows_next > 0) TMATMUL(T1_below_16_next, T1_below_16_left_next, T1_below_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_below_16_next -> T1_below_16_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_below_16_next -> T1_below_16_f16_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_16_right_next -> T1_below_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_16_right_next -> T1_below_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_below_16_next_out;
+                    TASSIGN(T1_below_16_next_out, 0x1b000 + i * 64);
+                    TileLeft<half, 16, 16> T1_below_16_next_left;
+                    TASSIGN(T1_below_16_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T1_below_16_next_right;
+                    TASSIGN(T1_below_16_next_right, 0x0 + i * 32);
+                    TMATMUL(T1_below_16_next_out, T1_below_16_next_left, T1_below_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_16_next -> T1_below_16_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_16_next -> T1_below_16_f16_next
             if (rows_next > 0) TMOV(T1_below_16_f16_next, T1_below_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_16_f16_next -> T1_rows_16_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_16_f16_next -> T1_rows_16_right_next
             if (rows_next > 0) TEXTRACT(T1_rows_16_left_next, T1_rows_8_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_16_f16_next -> T1_rows_16_right_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_16_f16_next -> T1_rows_16_right_next
             if (rows_next > 0) TEXTRACT(T1_rows_16_right_next, T1_below_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_16_right_next -> T1_rows_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_16_right_next -> T1_rows_16_next
-            if (rows_next > 0) TMATMUL_ACC(T1_rows_16_next, T1_rows_8_next, T1_rows_16_left_next, T1_rows_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_rows_16_next -> T1_rows_16_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_rows_16_next -> T1_rows_16_f16_next
-            if (rows_next > 0) TMOV(T1_rows_16_f16_next, T1_rows_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_rows_16_f16_next -> T1_below_32_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_32_left_next, T1_strictly_neg_32_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_rows_16_f16_next -> T1_below_32_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_32_right_next, T1_rows_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_32_right_next -> T1_below_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_32_right_next -> T1_below_32_next
-            if (rows_next > 0) TMATMUL(T1_below_32_next, T1_below_32_left_next, T1_below_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_below_32_next -> T1_below_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_below_32_next -> T1_below_32_f16_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_rows_16_right_next -> T1_rows_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_rows_16_right_next -> T1_rows_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T1_rows_16_next_out;
+                    TASSIGN(T1_rows_16_next_out, 0x9000 + i * 64);
+                    TileLeft<half, 16, 16> T1_rows_16_next_left;
+                    TASSIGN(T1_rows_16_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_rows_16_next_right;
+                    TASSIGN(T1_rows_16_next_right, 0x8000 + i * 32);
+                    TMATMUL_ACC(T1_rows_16_next_out, T1_rows_16_next_out, T1_rows_16_next_left, T1_rows_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> T1_blocks_16_next_0_0_from;
+                    TASSIGN(T1_blocks_16_next_0_0_from, 0x9000);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_0_0;
+                    TASSIGN(T1_blocks_16_next_0_0, 0x48c00);
+                    TMOV(T1_blocks_16_next_0_0, T1_blocks_16_next_0_0_from);
+                    TileAcc<float, 16, 16> T1_blocks_16_next_1_0_from;
+                    TASSIGN(T1_blocks_16_next_1_0_from, 0x9400);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_1_0;
+                    TASSIGN(T1_blocks_16_next_1_0, 0x49600);
+                    TMOV(T1_blocks_16_next_1_0, T1_blocks_16_next_1_0_from);
+                    TileAcc<float, 16, 16> T1_blocks_16_next_2_0_from;
+                    TASSIGN(T1_blocks_16_next_2_0_from, 0x9800);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_2_0;
+                    TASSIGN(T1_blocks_16_next_2_0, 0x4a000);
+                    TMOV(T1_blocks_16_next_2_0, T1_blocks_16_next_2_0_from);
+                    TileAcc<float, 16, 16> T1_blocks_16_next_3_0_from;
+                    TASSIGN(T1_blocks_16_next_3_0_from, 0x9c00);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_3_0;
+                    TASSIGN(T1_blocks_16_next_3_0, 0x4aa00);
+                    TMOV(T1_blocks_16_next_3_0, T1_blocks_16_next_3_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> T1_below_32_left_next_0;
+                    TASSIGN(T1_below_32_left_next_0, 0x0);
+                    TEXTRACT(T1_below_32_left_next_0, T1_strictly_lower_f16_in_next, 16, 0);
+                    TileLeft<half, 16, 16> T1_below_32_left_next_1;
+                    TASSIGN(T1_below_32_left_next_1, 0x200);
+                    TEXTRACT(T1_below_32_left_next_1, T1_strictly_lower_f16_in_next, 48, 32);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileRight<half, 16, 16> T1_below_32_right_next_0;
+                    TASSIGN(T1_below_32_right_next_0, 0x0);
+                    TEXTRACT(T1_below_32_right_next_0, T1_blocks_16_next, 0, 0);
+                    TileRight<half, 16, 16> T1_below_32_right_next_1;
+                    TASSIGN(T1_below_32_right_next_1, 0x200);
+                    TEXTRACT(T1_below_32_right_next_1, T1_blocks_16_next, 32, 32);
+                }
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_32_right_next -> T1_below_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_32_right_next -> T1_below_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> T1_below_32_next_out;
+                    TASSIGN(T1_below_32_next_out, 0x1c000 + i * 64);
+                    TileLeft<half, 16, 16> T1_below_32_next_left;
+                    TASSIGN(T1_below_32_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T1_below_32_next_right;
+                    TASSIGN(T1_below_32_next_right, 0x0 + i * 32);
+                    TMATMUL(T1_below_32_next_out, T1_below_32_next_left, T1_below_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_32_next -> T1_below_32_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_32_next -> T1_below_32_f16_next
             if (rows_next > 0) TMOV(T1_below_32_f16_next, T1_below_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_32_f16_next -> T1_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(T1_rows_32_left_next, T1_rows_16_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_below_32_f16_next -> T1_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(T1_rows_32_right_next, T1_below_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_32_right_next -> T1_rows_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_32_right_next -> T1_rows_32_next
-            if (rows_next > 0) TMATMUL_ACC(T1_rows_32_next, T1_rows_16_next, T1_rows_32_left_next, T1_rows_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_rows_32_next -> T1_rows_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_rows_32_next -> T1_rows_32_f16_next
-            if (rows_next > 0) TMOV(T1_rows_32_f16_next, T1_rows_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_32_f16_next -> T1_below_64_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_64_left_next, T1_strictly_neg_64_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_32_f16_next -> T1_below_64_right_next
-            if (rows_next > 0) TEXTRACT(T1_below_64_right_next, T1_rows_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_64_right_next -> T1_below_64_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_64_right_next -> T1_below_64_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> T1_corner_32_left_next_0;
+                    TASSIGN(T1_corner_32_left_next_0, 0x8000);
+                    TEXTRACT(T1_corner_32_left_next_0, T1_blocks_16_next, 16, 16);
+                    TileLeft<half, 16, 16> T1_corner_32_left_next_1;
+                    TASSIGN(T1_corner_32_left_next_1, 0x8200);
+                    TEXTRACT(T1_corner_32_left_next_1, T1_blocks_16_next, 48, 48);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
+            if (rows_next > 0) TEXTRACT(T1_corner_32_right_next, T1_below_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_corner_32_right_next -> T1_corner_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_corner_32_right_next -> T1_corner_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> T1_corner_32_next_out;
+                    TASSIGN(T1_corner_32_next_out, 0x1c800 + i * 64);
+                    TileLeft<half, 16, 16> T1_corner_32_next_left;
+                    TASSIGN(T1_corner_32_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T1_corner_32_next_right;
+                    TASSIGN(T1_corner_32_next_right, 0x8000 + i * 32);
+                    TMATMUL(T1_corner_32_next_out, T1_corner_32_next_left, T1_corner_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> T1_blocks_32_next_0_0_from;
+                    TASSIGN(T1_blocks_32_next_0_0_from, 0x1c800);
+                    L1Tile<half, 16, 16> T1_blocks_32_next_0_0;
+                    TASSIGN(T1_blocks_32_next_0_0, 0x48e00);
+                    TMOV(T1_blocks_32_next_0_0, T1_blocks_32_next_0_0_from);
+                    TileAcc<float, 16, 16> T1_blocks_32_next_1_0_from;
+                    TASSIGN(T1_blocks_32_next_1_0_from, 0x1cc00);
+                    L1Tile<half, 16, 16> T1_blocks_32_next_1_0;
+                    TASSIGN(T1_blocks_32_next_1_0, 0x4a200);
+                    TMOV(T1_blocks_32_next_1_0, T1_blocks_32_next_1_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_32_next -> T1_below_64_right_next
+            if (rows_next > 0) TEXTRACT(T1_below_64_left_next, T1_strictly_lower_f16_in_next, 32, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_32_next -> T1_below_64_right_next
+            if (rows_next > 0) TEXTRACT(T1_below_64_right_next, T1_blocks_32_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_below_64_right_next -> T1_below_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_below_64_right_next -> T1_below_64_next
             if (rows_next > 0) TMATMUL(T1_below_64_next, T1_below_64_left_next, T1_below_64_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_below_64_next -> T1_below_64_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_below_64_next -> T1_below_64_f16_next
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_64_next -> T1_below_64_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_64_next -> T1_below_64_f16_next
             if (rows_next > 0) TMOV(T1_below_64_f16_next, T1_below_64_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_64_f16_next -> T1_right_next
-            if (rows_next > 0) TEXTRACT(T1_left_next, T1_rows_32_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_below_64_f16_next -> T1_right_next
-            if (rows_next > 0) TEXTRACT(T1_right_next, T1_below_64_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_right_next -> T1_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_right_next -> T1_next
-            if (rows_next > 0) TMATMUL_ACC(T1_next, T1_rows_32_next, T1_left_next, T1_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_next -> T1_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_next -> T1_f16_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_64_f16_next -> T1_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(T1_corner_64_left_next, T1_blocks_32_next, 32, 32);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_64_f16_next -> T1_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(T1_corner_64_right_next, T1_below_64_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_corner_64_right_next -> T1_corner_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_corner_64_right_next -> T1_corner_64_next
+            if (rows_next > 0) TMATMUL(T1_corner_64_next, T1_corner_64_left_next, T1_corner_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 32, 16> T1_blocks_64_next_0_0_from;
+                    TASSIGN(T1_blocks_64_next_0_0_from, 0x1e000);
+                    L1Tile<half, 32, 16> T1_blocks_64_next_0_0;
+                    TASSIGN(T1_blocks_64_next_0_0, 0x49000);
+                    TMOV(T1_blocks_64_next_0_0, T1_blocks_64_next_0_0_from);
+                    TileAcc<float, 32, 16> T1_blocks_64_next_0_16_from;
+                    TASSIGN(T1_blocks_64_next_0_16_from, 0x1e800);
+                    L1Tile<half, 32, 16> T1_blocks_64_next_0_16;
+                    TASSIGN(T1_blocks_64_next_0_16, 0x49800);
+                    TMOV(T1_blocks_64_next_0_16, T1_blocks_64_next_0_16_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_64_next -> T1_left_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_64_next -> T1_left_next
+            if (rows_next > 0) TEXTRACT(T1_left_next, T1_blocks_64_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                    TLOAD(minus_identity_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_next -> T1_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_next -> T1_right_next
+            if (rows_next > 0) TEXTRACT(T1_right_next, minus_identity_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_right_next -> T1_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_right_next -> T1_next
+            if (rows_next > 0) TMATMUL(T1_next, T1_left_next, T1_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_next -> T1_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_next -> T1_f16_next
             if (rows_next > 0) TMOV(T1_f16_next, T1_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_f16_next -> X_left_next
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_f16_next -> X_left_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_next -> X_left_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_next -> X_left_next
             if (rows_next > 0) TEXTRACT(X_left_next, T1_f16_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(operand_of_X_f16_in_next, from);
+                }
+            }
+            pipe_barrier(PIPE_ALL);
             if (rows_next > 0) TEXTRACT(X_right_next, operand_of_X_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_right_next -> X_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_right_next -> X_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // X_right_next -> X_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // X_right_next -> X_next
             // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
             if (rows_next > 0) TMATMUL(X_next, X_left_next, X_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // X_next -> X_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // X_next -> X_f16_next
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // X_next -> X_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // X_next -> X_f16_next
             if (rows_next > 0) TMOV(X_f16_next, X_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // X_f16_next -> k2_k1T_D_X_right_next
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // X_f16_next -> k2_k1T_D_X_right_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(k2_k1T_D_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k2_k1T_D_f16_in_next -> k2_k1T_D_X_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k2_k1T_D_f16_in_next -> k2_k1T_D_X_left_next
             if (rows_next > 0) TEXTRACT(k2_k1T_D_X_left_next, k2_k1T_D_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // X_f16_next -> k2_k1T_D_X_right_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // X_f16_next -> k2_k1T_D_X_right_next
             if (rows_next > 0) TEXTRACT(k2_k1T_D_X_right_next, X_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k1T_D_X_right_next -> k2_k1T_D_X_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k2_k1T_D_X_right_next -> k2_k1T_D_X_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k2_k1T_D_X_right_next -> k2_k1T_D_X_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k2_k1T_D_X_right_next -> k2_k1T_D_X_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
             if (rows_next > 0) TMATMUL(k2_k1T_D_X_next, k2_k1T_D_X_left_next, k2_k1T_D_X_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k2_k1T_D_X_next -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k2_k1T_D_X_next -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k2_k1T_D_X_next -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k2_k1T_D_X_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -2008,312 +2645,430 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_next
-            wait_flag_dev(1);  // T2_strictly_neg_4_f16_channel -> T2_strictly_neg_4_f16_in_next
+            wait_flag_dev(1);  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(T2_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_4_f16_in_next, from);
+                    auto from = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(T2_strictly_lower_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_strictly_neg_4_f16_in_next -> T2_below_4_left_next
-            wait_flag_dev(1);  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_rows_2_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_strictly_neg_4_f16_in_next -> T2_below_4_left_next
-            if (rows_next > 0) TEXTRACT(T2_below_4_left_next, T2_strictly_neg_4_f16_in_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_4_right_next, T2_rows_2_f16_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_next -> T2_below_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_next -> T2_below_4_next
-            if (rows_next > 0) TMATMUL(T2_below_4_next, T2_below_4_left_next, T2_below_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_4_next -> T2_below_4_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T2_below_4_left_next -> T2_rows_4_left_next
-            wait_flag_dev(1);  // T2_strictly_neg_8_f16_channel -> T2_strictly_neg_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_8_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_strictly_neg_8_f16_in_next -> T2_below_8_left_next
-            wait_flag_dev(1);  // T2_strictly_neg_16_f16_channel -> T2_strictly_neg_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_16_f16_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_strictly_neg_16_f16_in_next -> T2_below_16_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_4_next -> T2_below_4_f16_next
-            if (rows_next > 0) TMOV(T2_below_4_f16_next, T2_below_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_4_f16_next -> T2_rows_4_right_next
-            if (rows_next > 0) TEXTRACT(identity_2_product_left_next, T2_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) TEXTRACT(identity_2_product_right_next, identity_2_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_2_product_right_next -> identity_2_product_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_2_product_right_next -> identity_2_product_next
-            if (rows_next > 0) TMATMUL(identity_2_product_next, identity_2_product_left_next, identity_2_product_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // identity_2_product_left_next -> T2_below_8_left_next
-            wait_flag_dev(1);  // T2_strictly_neg_32_f16_channel -> T2_strictly_neg_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_32_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T2_below_4_left_next -> T2_rows_4_left_next
-            if (rows_next > 0) TEXTRACT(T2_rows_4_left_next, T2_rows_2_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_4_f16_next -> T2_rows_4_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_4_right_next, T2_below_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
-            if (rows_next > 0) TMATMUL_ACC(T2_rows_4_next, identity_2_product_next, T2_rows_4_left_next, T2_rows_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
-            if (rows_next > 0) TMOV(T2_rows_4_f16_next, T2_rows_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_4_f16_next -> T2_below_8_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // identity_2_product_left_next -> T2_below_8_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_strictly_neg_8_f16_in_next -> T2_below_8_left_next
-            if (rows_next > 0) TEXTRACT(T2_below_8_left_next, T2_strictly_neg_8_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_4_f16_next -> T2_below_8_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_8_right_next, T2_rows_4_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
-            if (rows_next > 0) TMATMUL(T2_below_8_next, T2_below_8_left_next, T2_below_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
-            if (rows_next > 0) TMOV(T2_below_8_f16_next, T2_below_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_8_f16_next -> T2_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_8_left_next, T2_rows_4_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_8_f16_next -> T2_rows_8_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_8_right_next, T2_below_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
-            if (rows_next > 0) TMATMUL_ACC(T2_rows_8_next, T2_rows_4_next, T2_rows_8_left_next, T2_rows_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
-            if (rows_next > 0) TMOV(T2_rows_8_f16_next, T2_rows_8_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_rows_8_f16_next -> T2_below_16_right_next
-            wait_flag_dev(1);  // T2_strictly_neg_64_f16_channel -> T2_strictly_neg_64_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_neg_64_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_strictly_neg_16_f16_in_next -> T2_below_16_left_next
-            if (rows_next > 0) TEXTRACT(T2_below_16_left_next, T2_strictly_neg_16_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_rows_8_f16_next -> T2_below_16_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_16_right_next, T2_rows_8_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
-            if (rows_next > 0) TMATMUL(T2_below_16_next, T2_below_16_left_next, T2_below_16_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T2_below_16_left_next -> T2_rows_16_left_next
-            wait_flag_dev(1);  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
-            {
-                auto from = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(beta1_Y_difference_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // beta1_Y_difference_f16_in -> Y_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
-            if (rows_next > 0) TMOV(T2_below_16_f16_next, T2_below_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_16_f16_next -> T2_rows_16_right_next
-            TEXTRACT(Y_left, T1_f16, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // beta1_Y_difference_f16_in -> Y_right
-            TEXTRACT(Y_right, beta1_Y_difference_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Y_right -> Y
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Y_right -> Y
-            // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
-            TMATMUL(Y, Y_left, Y_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Y -> Y_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Y_left -> k2_k1T_D_Y_left
-            wait_flag_dev(1);  // q_k1T_D_f16_channel -> q_k1T_D_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(q_k1T_D_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Y -> Y_f16
-            TMOV(Y_f16, Y);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Y_f16 -> k2_k1T_D_Y_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // T2_below_16_left_next -> T2_rows_16_left_next
-            if (rows_next > 0) TEXTRACT(T2_rows_16_left_next, T2_rows_8_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_16_f16_next -> T2_rows_16_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_16_right_next, T2_below_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_rows_16_right_next -> T2_rows_16_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_rows_16_right_next -> T2_rows_16_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) TMATMUL_ACC(T2_rows_16_next, T2_rows_8_next, T2_rows_16_left_next, T2_rows_16_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T2_rows_16_left_next -> T2_below_32_left_next
-            wait_flag_dev(1);  // q_k2T_D_f16_channel -> q_k2T_D_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(q_k2T_D_f16_in_next, from);
-                }
-            }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Y_left -> k2_k1T_D_Y_left
-            TEXTRACT(k2_k1T_D_Y_left, k2_k1T_D_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Y_f16 -> k2_k1T_D_Y_right
-            TEXTRACT(k2_k1T_D_Y_right, Y_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_k1T_D_Y_right -> k2_k1T_D_Y
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // k2_k1T_D_Y_right -> k2_k1T_D_Y
-            // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
-            TMATMUL(k2_k1T_D_Y, k2_k1T_D_Y_left, k2_k1T_D_Y_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k2_k1T_D_Y -> store
-            {
-                auto to = view(Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, Y);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // Y_channel -> Y_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k2_k1T_D_Y -> store
-            {
-                auto to = view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, k2_k1T_D_Y);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_D_Y_channel -> k2_k1T_D_Y_in
-            if (rows_next > 0) TMOV(T2_rows_16_f16_next, T2_rows_16_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_rows_16_f16_next -> T2_below_32_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T2_rows_16_left_next -> T2_below_32_left_next
-            if (rows_next > 0) TEXTRACT(T2_below_32_left_next, T2_strictly_neg_32_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_rows_16_f16_next -> T2_below_32_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_32_right_next, T2_rows_16_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_32_right_next -> T2_below_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_32_right_next -> T2_below_32_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) TMATMUL(T2_below_32_next, T2_below_32_left_next, T2_below_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_below_32_next -> T2_below_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_below_32_next -> T2_below_32_f16_next
-            if (rows_next > 0) TMOV(T2_below_32_f16_next, T2_below_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_below_32_f16_next -> T2_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_32_left_next, T2_rows_16_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_below_32_f16_next -> T2_rows_32_right_next
-            if (rows_next > 0) TEXTRACT(T2_rows_32_right_next, T2_below_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_32_right_next -> T2_rows_32_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_32_right_next -> T2_rows_32_next
-            if (rows_next > 0) TMATMUL_ACC(T2_rows_32_next, T2_rows_16_next, T2_rows_32_left_next, T2_rows_32_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_rows_32_next -> T2_rows_32_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_rows_32_next -> T2_rows_32_f16_next
-            if (rows_next > 0) TMOV(T2_rows_32_f16_next, T2_rows_32_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_rows_32_f16_next -> T2_below_64_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_64_left_next, T2_strictly_neg_64_f16_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_rows_32_f16_next -> T2_below_64_right_next
-            if (rows_next > 0) TEXTRACT(T2_below_64_right_next, T2_rows_32_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_64_right_next -> T2_below_64_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_64_right_next -> T2_below_64_next
-            if (rows_next > 0) TMATMUL(T2_below_64_next, T2_below_64_left_next, T2_below_64_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_below_64_next -> T2_below_64_f16_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_below_64_next -> T2_below_64_f16_next
-            if (rows_next > 0) TMOV(T2_below_64_f16_next, T2_below_64_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_below_64_f16_next -> T2_right_next
-            if (rows_next > 0) TEXTRACT(T2_left_next, T2_rows_32_f16_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_below_64_f16_next -> T2_right_next
-            if (rows_next > 0) TEXTRACT(T2_right_next, T2_below_64_f16_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_right_next -> T2_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_right_next -> T2_next
-            if (rows_next > 0) TMATMUL_ACC(T2_next, T2_rows_32_next, T2_left_next, T2_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_next -> T2_f16_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // T2_left_next -> X_U2_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_next -> T2_f16_next
-            if (rows_next > 0) TMOV(T2_f16_next, T2_next);
+            TEXTRACT(U2_left, T2_f16, 0, 0);
             wait_flag_dev(1);  // U2_term_minus_A_Y_f16_channel -> U2_term_minus_A_Y_f16_in
             {
                 auto from = view(U2_term_minus_A_Y_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(U2_term_minus_A_Y_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // U2_term_minus_A_Y_f16_in -> U2_right
-            TEXTRACT(U2_left, T2_f16, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // U2_term_minus_A_Y_f16_in -> U2_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U2_term_minus_A_Y_f16_in -> U2_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U2_term_minus_A_Y_f16_in -> U2_right
             TEXTRACT(U2_right, U2_term_minus_A_Y_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U2_right -> U2
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U2_right -> U2
             // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
             TMATMUL(U2, U2_left, U2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // U2 -> U2_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // U2 -> U2_f16
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // U2 -> U2_f16
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // U2_left -> identity_2_product_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // U2 -> U2_f16
             TMOV(U2_f16, U2);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // U2_f16 -> X_U2_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // T2_left_next -> X_U2_left
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U2_f16 -> X_U2_right
+            wait_flag_dev(1);  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T2_diagonal_4_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_4_f16_in_next -> T2_below_4_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_4_f16_in_next -> T2_below_4_left_next
+            if (rows_next > 0) TEXTRACT(T2_below_4_left_next, T2_diagonal_4_f16_in_next, 0, 0);
+            wait_flag_dev(1);  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T2_rows_2_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_4_right_next, T2_rows_2_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_4_right_next -> T2_below_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_4_right_next -> T2_below_4_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_below_4_next_out;
+                    TASSIGN(T2_below_4_next_out, 0x14000 + i * 64);
+                    TileLeft<half, 16, 16> T2_below_4_next_left;
+                    TASSIGN(T2_below_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_below_4_next_right;
+                    TASSIGN(T2_below_4_next_right, 0x0 + i * 32);
+                    TMATMUL(T2_below_4_next_out, T2_below_4_next_left, T2_below_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T2_below_4_left_next -> X_U2_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // U2_left -> identity_2_product_left_next
+            if (rows_next > 0) TEXTRACT(identity_2_product_left_next, T2_rows_2_f16_in_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(identity_float16_16_gm, 16, 16, 16);
+                    TLOAD(identity_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // identity_2_next -> identity_2_product_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // identity_2_next -> identity_2_product_right_next
+            if (rows_next > 0) TEXTRACT(identity_2_product_right_next, identity_2_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_2_product_right_next -> identity_2_product_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_2_product_right_next -> identity_2_product_next
+            if (rows_next > 0) TMATMUL(identity_2_product_next, identity_2_product_left_next, identity_2_product_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_2_product_left_next -> o_sum_2_part_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T2_below_4_left_next -> X_U2_left
             TEXTRACT(X_U2_left, X_f16, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // U2_f16 -> X_U2_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U2_f16 -> X_U2_right
             TEXTRACT(X_U2_right, U2_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_U2_right -> X_U2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // X_U2_right -> X_U2
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // X_U2_right -> X_U2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // X_U2_right -> X_U2
             // U1 = Y - X @ U2
             TMATMUL(X_U2, X_U2_left, X_U2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // X_U2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // X_U2 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // X_U2_left -> T2_rows_4_left_next
             {
                 auto to = view(U2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, U2);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U2_channel -> U2_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_2_product_left_next -> o_sum_2_part_left
             TEXTRACT(o_sum_2_part_left, q_k2T_D_f16_in, 0, 0);
             TEXTRACT(o_sum_2_part_right, U2_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_sum_2_part_right -> o_sum_2_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_sum_2_part_right -> o_sum_2_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // o_sum_2_part_right -> o_sum_2_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // o_sum_2_part_right -> o_sum_2_part
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TMATMUL(o_sum_2_part, o_sum_2_part_left, o_sum_2_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_2_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // X_U2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // X_U2 -> store
             {
                 auto to = view(X_U2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, X_U2);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // X_U2_channel -> X_U2_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_2_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2_part -> store
             {
                 auto to = view(o_sum_2_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum_2_part);
             }
+            if (rows_next > 0) TMOV(T2_below_4_f16_next, T2_below_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_next -> T2_rows_4_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // X_U2_left -> T2_rows_4_left_next
+            if (rows_next > 0) TEXTRACT(T2_rows_4_left_next, T2_rows_2_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_next -> T2_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_4_right_next, T2_below_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_rows_4_next_out;
+                    TASSIGN(T2_rows_4_next_out, 0x15000 + i * 64);
+                    TileLeft<half, 16, 16> T2_rows_4_next_left;
+                    TASSIGN(T2_rows_4_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_rows_4_next_right;
+                    TASSIGN(T2_rows_4_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(T2_rows_4_next_out, T2_rows_4_next_out, T2_rows_4_next_left, T2_rows_4_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
+            if (rows_next > 0) TMOV(T2_rows_4_f16_next, T2_rows_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_next -> T2_below_8_right_next
+            wait_flag_dev(1);  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T2_diagonal_8_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_diagonal_8_f16_in_next -> T2_below_8_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_diagonal_8_f16_in_next -> T2_below_8_left_next
+            if (rows_next > 0) TEXTRACT(T2_below_8_left_next, T2_diagonal_8_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_next -> T2_below_8_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_8_right_next, T2_rows_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_below_8_next_out;
+                    TASSIGN(T2_below_8_next_out, 0x8000 + i * 64);
+                    TileLeft<half, 16, 16> T2_below_8_next_left;
+                    TASSIGN(T2_below_8_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T2_below_8_next_right;
+                    TASSIGN(T2_below_8_next_right, 0x8000 + i * 32);
+                    TMATMUL(T2_below_8_next_out, T2_below_8_next_left, T2_below_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
+            if (rows_next > 0) TMOV(T2_below_8_f16_next, T2_below_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_8_f16_next -> T2_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_8_left_next, T2_rows_4_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T2_below_8_f16_next -> T2_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_8_right_next, T2_below_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_rows_8_next_out;
+                    TASSIGN(T2_rows_8_next_out, 0x15000 + i * 64);
+                    TileLeft<half, 16, 16> T2_rows_8_next_left;
+                    TASSIGN(T2_rows_8_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_rows_8_next_right;
+                    TASSIGN(T2_rows_8_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(T2_rows_8_next_out, T2_rows_8_next_out, T2_rows_8_next_left, T2_rows_8_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
+            if (rows_next > 0) TMOV(T2_rows_8_f16_next, T2_rows_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_next -> T2_below_16_right_next
+            wait_flag_dev(1);  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                    TLOAD(T2_diagonal_16_f16_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_diagonal_16_f16_in_next -> T2_below_16_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_diagonal_16_f16_in_next -> T2_below_16_left_next
+            if (rows_next > 0) TEXTRACT(T2_below_16_left_next, T2_diagonal_16_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_next -> T2_below_16_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_16_right_next, T2_rows_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_below_16_next_out;
+                    TASSIGN(T2_below_16_next_out, 0x9000 + i * 64);
+                    TileLeft<half, 16, 16> T2_below_16_next_left;
+                    TASSIGN(T2_below_16_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T2_below_16_next_right;
+                    TASSIGN(T2_below_16_next_right, 0x8000 + i * 32);
+                    TMATMUL(T2_below_16_next_out, T2_below_16_next_left, T2_below_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
+            if (rows_next > 0) TMOV(T2_below_16_f16_next, T2_below_16_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_16_f16_next -> T2_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_16_left_next, T2_rows_8_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T2_below_16_f16_next -> T2_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(T2_rows_16_right_next, T2_below_16_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_next -> T2_rows_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_next -> T2_rows_16_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 64; i += 16) {
+                    TileAcc<float, 16, 16> T2_rows_16_next_out;
+                    TASSIGN(T2_rows_16_next_out, 0x15000 + i * 64);
+                    TileLeft<half, 16, 16> T2_rows_16_next_left;
+                    TASSIGN(T2_rows_16_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_rows_16_next_right;
+                    TASSIGN(T2_rows_16_next_right, 0x0 + i * 32);
+                    TMATMUL_ACC(T2_rows_16_next_out, T2_rows_16_next_out, T2_rows_16_next_left, T2_rows_16_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> T2_blocks_16_next_0_0_from;
+                    TASSIGN(T2_blocks_16_next_0_0_from, 0x15000);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_0_0;
+                    TASSIGN(T2_blocks_16_next_0_0, 0x52c00);
+                    TMOV(T2_blocks_16_next_0_0, T2_blocks_16_next_0_0_from);
+                    TileAcc<float, 16, 16> T2_blocks_16_next_1_0_from;
+                    TASSIGN(T2_blocks_16_next_1_0_from, 0x15400);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_1_0;
+                    TASSIGN(T2_blocks_16_next_1_0, 0x53600);
+                    TMOV(T2_blocks_16_next_1_0, T2_blocks_16_next_1_0_from);
+                    TileAcc<float, 16, 16> T2_blocks_16_next_2_0_from;
+                    TASSIGN(T2_blocks_16_next_2_0_from, 0x15800);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_2_0;
+                    TASSIGN(T2_blocks_16_next_2_0, 0x54000);
+                    TMOV(T2_blocks_16_next_2_0, T2_blocks_16_next_2_0_from);
+                    TileAcc<float, 16, 16> T2_blocks_16_next_3_0_from;
+                    TASSIGN(T2_blocks_16_next_3_0_from, 0x15c00);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_3_0;
+                    TASSIGN(T2_blocks_16_next_3_0, 0x54a00);
+                    TMOV(T2_blocks_16_next_3_0, T2_blocks_16_next_3_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> T2_below_32_left_next_0;
+                    TASSIGN(T2_below_32_left_next_0, 0x8000);
+                    TEXTRACT(T2_below_32_left_next_0, T2_strictly_lower_f16_in_next, 16, 0);
+                    TileLeft<half, 16, 16> T2_below_32_left_next_1;
+                    TASSIGN(T2_below_32_left_next_1, 0x8200);
+                    TEXTRACT(T2_below_32_left_next_1, T2_strictly_lower_f16_in_next, 48, 32);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileRight<half, 16, 16> T2_below_32_right_next_0;
+                    TASSIGN(T2_below_32_right_next_0, 0x8000);
+                    TEXTRACT(T2_below_32_right_next_0, T2_blocks_16_next, 0, 0);
+                    TileRight<half, 16, 16> T2_below_32_right_next_1;
+                    TASSIGN(T2_below_32_right_next_1, 0x8200);
+                    TEXTRACT(T2_below_32_right_next_1, T2_blocks_16_next, 32, 32);
+                }
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_next -> T2_below_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_next -> T2_below_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> T2_below_32_next_out;
+                    TASSIGN(T2_below_32_next_out, 0xa000 + i * 64);
+                    TileLeft<half, 16, 16> T2_below_32_next_left;
+                    TASSIGN(T2_below_32_next_left, 0x8000 + i * 32);
+                    TileRight<half, 16, 16> T2_below_32_next_right;
+                    TASSIGN(T2_below_32_next_right, 0x8000 + i * 32);
+                    TMATMUL(T2_below_32_next_out, T2_below_32_next_left, T2_below_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_32_next -> T2_below_32_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_32_next -> T2_below_32_f16_next
+            if (rows_next > 0) TMOV(T2_below_32_f16_next, T2_below_32_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
+            if (rows_next > 0) {
+                {
+                    TileLeft<half, 16, 16> T2_corner_32_left_next_0;
+                    TASSIGN(T2_corner_32_left_next_0, 0x0);
+                    TEXTRACT(T2_corner_32_left_next_0, T2_blocks_16_next, 16, 16);
+                    TileLeft<half, 16, 16> T2_corner_32_left_next_1;
+                    TASSIGN(T2_corner_32_left_next_1, 0x200);
+                    TEXTRACT(T2_corner_32_left_next_1, T2_blocks_16_next, 48, 48);
+                }
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
+            if (rows_next > 0) TEXTRACT(T2_corner_32_right_next, T2_below_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_next -> T2_corner_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_next -> T2_corner_32_next
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    TileAcc<float, 16, 16> T2_corner_32_next_out;
+                    TASSIGN(T2_corner_32_next_out, 0xa800 + i * 64);
+                    TileLeft<half, 16, 16> T2_corner_32_next_left;
+                    TASSIGN(T2_corner_32_next_left, 0x0 + i * 32);
+                    TileRight<half, 16, 16> T2_corner_32_next_right;
+                    TASSIGN(T2_corner_32_next_right, 0x0 + i * 32);
+                    TMATMUL(T2_corner_32_next_out, T2_corner_32_next_left, T2_corner_32_next_right);
+                }
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 16, 16> T2_blocks_32_next_0_0_from;
+                    TASSIGN(T2_blocks_32_next_0_0_from, 0xa800);
+                    L1Tile<half, 16, 16> T2_blocks_32_next_0_0;
+                    TASSIGN(T2_blocks_32_next_0_0, 0x52e00);
+                    TMOV(T2_blocks_32_next_0_0, T2_blocks_32_next_0_0_from);
+                    TileAcc<float, 16, 16> T2_blocks_32_next_1_0_from;
+                    TASSIGN(T2_blocks_32_next_1_0_from, 0xac00);
+                    L1Tile<half, 16, 16> T2_blocks_32_next_1_0;
+                    TASSIGN(T2_blocks_32_next_1_0, 0x54200);
+                    TMOV(T2_blocks_32_next_1_0, T2_blocks_32_next_1_0_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_next -> T2_below_64_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_64_left_next, T2_strictly_lower_f16_in_next, 32, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_next -> T2_below_64_right_next
+            if (rows_next > 0) TEXTRACT(T2_below_64_right_next, T2_blocks_32_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_64_right_next -> T2_below_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T2_below_64_right_next -> T2_below_64_next
+            if (rows_next > 0) TMATMUL(T2_below_64_next, T2_below_64_left_next, T2_below_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_64_next -> T2_below_64_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_64_next -> T2_below_64_f16_next
+            if (rows_next > 0) TMOV(T2_below_64_f16_next, T2_below_64_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_64_f16_next -> T2_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(T2_corner_64_left_next, T2_blocks_32_next, 32, 32);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_64_f16_next -> T2_corner_64_right_next
+            if (rows_next > 0) TEXTRACT(T2_corner_64_right_next, T2_below_64_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_corner_64_right_next -> T2_corner_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_corner_64_right_next -> T2_corner_64_next
+            if (rows_next > 0) TMATMUL(T2_corner_64_next, T2_corner_64_left_next, T2_corner_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
+            if (rows_next > 0) {
+                {
+                    TileAcc<float, 32, 16> T2_blocks_64_next_0_0_from;
+                    TASSIGN(T2_blocks_64_next_0_0_from, 0xc000);
+                    L1Tile<half, 32, 16> T2_blocks_64_next_0_0;
+                    TASSIGN(T2_blocks_64_next_0_0, 0x53000);
+                    TMOV(T2_blocks_64_next_0_0, T2_blocks_64_next_0_0_from);
+                    TileAcc<float, 32, 16> T2_blocks_64_next_0_16_from;
+                    TASSIGN(T2_blocks_64_next_0_16_from, 0xc800);
+                    L1Tile<half, 32, 16> T2_blocks_64_next_0_16;
+                    TASSIGN(T2_blocks_64_next_0_16, 0x53800);
+                    TMOV(T2_blocks_64_next_0_16, T2_blocks_64_next_0_16_from);
+                }
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_next -> T2_left_next
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_next -> T2_left_next
+            if (rows_next > 0) TEXTRACT(T2_left_next, T2_blocks_64_next, 0, 0);
+            if (rows_next > 0) {
+                {
+                    auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                    TLOAD(minus_identity_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_2_next -> T2_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_2_next -> T2_right_next
+            if (rows_next > 0) TEXTRACT(T2_right_next, minus_identity_2_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_right_next -> T2_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_right_next -> T2_next
+            if (rows_next > 0) TMATMUL(T2_next, T2_left_next, T2_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_next -> T2_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // T2_left_next -> S_sum_part_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_next -> T2_f16_next
+            if (rows_next > 0) TMOV(T2_f16_next, T2_next);
+            TEXTRACT(o_sum_part_left, q_k1T_D_f16_in, 0, 0);
             wait_flag_dev(1);  // U1_f16_channel -> U1_f16_in
             {
                 auto from = view(U1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(U1_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // U1_f16_in -> o_sum_part_right
-            TEXTRACT(o_sum_part_left, q_k1T_D_f16_in, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // U1_f16_in -> o_sum_part_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // U1_f16_in -> o_sum_part_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // U1_f16_in -> o_sum_part_right
             TEXTRACT(o_sum_part_right, U1_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // o_sum_part_right -> o_sum_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // o_sum_part_right -> o_sum_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TMATMUL(o_sum_part, o_sum_part_left, o_sum_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part -> store
             {
                 auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // T2_left_next -> S_sum_part_left
+            L1View<half, 128, 64> S_sum_part_left_from;
+            TRESHAPE(S_sum_part_left_from, k1);
+            TEXTRACT(S_sum_part_left, S_sum_part_left_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
             wait_flag_dev(1);  // W_U1_f16_channel -> W_U1_f16_in
             {
                 auto from = view(W_U1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(W_U1_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // W_U1_f16_in -> S_sum_part_right
-            wait_flag_dev(1);  // W_U2_f16_channel -> W_U2_f16_in
-            {
-                auto from = view(W_U2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(W_U2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // W_U2_f16_in -> S_next_part_right
-            L1View<half, 128, 64> S_sum_part_left_from;
-            TRESHAPE(S_sum_part_left_from, k1);
-            TEXTRACT(S_sum_part_left, S_sum_part_left_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // W_U1_f16_in -> S_sum_part_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // W_U1_f16_in -> S_sum_part_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // W_U1_f16_in -> S_sum_part_right
             TEXTRACT(S_sum_part_right, W_U1_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_sum_part_right -> S_sum_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_sum_part_right -> S_sum_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_sum_part_right -> S_sum_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_sum_part_right -> S_sum_part
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             TMATMUL(S_sum_part, S_sum_part_left, S_sum_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // S_sum_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // S_sum_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_sum_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_sum_part -> store
             {
                 auto to = view(S_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_sum_part);
@@ -2323,23 +3078,41 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TRESHAPE(S_next_part_left_from, k2);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
+            wait_flag_dev(1);  // W_U2_f16_channel -> W_U2_f16_in
+            {
+                auto from = view(W_U2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(W_U2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // W_U2_f16_in -> S_next_part_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // W_U2_f16_in -> S_next_part_right
             TEXTRACT(S_next_part_right, W_U2_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // S_next_part_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // S_next_part_right -> S_next_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // S_next_part_left -> k1_k1T_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
             {
                 auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(q_k1T_D_f16_in_next, from);
+                }
+            }
+            if (rows_next > 0) {
+                {
+                    auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(q_k2T_D_f16_in_next, from);
+                }
+            }
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // S_next_part_left -> k1_k1T_left_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
     }
@@ -2348,210 +3121,190 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 64> lower_64_mask_first;
-    TASSIGN(lower_64_mask_first, 0x0);
     UbWide<float, 64> g_wide_first;
-    TASSIGN(g_wide_first, 0x4000);
+    TASSIGN(g_wide_first, 0x0);
     UbTile<float, 1, 64> g_first;
-    TASSIGN(g_first, 0x4800);
-    UbTile<float, 32, 64> lower_fill_first;
-    TASSIGN(lower_fill_first, 0x6000);
+    TASSIGN(g_first, 0x4000);
     UbTile<float, 1, 64> exp_g_first;
-    TASSIGN(exp_g_first, 0x4000);
+    TASSIGN(exp_g_first, 0x0);
     UbTile<float, 1, 64> exp_g_times_0_first;
-    TASSIGN(exp_g_times_0_first, 0x4000);
+    TASSIGN(exp_g_times_0_first, 0x0);
     UbTile<float, 1, 64> g_max_minus_105_first;
-    TASSIGN(g_max_minus_105_first, 0x4800);
+    TASSIGN(g_max_minus_105_first, 0x4000);
     UbTile<float, 1, 64> exp_g_times_0_sum_first;
-    TASSIGN(exp_g_times_0_sum_first, 0x4800);
+    TASSIGN(exp_g_times_0_sum_first, 0x4000);
     UbTile<float, 1, 64> exp_g_segment_first;
-    TASSIGN(exp_g_segment_first, 0x4800);
+    TASSIGN(exp_g_segment_first, 0x4000);
     UbTile<float, 64, 64> exp_g_expand_first;
-    TASSIGN(exp_g_expand_first, 0x8000);
+    TASSIGN(exp_g_expand_first, 0x0);
+    UbTile<float, 64, 64> lower_64_mask_first;
+    TASSIGN(lower_64_mask_first, 0x4000);
     UbTile<float, 64, 64> exp_g_scaled_first;
-    TASSIGN(exp_g_scaled_first, 0x8000);
+    TASSIGN(exp_g_scaled_first, 0x0);
+    UbTile<float, 1, 64> exp_g_row_sum_first;
+    TASSIGN(exp_g_row_sum_first, 0x4000);
+    UbTile<float, 1, 64> G_first;
+    TASSIGN(G_first, 0x20000);
+    UbCol<float, 32> G_col_first;
+    TASSIGN(G_col_first, 0x20000 + sub * 128);
+    UbTile<float, 1, 64> G_times_minus_1_first;
+    TASSIGN(G_times_minus_1_first, 0x20200);
+    UbTile<float, 32, 64> G_times_expand_first;
+    TASSIGN(G_times_expand_first, 0x0);
+    UbTile<float, 32, 64> G_minus_G_first;
+    TASSIGN(G_minus_G_first, 0x0);
+    UbTile<float, 32, 64> lower_fill_first;
+    TASSIGN(lower_fill_first, 0x2000);
+    UbTile<float, 32, 64> lower_G_minus_G_first;
+    TASSIGN(lower_G_minus_G_first, 0x0);
     UbWide<float, 64> beta1_wide_first;
-    TASSIGN(beta1_wide_first, 0x0);
+    TASSIGN(beta1_wide_first, 0x2000);
+    UbTile<float, 1, 64> beta1_first;
+    TASSIGN(beta1_first, 0x20400);
+    UbCol<float, 32> beta1_col_first;
+    TASSIGN(beta1_col_first, 0x20400 + sub * 128);
+    UbTile<float, 32, 64> D_first;
+    TASSIGN(D_first, 0x0);
+    UbTile<float, 1, 64> last_G_minus_G_first;
+    TASSIGN(last_G_minus_G_first, 0x20200);
+    UbTile<float, 1, 64> exp_G_first;
+    TASSIGN(exp_G_first, 0x20000);
+    UbCol<float, 32> exp_G_col_first;
+    TASSIGN(exp_G_col_first, 0x20000 + sub * 128);
+    UbTile<float, 1, 64> decay_to_end_first;
+    TASSIGN(decay_to_end_first, 0x20200);
+    UbCol<float, 32> W_first;
+    TASSIGN(W_first, 0x20200 + sub * 128);
+    UbTile<float, 32, 64> k1_k1T_in_first;
+    TASSIGN(k1_k1T_in_first, 0x2000);
+    UbTile<float, 32, 64> beta1_k1_k1T_first;
+    TASSIGN(beta1_k1_k1T_first, 0x2000);
+    UbTile<float, 32, 64> beta1_k1_k1T_D_first;
+    TASSIGN(beta1_k1_k1T_D_first, 0x2000);
     UbTile<float, 32, 64> strictly_lower_mask_first;
     TASSIGN(strictly_lower_mask_first, 0x4000);
-    UbTile<float, 1, 64> exp_g_row_sum_first;
-    TASSIGN(exp_g_row_sum_first, 0x800);
-    UbTile<float, 1, 64> G_first;
-    TASSIGN(G_first, 0x26000);
-    UbCol<float, 32> G_col_first;
-    TASSIGN(G_col_first, 0x26000 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1_first;
-    TASSIGN(G_times_minus_1_first, 0x26200);
-    UbTile<float, 32, 64> G_times_expand_first;
-    TASSIGN(G_times_expand_first, 0x8000);
-    UbTile<float, 32, 64> G_minus_G_first;
-    TASSIGN(G_minus_G_first, 0x8000);
-    UbTile<float, 32, 64> pairs_1_mask_first;
-    TASSIGN(pairs_1_mask_first, 0x2000);
-    UbTile<float, 32, 64> lower_G_minus_G_first;
-    TASSIGN(lower_G_minus_G_first, 0x8000);
-    UbTile<float, 1, 64> beta1_first;
-    TASSIGN(beta1_first, 0x26400);
-    UbCol<float, 32> beta1_col_first;
-    TASSIGN(beta1_col_first, 0x26400 + sub * 128);
-    UbTile<float, 32, 64> D_first;
-    TASSIGN(D_first, 0x8000);
-    UbTile<float, 32, 64> eye_mask_first;
-    TASSIGN(eye_mask_first, 0x10000);
-    UbTile<float, 1, 64> last_G_minus_G_first;
-    TASSIGN(last_G_minus_G_first, 0x26200);
-    UbTile<float, 1, 64> exp_G_first;
-    TASSIGN(exp_G_first, 0x26000);
-    UbCol<float, 32> exp_G_col_first;
-    TASSIGN(exp_G_col_first, 0x26000 + sub * 128);
-    UbTile<float, 1, 64> decay_to_end_first;
-    TASSIGN(decay_to_end_first, 0x26200);
-    UbCol<float, 32> W_first;
-    TASSIGN(W_first, 0x26200 + sub * 128);
-    UbTile<float, 32, 64> pairs_2_mask_first;
-    TASSIGN(pairs_2_mask_first, 0xe000);
-    UbTile<float, 32, 64> k1_k1T_in_first;
-    TASSIGN(k1_k1T_in_first, 0x0);
-    UbTile<float, 32, 64> beta1_k1_k1T_first;
-    TASSIGN(beta1_k1_k1T_first, 0x0);
-    UbTile<float, 32, 64> pairs_4_mask_first;
-    TASSIGN(pairs_4_mask_first, 0x6000);
-    UbTile<float, 32, 64> beta1_k1_k1T_D_first;
-    TASSIGN(beta1_k1_k1T_D_first, 0x0);
     UbTile<float, 32, 64> T1_strictly_lower_first;
-    TASSIGN(T1_strictly_lower_first, 0x0);
-    UbTile<float, 32, 64> pairs_8_mask_first;
-    TASSIGN(pairs_8_mask_first, 0x4000);
-    UbTile<float, 32, 64> T1_strictly_neg_first;
-    TASSIGN(T1_strictly_neg_first, 0x0);
-    UbTile<float, 32, 64> T1_strictly_neg_2_first;
-    TASSIGN(T1_strictly_neg_2_first, 0x2000);
-    UbTile<float, 32, 64> pairs_16_mask_first;
-    TASSIGN(pairs_16_mask_first, 0xc000);
-    UbTile<float, 32, 64> T1_rows_2_first;
-    TASSIGN(T1_rows_2_first, 0x2000);
-    UbTile<float, 32, 64> T1_strictly_neg_4_first;
-    TASSIGN(T1_strictly_neg_4_first, 0xe000);
-    UbTile<float, 32, 64> pairs_32_mask_first;
-    TASSIGN(pairs_32_mask_first, 0xa000);
-    UbTile<half, 32, 64> T1_strictly_neg_4_f16_first;
-    TASSIGN(T1_strictly_neg_4_f16_first, 0x12000);
-    UbTile<half, 32, 64> T1_rows_2_f16_first;
-    TASSIGN(T1_rows_2_f16_first, 0xe000);
+    TASSIGN(T1_strictly_lower_first, 0x2000);
+    UbTile<half, 32, 64> T1_strictly_lower_f16_first;
+    TASSIGN(T1_strictly_lower_f16_first, 0x4000);
+    UbTile<float, 32, 16> T1_diagonal_stack_first;
+    TASSIGN(T1_diagonal_stack_first, 0x2000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16_first;
+    TASSIGN(pairs_1_mask_of_16_first, 0x2800);
+    UbTile<float, 32, 16> T1_diagonal_2_first;
+    TASSIGN(T1_diagonal_2_first, 0x2800);
+    UbTile<float, 32, 16> eye_mask_of_16_first;
+    TASSIGN(eye_mask_of_16_first, 0x4000);
+    UbTile<float, 32, 16> T1_rows_2_first;
+    TASSIGN(T1_rows_2_first, 0x2800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16_first;
+    TASSIGN(pairs_2_mask_of_16_first, 0x3400);
+    UbTile<float, 32, 16> T1_diagonal_4_first;
+    TASSIGN(T1_diagonal_4_first, 0x3400);
+    UbTile<half, 32, 16> T1_diagonal_4_f16_first;
+    TASSIGN(T1_diagonal_4_f16_first, 0x3000);
+    UbTile<half, 32, 16> T1_rows_2_f16_first;
+    TASSIGN(T1_rows_2_f16_first, 0x3400);
+    UbTile<float, 32, 16> pairs_4_mask_of_16_first;
+    TASSIGN(pairs_4_mask_of_16_first, 0x2800);
+    UbTile<float, 32, 16> T1_diagonal_8_first;
+    TASSIGN(T1_diagonal_8_first, 0x2800);
+    UbTile<half, 32, 16> T1_diagonal_8_f16_first;
+    TASSIGN(T1_diagonal_8_f16_first, 0x3000);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_first;
+    TASSIGN(pairs_8_mask_of_16_first, 0x2800);
+    UbTile<float, 32, 16> T1_diagonal_16_first;
+    TASSIGN(T1_diagonal_16_first, 0x2000);
+    UbTile<half, 32, 16> T1_diagonal_16_f16_first;
+    TASSIGN(T1_diagonal_16_f16_first, 0x2800);
     UbTile<float, 32, 64> k1_k2T_in_first;
     TASSIGN(k1_k2T_in_first, 0x2000);
-    UbTile<float, 32, 64> T1_strictly_neg_8_first;
-    TASSIGN(T1_strictly_neg_8_first, 0x6000);
-    UbTile<half, 32, 64> T1_strictly_neg_8_f16_first;
-    TASSIGN(T1_strictly_neg_8_f16_first, 0xe000);
-    UbTile<float, 32, 64> strictly_lower_mask_2_first;
-    TASSIGN(strictly_lower_mask_2_first, 0x6000);
-    UbTile<float, 32, 64> T1_strictly_neg_16_first;
-    TASSIGN(T1_strictly_neg_16_first, 0x4000);
-    UbTile<half, 32, 64> T1_strictly_neg_16_f16_first;
-    TASSIGN(T1_strictly_neg_16_f16_first, 0xe000);
-    UbTile<float, 32, 64> k2_k1T_in_first;
-    TASSIGN(k2_k1T_in_first, 0x4000);
-    UbTile<float, 32, 64> T1_strictly_neg_32_first;
-    TASSIGN(T1_strictly_neg_32_first, 0xc000);
-    UbTile<half, 32, 64> T1_strictly_neg_32_f16_first;
-    TASSIGN(T1_strictly_neg_32_f16_first, 0xe000);
-    UbTile<float, 32, 64> k2_k2T_in_first;
-    TASSIGN(k2_k2T_in_first, 0x12000);
-    UbTile<float, 32, 64> T1_strictly_neg_64_first;
-    TASSIGN(T1_strictly_neg_64_first, 0x0);
-    UbTile<half, 32, 64> T1_strictly_neg_64_f16_first;
-    TASSIGN(T1_strictly_neg_64_f16_first, 0xa000);
-    UbTile<float, 32, 64> strictly_lower_mask_3_first;
-    TASSIGN(strictly_lower_mask_3_first, 0x14000);
     UbTile<float, 32, 64> beta1_k1_k2T_first;
     TASSIGN(beta1_k1_k2T_first, 0x2000);
     UbTile<float, 32, 64> beta1_k1_k2T_D_first;
     TASSIGN(beta1_k1_k2T_D_first, 0x2000);
-    UbWide<float, 64> beta2_wide_first;
-    TASSIGN(beta2_wide_first, 0x0);
+    UbTile<float, 32, 64> strictly_lower_mask_2_first;
+    TASSIGN(strictly_lower_mask_2_first, 0x4800);
     UbTile<float, 32, 64> operand_of_X_first;
     TASSIGN(operand_of_X_first, 0x2000);
-    UbTile<float, 32, 64> pairs_1_mask_2_first;
-    TASSIGN(pairs_1_mask_2_first, 0x18000);
     UbTile<half, 32, 64> operand_of_X_f16_first;
-    TASSIGN(operand_of_X_f16_first, 0x800);
+    TASSIGN(operand_of_X_f16_first, 0x4800);
+    UbTile<float, 32, 64> k2_k1T_in_first;
+    TASSIGN(k2_k1T_in_first, 0x2000);
     UbTile<float, 32, 64> k2_k1T_D_first;
-    TASSIGN(k2_k1T_D_first, 0x4000);
-    UbTile<float, 32, 64> pairs_2_mask_2_first;
-    TASSIGN(pairs_2_mask_2_first, 0x1c000);
+    TASSIGN(k2_k1T_D_first, 0x2000);
     UbTile<half, 32, 64> k2_k1T_D_f16_first;
-    TASSIGN(k2_k1T_D_f16_first, 0x800);
-    UbTile<float, 32, 64> k2_k2T_D_first;
-    TASSIGN(k2_k2T_D_first, 0x12000);
-    UbTile<float, 32, 64> pairs_4_mask_2_first;
-    TASSIGN(pairs_4_mask_2_first, 0x1e000);
+    TASSIGN(k2_k1T_D_f16_first, 0x4800);
+    UbWide<float, 64> beta2_wide_first;
+    TASSIGN(beta2_wide_first, 0x2000);
     UbTile<float, 1, 64> beta2_first;
-    TASSIGN(beta2_first, 0x26600);
+    TASSIGN(beta2_first, 0x20600);
     UbCol<float, 32> beta2_col_first;
-    TASSIGN(beta2_col_first, 0x26600 + sub * 128);
-    UbTile<float, 32, 64> pairs_8_mask_2_first;
-    TASSIGN(pairs_8_mask_2_first, 0x20000);
-    UbTile<float, 32, 64> pairs_16_mask_2_first;
-    TASSIGN(pairs_16_mask_2_first, 0x1a000);
-    UbTile<float, 32, 64> pairs_32_mask_2_first;
-    TASSIGN(pairs_32_mask_2_first, 0x16000);
+    TASSIGN(beta2_col_first, 0x20600 + sub * 128);
+    UbTile<float, 32, 64> k2_k2T_in_first;
+    TASSIGN(k2_k2T_in_first, 0x2000);
+    UbTile<float, 32, 64> k2_k2T_D_first;
+    TASSIGN(k2_k2T_D_first, 0x2000);
+    UbTile<float, 32, 64> q_k1T_in_first;
+    TASSIGN(q_k1T_in_first, 0x4800);
+    UbTile<float, 32, 64> q_k1T_D_first;
+    TASSIGN(q_k1T_D_first, 0x4800);
+    UbTile<half, 32, 64> q_k1T_D_f16_first;
+    TASSIGN(q_k1T_D_f16_first, 0x6800);
+    UbTile<float, 32, 64> q_k2T_in_first;
+    TASSIGN(q_k2T_in_first, 0x4800);
+    UbTile<float, 32, 64> q_k2T_D_first;
+    TASSIGN(q_k2T_D_first, 0x4800);
+    UbTile<half, 32, 64> q_k2T_D_f16_first;
+    TASSIGN(q_k2T_D_f16_first, 0x0);
+    UbTile<float, 32, 64> k2_k1T_D_X_in_first;
+    TASSIGN(k2_k1T_D_X_in_first, 0x0);
+    UbTile<float, 32, 64> k2_k2T_difference_first;
+    TASSIGN(k2_k2T_difference_first, 0x2000);
+    UbTile<float, 32, 64> T2_difference_first;
+    TASSIGN(T2_difference_first, 0x2000);
+    UbTile<float, 32, 64> strictly_lower_mask_3_first;
+    TASSIGN(strictly_lower_mask_3_first, 0x0);
+    UbTile<float, 32, 64> T2_strictly_lower_first;
+    TASSIGN(T2_strictly_lower_first, 0x2000);
+    UbTile<half, 32, 64> T2_strictly_lower_f16_first;
+    TASSIGN(T2_strictly_lower_f16_first, 0x800);
+    UbTile<float, 32, 16> T2_diagonal_stack_first;
+    TASSIGN(T2_diagonal_stack_first, 0x0);
+    UbTile<float, 32, 16> pairs_1_mask_of_16_2_first;
+    TASSIGN(pairs_1_mask_of_16_2_first, 0x800);
+    UbTile<float, 32, 16> T2_diagonal_2_first;
+    TASSIGN(T2_diagonal_2_first, 0x800);
+    UbTile<float, 32, 16> T2_rows_2_first;
+    TASSIGN(T2_rows_2_first, 0x800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16_2_first;
+    TASSIGN(pairs_2_mask_of_16_2_first, 0x1400);
+    UbTile<float, 32, 16> T2_diagonal_4_first;
+    TASSIGN(T2_diagonal_4_first, 0x1400);
+    UbTile<half, 32, 16> T2_diagonal_4_f16_first;
+    TASSIGN(T2_diagonal_4_f16_first, 0x1000);
+    UbTile<half, 32, 16> T2_rows_2_f16_first;
+    TASSIGN(T2_rows_2_f16_first, 0x1400);
+    UbTile<float, 32, 16> pairs_4_mask_of_16_2_first;
+    TASSIGN(pairs_4_mask_of_16_2_first, 0x800);
+    UbTile<float, 32, 16> T2_diagonal_8_first;
+    TASSIGN(T2_diagonal_8_first, 0x800);
+    UbTile<half, 32, 16> T2_diagonal_8_f16_first;
+    TASSIGN(T2_diagonal_8_f16_first, 0x1000);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_2_first;
+    TASSIGN(pairs_8_mask_of_16_2_first, 0x800);
+    UbTile<float, 32, 16> T2_diagonal_16_first;
+    TASSIGN(T2_diagonal_16_first, 0x0);
+    UbTile<half, 32, 16> T2_diagonal_16_f16_first;
+    TASSIGN(T2_diagonal_16_f16_first, 0x800);
     UbTile<float, 64, 128> S_0_raw;
     TASSIGN(S_0_raw, 0x0);
     UbTile<float, 64, 128> S_0;
     TASSIGN(S_0, 0x0);
-    UbTile<float, 32, 64> q_k1T_in_first;
-    TASSIGN(q_k1T_in_first, 0xa000);
-    UbTile<float, 32, 64> q_k2T_in_first;
-    TASSIGN(q_k2T_in_first, 0xc000);
-    UbTile<float, 32, 64> q_k1T_D_first;
-    TASSIGN(q_k1T_D_first, 0xa000);
-    UbTile<half, 32, 64> q_k1T_D_f16_first;
-    TASSIGN(q_k1T_D_f16_first, 0xe000);
-    UbTile<float, 32, 64> q_k2T_D_first;
-    TASSIGN(q_k2T_D_first, 0xc000);
     UbTile<half, 32, 128> v1_first;
     TASSIGN(v1_first, 0x8000);
-    UbTile<half, 32, 64> q_k2T_D_f16_first;
-    TASSIGN(q_k2T_D_f16_first, 0xe000);
     UbTile<half, 32, 128> v2_first;
     TASSIGN(v2_first, 0xc000);
-    UbTile<float, 32, 64> k2_k1T_D_X_in_first;
-    TASSIGN(k2_k1T_D_X_in_first, 0x22000);
-    UbTile<float, 32, 64> k2_k2T_difference_first;
-    TASSIGN(k2_k2T_difference_first, 0x12000);
-    UbTile<float, 32, 64> T2_difference_first;
-    TASSIGN(T2_difference_first, 0x12000);
-    UbTile<float, 32, 64> T2_strictly_lower_first;
-    TASSIGN(T2_strictly_lower_first, 0x12000);
-    UbTile<float, 32, 64> T2_strictly_neg_first;
-    TASSIGN(T2_strictly_neg_first, 0x12000);
-    UbTile<float, 32, 64> T2_strictly_neg_2_first;
-    TASSIGN(T2_strictly_neg_2_first, 0x18000);
-    UbTile<float, 32, 64> T2_rows_2_first;
-    TASSIGN(T2_rows_2_first, 0x10000);
-    UbTile<float, 32, 64> T2_strictly_neg_4_first;
-    TASSIGN(T2_strictly_neg_4_first, 0x1c000);
-    UbTile<half, 32, 64> T2_strictly_neg_4_f16_first;
-    TASSIGN(T2_strictly_neg_4_f16_first, 0x14000);
-    UbTile<half, 32, 64> T2_rows_2_f16_first;
-    TASSIGN(T2_rows_2_f16_first, 0x15000);
-    UbTile<float, 32, 64> T2_strictly_neg_8_first;
-    TASSIGN(T2_strictly_neg_8_first, 0x1e000);
-    UbTile<half, 32, 64> T2_strictly_neg_8_f16_first;
-    TASSIGN(T2_strictly_neg_8_f16_first, 0x10000);
-    UbTile<float, 32, 64> T2_strictly_neg_16_first;
-    TASSIGN(T2_strictly_neg_16_first, 0x20000);
-    UbTile<half, 32, 64> T2_strictly_neg_16_f16_first;
-    TASSIGN(T2_strictly_neg_16_f16_first, 0x10000);
-    UbTile<float, 32, 64> T2_strictly_neg_32_first;
-    TASSIGN(T2_strictly_neg_32_first, 0x1a000);
-    UbTile<half, 32, 64> T2_strictly_neg_32_f16_first;
-    TASSIGN(T2_strictly_neg_32_f16_first, 0x10000);
-    UbTile<float, 32, 64> T2_strictly_neg_64_first;
-    TASSIGN(T2_strictly_neg_64_first, 0x12000);
-    UbTile<half, 32, 64> T2_strictly_neg_64_f16_first;
-    TASSIGN(T2_strictly_neg_64_f16_first, 0x10000);
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x0);
     UbTile<half, 32, 128> v1;
@@ -2561,290 +3314,270 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     UbTile<float, 1, 64> exp_G;
     UbTile<float, 1, 64> decay_to_end;
     UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x14000);
-    UbTile<float, 64, 64> lower_64_mask_next;
-    TASSIGN(lower_64_mask_next, 0x10000);
+    TASSIGN(S_f16, 0x10000);
     UbCol<float, 32> exp_G_col;
     UbCol<float, 32> beta1_col;
     UbCol<float, 32> beta2_col;
     UbCol<float, 32> W;
+    UbTile<float, 32, 128> v1_f32;
+    TASSIGN(v1_f32, 0x14000);
+    UbTile<float, 32, 128> v2_f32;
+    TASSIGN(v2_f32, 0x10000);
     UbWide<float, 64> g_wide_next;
     TASSIGN(g_wide_next, 0x18000);
-    UbTile<float, 32, 64> lower_fill_next;
-    TASSIGN(lower_fill_next, 0x1a000);
     UbTile<float, 1, 64> g_next;
-    TASSIGN(g_next, 0x18800);
+    TASSIGN(g_next, 0x1c000);
     UbTile<float, 1, 64> exp_g_next;
-    TASSIGN(exp_g_next, 0x14000);
+    TASSIGN(exp_g_next, 0x18000);
     UbTile<float, 1, 64> exp_g_times_0_next;
-    TASSIGN(exp_g_times_0_next, 0x14000);
+    TASSIGN(exp_g_times_0_next, 0x18000);
     UbTile<float, 1, 64> g_max_minus_105_next;
-    TASSIGN(g_max_minus_105_next, 0x18800);
+    TASSIGN(g_max_minus_105_next, 0x1c000);
     UbTile<float, 1, 64> exp_g_times_0_sum_next;
-    TASSIGN(exp_g_times_0_sum_next, 0x18800);
+    TASSIGN(exp_g_times_0_sum_next, 0x1c000);
     UbTile<float, 1, 64> exp_g_segment_next;
-    TASSIGN(exp_g_segment_next, 0x18800);
+    TASSIGN(exp_g_segment_next, 0x1c000);
     UbTile<float, 64, 64> exp_g_expand_next;
-    TASSIGN(exp_g_expand_next, 0x14000);
-    UbWide<float, 64> beta1_wide_next;
-    TASSIGN(beta1_wide_next, 0x1c000);
-    UbTile<float, 32, 64> strictly_lower_mask_next;
-    TASSIGN(strictly_lower_mask_next, 0x1e000);
+    TASSIGN(exp_g_expand_next, 0x18000);
+    UbTile<float, 64, 64> lower_64_mask_next;
+    TASSIGN(lower_64_mask_next, 0x1c000);
     UbTile<float, 64, 64> exp_g_scaled_next;
-    TASSIGN(exp_g_scaled_next, 0x14000);
+    TASSIGN(exp_g_scaled_next, 0x18000);
     UbTile<float, 1, 64> exp_g_row_sum_next;
-    TASSIGN(exp_g_row_sum_next, 0x10000);
+    TASSIGN(exp_g_row_sum_next, 0x1c000);
     UbTile<float, 1, 64> G_next;
-    TASSIGN(G_next, 0x24000);
+    TASSIGN(G_next, 0x1a000);
     UbCol<float, 32> G_col_next;
-    TASSIGN(G_col_next, 0x24000 + sub * 128);
+    TASSIGN(G_col_next, 0x1a000 + sub * 128);
     UbTile<float, 1, 64> G_times_minus_1_next;
-    TASSIGN(G_times_minus_1_next, 0x24100);
+    TASSIGN(G_times_minus_1_next, 0x1a100);
     UbTile<float, 32, 64> G_times_expand_next;
-    TASSIGN(G_times_expand_next, 0x18000);
-    UbTile<float, 32, 64> pairs_1_mask_next;
-    TASSIGN(pairs_1_mask_next, 0x20000);
+    TASSIGN(G_times_expand_next, 0x1c000);
     UbTile<float, 32, 64> G_minus_G_next;
-    TASSIGN(G_minus_G_next, 0x18000);
+    TASSIGN(G_minus_G_next, 0x1c000);
+    UbTile<float, 32, 64> lower_fill_next;
+    TASSIGN(lower_fill_next, 0x18000);
     UbTile<float, 32, 64> lower_G_minus_G_next;
-    TASSIGN(lower_G_minus_G_next, 0x18000);
-    UbTile<float, 32, 64> eye_mask_next;
-    TASSIGN(eye_mask_next, 0x1a000);
+    TASSIGN(lower_G_minus_G_next, 0x1c000);
+    UbWide<float, 64> beta1_wide_next;
+    TASSIGN(beta1_wide_next, 0x18000);
     UbTile<float, 1, 64> beta1_next;
     UbCol<float, 32> beta1_col_next;
     UbTile<float, 32, 64> D_next;
-    TASSIGN(D_next, 0x18000);
-    UbTile<float, 32, 128> v1_f32;
-    TASSIGN(v1_f32, 0x14000);
-    UbTile<float, 32, 64> pairs_2_mask_next;
-    TASSIGN(pairs_2_mask_next, 0x22000);
-    UbTile<float, 32, 128> v2_f32;
-    TASSIGN(v2_f32, 0x10000);
-    UbTile<float, 32, 64> k1_k1T_in_next;
-    TASSIGN(k1_k1T_in_next, 0x1c000);
+    TASSIGN(D_next, 0x1c000);
     UbTile<float, 1, 64> last_G_minus_G_next;
-    TASSIGN(last_G_minus_G_next, 0x24100);
+    TASSIGN(last_G_minus_G_next, 0x1a100);
     UbTile<float, 1, 64> exp_G_next;
     UbCol<float, 32> exp_G_col_next;
     UbTile<float, 1, 64> decay_to_end_next;
     UbCol<float, 32> W_next;
+    UbTile<float, 32, 64> k1_k1T_in_next;
+    TASSIGN(k1_k1T_in_next, 0x1a000);
     UbTile<float, 32, 64> beta1_k1_k1T_next;
-    TASSIGN(beta1_k1_k1T_next, 0x1c000);
-    UbWide<float, 64> beta2_wide_next;
-    TASSIGN(beta2_wide_next, 0x26800);
+    TASSIGN(beta1_k1_k1T_next, 0x1a000);
     UbTile<float, 32, 64> beta1_k1_k1T_D_next;
-    TASSIGN(beta1_k1_k1T_D_next, 0x1c000);
+    TASSIGN(beta1_k1_k1T_D_next, 0x1a000);
+    UbTile<float, 32, 64> strictly_lower_mask_next;
+    TASSIGN(strictly_lower_mask_next, 0x18000);
     UbTile<float, 32, 64> T1_strictly_lower_next;
-    TASSIGN(T1_strictly_lower_next, 0x1c000);
-    UbTile<float, 32, 64> pairs_4_mask_next;
-    TASSIGN(pairs_4_mask_next, 0x1e000);
-    UbTile<float, 32, 64> T1_strictly_neg_next;
-    TASSIGN(T1_strictly_neg_next, 0x1c000);
-    UbTile<float, 32, 64> T1_strictly_neg_2_next;
-    TASSIGN(T1_strictly_neg_2_next, 0x20000);
-    UbTile<float, 32, 64> T1_rows_2_next;
-    TASSIGN(T1_rows_2_next, 0x20000);
-    UbTile<float, 32, 64> T1_strictly_neg_4_next;
-    TASSIGN(T1_strictly_neg_4_next, 0x22000);
-    UbTile<half, 32, 64> T1_strictly_neg_4_f16_next;
-    TASSIGN(T1_strictly_neg_4_f16_next, 0x24000);
-    UbTile<float, 32, 64> pairs_8_mask_next;
-    TASSIGN(pairs_8_mask_next, 0x22000);
-    UbTile<half, 32, 64> T1_rows_2_f16_next;
-    TASSIGN(T1_rows_2_f16_next, 0x24000);
-    UbTile<float, 32, 64> pairs_16_mask_next;
-    TASSIGN(pairs_16_mask_next, 0x20000);
-    UbTile<float, 32, 64> T1_strictly_neg_8_next;
-    TASSIGN(T1_strictly_neg_8_next, 0x1e000);
-    UbTile<half, 32, 64> T1_strictly_neg_8_f16_next;
-    TASSIGN(T1_strictly_neg_8_f16_next, 0x27000);
-    UbTile<float, 32, 64> pairs_32_mask_next;
-    TASSIGN(pairs_32_mask_next, 0x24000);
-    UbTile<float, 32, 64> T1_strictly_neg_16_next;
-    TASSIGN(T1_strictly_neg_16_next, 0x22000);
-    UbTile<half, 32, 64> T1_strictly_neg_16_f16_next;
-    TASSIGN(T1_strictly_neg_16_f16_next, 0x27000);
-    UbTile<float, 32, 64> k1_k2T_in_next;
-    TASSIGN(k1_k2T_in_next, 0x1e000);
-    UbTile<float, 32, 64> T1_strictly_neg_32_next;
-    TASSIGN(T1_strictly_neg_32_next, 0x20000);
-    UbTile<half, 32, 64> T1_strictly_neg_32_f16_next;
-    TASSIGN(T1_strictly_neg_32_f16_next, 0x22000);
-    UbTile<float, 32, 64> strictly_lower_mask_2_next;
-    TASSIGN(strictly_lower_mask_2_next, 0x20000);
-    UbTile<float, 32, 64> T1_strictly_neg_64_next;
-    TASSIGN(T1_strictly_neg_64_next, 0x1c000);
-    UbTile<float, 32, 64> k2_k1T_in_next;
-    TASSIGN(k2_k1T_in_next, 0x24000);
-    UbTile<half, 32, 64> T1_strictly_neg_64_f16_next;
-    TASSIGN(T1_strictly_neg_64_f16_next, 0x22000);
-    UbTile<float, 32, 64> strictly_lower_mask_3_next;
-    TASSIGN(strictly_lower_mask_3_next, 0x1c000);
-    UbTile<float, 32, 64> beta1_k1_k2T_next;
-    TASSIGN(beta1_k1_k2T_next, 0x1e000);
-    UbTile<float, 32, 64> beta1_k1_k2T_D_next;
-    TASSIGN(beta1_k1_k2T_D_next, 0x1e000);
-    UbTile<float, 32, 64> operand_of_X_next;
-    TASSIGN(operand_of_X_next, 0x1e000);
-    UbTile<float, 32, 64> pairs_1_mask_2_next;
-    TASSIGN(pairs_1_mask_2_next, 0x20000);
-    UbTile<half, 32, 64> operand_of_X_f16_next;
-    TASSIGN(operand_of_X_f16_next, 0x27000);
-    UbTile<float, 32, 64> pairs_2_mask_2_next;
-    TASSIGN(pairs_2_mask_2_next, 0x22000);
-    UbTile<float, 32, 64> k2_k1T_D_next;
-    TASSIGN(k2_k1T_D_next, 0x24000);
-    UbTile<half, 32, 64> k2_k1T_D_f16_next;
-    TASSIGN(k2_k1T_D_f16_next, 0x27000);
-    UbTile<float, 32, 64> pairs_4_mask_2_next;
-    TASSIGN(pairs_4_mask_2_next, 0x1e000);
+    TASSIGN(T1_strictly_lower_next, 0x1a000);
+    UbWide<float, 64> beta2_wide_next;
+    TASSIGN(beta2_wide_next, 0x18000);
     UbTile<float, 1, 64> beta2_next;
     UbCol<float, 32> beta2_col_next;
-    UbTile<half, 32, 128> v1_next;
-    UbTile<half, 32, 128> v2_next;
-    UbTile<float, 32, 64> k2_k2T_in_next;
-    TASSIGN(k2_k2T_in_next, 0x24000);
-    UbTile<float, 32, 64> k2_k2T_D_next;
-    TASSIGN(k2_k2T_D_next, 0x24000);
-    UbTile<float, 32, 64> k2_k1T_D_X_in_next;
-    TASSIGN(k2_k1T_D_X_in_next, 0x26800);
-    UbTile<float, 32, 64> k2_k2T_difference_next;
-    TASSIGN(k2_k2T_difference_next, 0x24000);
-    UbTile<float, 32, 64> T2_difference_next;
-    TASSIGN(T2_difference_next, 0x24000);
-    UbTile<float, 32, 64> T2_strictly_lower_next;
-    TASSIGN(T2_strictly_lower_next, 0x24000);
-    UbTile<float, 32, 64> T2_strictly_neg_next;
-    TASSIGN(T2_strictly_neg_next, 0x24000);
-    UbTile<float, 32, 64> T2_strictly_neg_2_next;
-    TASSIGN(T2_strictly_neg_2_next, 0x20000);
-    UbTile<float, 32, 64> T2_rows_2_next;
-    TASSIGN(T2_rows_2_next, 0x1a000);
-    UbTile<float, 32, 64> pairs_8_mask_2_next;
-    TASSIGN(pairs_8_mask_2_next, 0x26800);
-    UbTile<float, 32, 64> T2_strictly_neg_4_next;
-    TASSIGN(T2_strictly_neg_4_next, 0x22000);
-    UbTile<half, 32, 64> T2_strictly_neg_4_f16_next;
-    TASSIGN(T2_strictly_neg_4_f16_next, 0x20000);
-    UbTile<float, 32, 64> pairs_16_mask_2_next;
-    TASSIGN(pairs_16_mask_2_next, 0x1c000);
-    UbTile<half, 32, 64> T2_rows_2_f16_next;
-    TASSIGN(T2_rows_2_f16_next, 0x20000);
-    UbTile<float, 32, 64> pairs_32_mask_2_next;
-    TASSIGN(pairs_32_mask_2_next, 0x1a000);
-    UbTile<float, 32, 64> T2_strictly_neg_8_next;
-    TASSIGN(T2_strictly_neg_8_next, 0x1e000);
-    UbTile<half, 32, 64> T2_strictly_neg_8_f16_next;
-    TASSIGN(T2_strictly_neg_8_f16_next, 0x22000);
-    UbTile<float, 32, 64> q_k1T_in_next;
-    TASSIGN(q_k1T_in_next, 0x20000);
-    UbTile<float, 32, 64> T2_strictly_neg_16_next;
-    TASSIGN(T2_strictly_neg_16_next, 0x26800);
-    UbTile<half, 32, 64> T2_strictly_neg_16_f16_next;
-    TASSIGN(T2_strictly_neg_16_f16_next, 0x1e000);
-    UbTile<float, 32, 64> q_k2T_in_next;
-    TASSIGN(q_k2T_in_next, 0x22000);
-    UbTile<float, 32, 64> T2_strictly_neg_32_next;
-    TASSIGN(T2_strictly_neg_32_next, 0x1c000);
-    UbTile<half, 32, 64> T2_strictly_neg_32_f16_next;
-    TASSIGN(T2_strictly_neg_32_f16_next, 0x1e000);
-    UbTile<float, 32, 64> T2_strictly_neg_64_next;
-    TASSIGN(T2_strictly_neg_64_next, 0x24000);
+    UbTile<float, 32, 64> k1_k2T_in_next;
+    TASSIGN(k1_k2T_in_next, 0x18000);
+    UbTile<float, 32, 64> beta1_k1_k2T_next;
+    TASSIGN(beta1_k1_k2T_next, 0x18000);
+    UbTile<float, 32, 64> beta1_k1_k2T_D_next;
+    TASSIGN(beta1_k1_k2T_D_next, 0x18000);
+    UbTile<float, 32, 64> strictly_lower_mask_2_next;
+    TASSIGN(strictly_lower_mask_2_next, 0x1e000);
+    UbTile<float, 32, 64> operand_of_X_next;
+    TASSIGN(operand_of_X_next, 0x18000);
+    UbTile<half, 32, 64> T1_strictly_lower_f16_next;
+    TASSIGN(T1_strictly_lower_f16_next, 0x1e000);
+    UbTile<float, 32, 64> k2_k1T_in_next;
+    TASSIGN(k2_k1T_in_next, 0x1a000);
+    UbTile<float, 32, 64> k2_k1T_D_next;
+    TASSIGN(k2_k1T_D_next, 0x1a000);
+    UbTile<float, 32, 16> T1_diagonal_stack_next;
+    TASSIGN(T1_diagonal_stack_next, 0x1f000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16_next;
+    TASSIGN(pairs_1_mask_of_16_next, 0x1e800);
+    UbTile<float, 32, 16> T1_diagonal_2_next;
+    TASSIGN(T1_diagonal_2_next, 0x1e800);
+    UbTile<float, 32, 16> eye_mask_of_16_next;
+    TASSIGN(eye_mask_of_16_next, 0x1e000);
+    UbTile<float, 32, 16> T1_rows_2_next;
+    TASSIGN(T1_rows_2_next, 0x1e800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16_next;
+    TASSIGN(pairs_2_mask_of_16_next, 0x1f800);
+    UbTile<float, 32, 16> T1_diagonal_4_next;
+    TASSIGN(T1_diagonal_4_next, 0x1f800);
+    UbTile<half, 32, 16> T1_diagonal_4_f16_next;
+    TASSIGN(T1_diagonal_4_f16_next, 0x20800);
+    UbTile<half, 32, 16> T1_rows_2_f16_next;
+    TASSIGN(T1_rows_2_f16_next, 0x1f800);
+    UbTile<float, 32, 16> pairs_4_mask_of_16_next;
+    TASSIGN(pairs_4_mask_of_16_next, 0x1e800);
+    UbTile<float, 32, 16> T1_diagonal_8_next;
+    TASSIGN(T1_diagonal_8_next, 0x1e800);
+    UbTile<half, 32, 16> T1_diagonal_8_f16_next;
+    TASSIGN(T1_diagonal_8_f16_next, 0x1f800);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_next;
+    TASSIGN(pairs_8_mask_of_16_next, 0x1e800);
+    UbTile<float, 32, 16> T1_diagonal_16_next;
+    TASSIGN(T1_diagonal_16_next, 0x1f000);
+    UbTile<half, 32, 16> T1_diagonal_16_f16_next;
+    TASSIGN(T1_diagonal_16_f16_next, 0x1e800);
+    UbTile<half, 32, 64> operand_of_X_f16_next;
+    TASSIGN(operand_of_X_f16_next, 0x1e800);
+    UbTile<half, 32, 64> k2_k1T_D_f16_next;
+    TASSIGN(k2_k1T_D_f16_next, 0x18000);
     UbTile<float, 32, 128> k1_S_in;
-    TASSIGN(k1_S_in, 0x1a000);
+    TASSIGN(k1_S_in, 0x18000);
     UbTile<float, 32, 128> exp_G_k1_S;
-    TASSIGN(exp_G_k1_S, 0x1a000);
+    TASSIGN(exp_G_k1_S, 0x18000);
     UbTile<float, 32, 128> Y_difference;
     TASSIGN(Y_difference, 0x14000);
-    UbTile<float, 32, 128> k2_S_in;
-    TASSIGN(k2_S_in, 0x1a000);
     UbTile<float, 32, 128> beta1_Y_difference;
     TASSIGN(beta1_Y_difference, 0x14000);
+    UbTile<half, 32, 128> beta1_Y_difference_f16;
+    TASSIGN(beta1_Y_difference_f16, 0x18000);
+    UbTile<float, 32, 128> k2_S_in;
+    TASSIGN(k2_S_in, 0x14000);
     UbTile<float, 32, 128> exp_G_k2_S;
-    TASSIGN(exp_G_k2_S, 0x1a000);
+    TASSIGN(exp_G_k2_S, 0x14000);
     UbTile<float, 32, 128> U2_difference;
     TASSIGN(U2_difference, 0x10000);
+    UbTile<float, 32, 64> k2_k2T_in_next;
+    TASSIGN(k2_k2T_in_next, 0x14000);
+    UbTile<float, 32, 64> k2_k2T_D_next;
+    TASSIGN(k2_k2T_D_next, 0x14000);
     UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x1c000);
+    TASSIGN(q_S_in, 0x18000);
     UbTile<float, 32, 128> exp_G_q_S;
-    TASSIGN(exp_G_q_S, 0x1c000);
-    UbTile<half, 32, 64> T2_strictly_neg_64_f16_next;
-    TASSIGN(T2_strictly_neg_64_f16_next, 0x26800);
-    UbTile<half, 32, 128> beta1_Y_difference_f16;
-    TASSIGN(beta1_Y_difference_f16, 0x1a000);
+    TASSIGN(exp_G_q_S, 0x18000);
+    UbTile<float, 32, 64> q_k1T_in_next;
+    TASSIGN(q_k1T_in_next, 0x16000);
     UbTile<float, 32, 64> q_k1T_D_next;
-    TASSIGN(q_k1T_D_next, 0x20000);
-    UbTile<float, 32, 64> q_k2T_D_next;
-    TASSIGN(q_k2T_D_next, 0x22000);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x14000);
+    TASSIGN(q_k1T_D_next, 0x16000);
     UbTile<half, 32, 64> q_k1T_D_f16_next;
-    TASSIGN(q_k1T_D_f16_next, 0x24000);
+    TASSIGN(q_k1T_D_f16_next, 0x1e800);
+    UbTile<float, 32, 64> q_k2T_in_next;
+    TASSIGN(q_k2T_in_next, 0x16000);
+    UbTile<float, 32, 64> q_k2T_D_next;
+    TASSIGN(q_k2T_D_next, 0x16000);
     UbTile<half, 32, 64> q_k2T_D_f16_next;
-    TASSIGN(q_k2T_D_f16_next, 0x20000);
-    UbTile<float, 32, 128> Y_in;
-    TASSIGN(Y_in, 0x20000);
+    TASSIGN(q_k2T_D_f16_next, 0x1c000);
+    UbTile<float, 32, 64> k2_k1T_D_X_in_next;
+    TASSIGN(k2_k1T_D_X_in_next, 0x16000);
+    UbTile<float, 32, 64> k2_k2T_difference_next;
+    TASSIGN(k2_k2T_difference_next, 0x14000);
+    UbTile<float, 32, 64> T2_difference_next;
+    TASSIGN(T2_difference_next, 0x14000);
+    UbTile<float, 32, 64> strictly_lower_mask_3_next;
+    TASSIGN(strictly_lower_mask_3_next, 0x16000);
+    UbTile<float, 32, 64> T2_strictly_lower_next;
+    TASSIGN(T2_strictly_lower_next, 0x14000);
+    UbTile<half, 32, 64> T2_strictly_lower_f16_next;
+    TASSIGN(T2_strictly_lower_f16_next, 0x16000);
+    UbTile<float, 32, 16> T2_diagonal_stack_next;
+    TASSIGN(T2_diagonal_stack_next, 0x1c000);
     UbTile<float, 32, 128> k2_k1T_D_Y_in;
-    TASSIGN(k2_k1T_D_Y_in, 0x26800);
+    TASSIGN(k2_k1T_D_Y_in, 0x14000);
     UbTile<float, 32, 128> k2_k1T_difference;
     TASSIGN(k2_k1T_difference, 0x10000);
     UbTile<float, 32, 128> U2_term_minus_A_Y;
     TASSIGN(U2_term_minus_A_Y, 0x10000);
     UbTile<half, 32, 128> U2_term_minus_A_Y_f16;
-    TASSIGN(U2_term_minus_A_Y_f16, 0x24000);
+    TASSIGN(U2_term_minus_A_Y_f16, 0x14000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16_2_next;
+    TASSIGN(pairs_1_mask_of_16_2_next, 0x10000);
+    UbTile<float, 32, 16> T2_diagonal_2_next;
+    TASSIGN(T2_diagonal_2_next, 0x10000);
+    UbTile<float, 32, 16> T2_rows_2_next;
+    TASSIGN(T2_rows_2_next, 0x10000);
+    UbTile<float, 32, 16> pairs_2_mask_of_16_2_next;
+    TASSIGN(pairs_2_mask_of_16_2_next, 0x10800);
+    UbTile<float, 32, 16> T2_diagonal_4_next;
+    TASSIGN(T2_diagonal_4_next, 0x10800);
+    UbTile<half, 32, 16> T2_diagonal_4_f16_next;
+    TASSIGN(T2_diagonal_4_f16_next, 0x11000);
+    UbTile<half, 32, 16> T2_rows_2_f16_next;
+    TASSIGN(T2_rows_2_f16_next, 0x10800);
+    UbTile<float, 64, 128> chunk_decay_S;
+    TASSIGN(chunk_decay_S, 0x10000);
+    UbTile<float, 32, 16> pairs_4_mask_of_16_2_next;
+    TASSIGN(pairs_4_mask_of_16_2_next, 0x1c800);
+    UbTile<float, 32, 16> T2_diagonal_8_next;
+    TASSIGN(T2_diagonal_8_next, 0x1c800);
+    UbTile<half, 32, 16> T2_diagonal_8_f16_next;
+    TASSIGN(T2_diagonal_8_f16_next, 0x1d000);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_2_next;
+    TASSIGN(pairs_8_mask_of_16_2_next, 0x1c800);
+    UbTile<float, 32, 16> T2_diagonal_16_next;
+    TASSIGN(T2_diagonal_16_next, 0x1c000);
+    UbTile<half, 32, 16> T2_diagonal_16_f16_next;
+    TASSIGN(T2_diagonal_16_f16_next, 0x1c800);
     UbTile<float, 32, 128> U2_in;
-    TASSIGN(U2_in, 0x10000);
+    TASSIGN(U2_in, 0x1c000);
     UbTile<float, 32, 128> W_U2;
-    TASSIGN(W_U2, 0x10000);
+    TASSIGN(W_U2, 0x1c000);
+    UbTile<float, 32, 128> Y_in;
+    TASSIGN(Y_in, 0x20800);
     UbTile<float, 32, 128> X_U2_in;
-    TASSIGN(X_U2_in, 0x26800);
+    TASSIGN(X_U2_in, 0x24800);
     UbTile<float, 32, 128> U1;
-    TASSIGN(U1, 0x20000);
+    TASSIGN(U1, 0x20800);
     UbTile<half, 32, 128> U1_f16;
-    TASSIGN(U1_f16, 0x24000);
+    TASSIGN(U1_f16, 0x24800);
     UbTile<float, 32, 128> W_U1;
-    TASSIGN(W_U1, 0x20000);
+    TASSIGN(W_U1, 0x20800);
     UbTile<float, 32, 128> o_sum_part_in;
-    TASSIGN(o_sum_part_in, 0x26800);
+    TASSIGN(o_sum_part_in, 0x24800);
     UbTile<float, 32, 128> o_sum;
-    TASSIGN(o_sum, 0x1c000);
+    TASSIGN(o_sum, 0x18000);
     UbTile<float, 32, 128> o_sum_2_part_in;
-    TASSIGN(o_sum_2_part_in, 0x26800);
+    TASSIGN(o_sum_2_part_in, 0x24800);
     UbTile<float, 32, 128> o_sum_2;
-    TASSIGN(o_sum_2, 0x1c000);
+    TASSIGN(o_sum_2, 0x18000);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x1c000);
+    TASSIGN(o, 0x18000);
     UbTile<half, 32, 128> W_U1_f16;
-    TASSIGN(W_U1_f16, 0x24000);
+    TASSIGN(W_U1_f16, 0x24800);
     UbTile<half, 32, 128> W_U2_f16;
-    TASSIGN(W_U2_f16, 0x20000);
+    TASSIGN(W_U2_f16, 0x20800);
     UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x10000);
+    TASSIGN(o_f16, 0x1c000);
     UbTile<float, 64, 128> S_sum_part_in;
-    TASSIGN(S_sum_part_in, 0x1c000);
+    TASSIGN(S_sum_part_in, 0x18000);
     UbTile<float, 64, 128> S_sum;
-    TASSIGN(S_sum, 0x14000);
+    TASSIGN(S_sum, 0x10000);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x1c000);
+    TASSIGN(S_next_part_in, 0x18000);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x0);
+    UbTile<half, 32, 128> v1_next;
+    UbTile<half, 32, 128> v2_next;
     UbTile<float, 64, 8> g_first_scratch;
-    TASSIGN(g_first_scratch, 0x4900);
+    TASSIGN(g_first_scratch, 0x800);
     UbTile<float, 64, 64> exp_g_row_sum_first_scratch;
-    TASSIGN(exp_g_row_sum_first_scratch, 0xc000);
+    TASSIGN(exp_g_row_sum_first_scratch, 0x4100);
     UbTile<float, 64, 8> beta1_first_scratch;
-    TASSIGN(beta1_first_scratch, 0x800);
+    TASSIGN(beta1_first_scratch, 0x2800);
     UbTile<float, 64, 8> beta2_first_scratch;
-    TASSIGN(beta2_first_scratch, 0x800);
+    TASSIGN(beta2_first_scratch, 0x2800);
     UbTile<float, 64, 8> g_next_scratch;
-    TASSIGN(g_next_scratch, 0x14000);
+    TASSIGN(g_next_scratch, 0x18800);
     UbTile<float, 64, 64> exp_g_row_sum_next_scratch;
-    TASSIGN(exp_g_row_sum_next_scratch, 0x20000);
+    TASSIGN(exp_g_row_sum_next_scratch, 0x20800);
     UbTile<float, 64, 8> beta1_next_scratch;
-    TASSIGN(beta1_next_scratch, 0x10000);
+    TASSIGN(beta1_next_scratch, 0x18800);
     UbTile<float, 64, 8> beta2_next_scratch;
-    TASSIGN(beta2_next_scratch, 0x24000);
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
+    TASSIGN(beta2_next_scratch, 0x18800);
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -2853,30 +3586,16 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
-        // G = cumsum(g)
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_64_mask_gm, 64, 64, 64);
-                TLOAD(lower_64_mask_first, from);
-            }
-        }
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
         UbWidePart<float, 64> g_raw_first(rows_next);
-        TASSIGN(g_raw_first, 0x4000);
+        TASSIGN(g_raw_first, 0x0);
         auto g_raw_first_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
         if (rows_next > 0) TLOAD(g_raw_first, g_raw_first_from);
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
-        if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x4000);
+        if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x0);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TTRANS(g_first, g_wide_first, g_first_scratch);
-        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(lower_fill_first, from);
-            }
-        }
         pipe_barrier(PIPE_V);
         // G = cumsum(g)
         if (rows_next > 0) TEXP(exp_g_first, g_first);
@@ -2887,29 +3606,22 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TADD(exp_g_times_0_sum_first, g_max_minus_105_first, exp_g_times_0_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCOLEXPAND(exp_g_expand_first, exp_g_segment_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(exp_g_scaled_first, exp_g_expand_first, lower_64_mask_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_64_mask_first -> beta1_raw_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_64_mask_first -> beta1_raw_first
-        UbWidePart<float, 64> beta1_raw_first(rows_next);
-        TASSIGN(beta1_raw_first, 0x0);
-        auto beta1_raw_first_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(beta1_raw_first, beta1_raw_first_from);
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta1_raw_first -> beta1_wide_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta1_raw_first -> beta1_wide_first
-        if (rows_next > 0) fill_wide(beta1_raw_first, rows_next, 0x0);
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_g_segment_row_first -> lower_64_mask_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_g_segment_row_first -> lower_64_mask_first
         if (rows_next > 0) {
             {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_first, from);
+                auto from = view(lower_64_mask_gm, 64, 64, 64);
+                TLOAD(lower_64_mask_first, from);
             }
         }
-        // G = cumsum(g)
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask_first -> exp_g_scaled_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask_first -> exp_g_scaled_first
+        if (rows_next > 0) TMUL(exp_g_scaled_first, exp_g_expand_first, lower_64_mask_first);
+        pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
                 UbCol<float, 64> sums;
-                TASSIGN(sums, 0x800);
+                TASSIGN(sums, 0x4000);
                 TROWSUM(sums, exp_g_scaled_first, exp_g_row_sum_first_scratch);
             }
         }
@@ -2917,7 +3629,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) {
             {
                 UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x26000);
+                TASSIGN(to, 0x20000);
                 TMOV(to, exp_g_row_sum_first);
             }
         }
@@ -2933,28 +3645,30 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TCOLEXPAND(G_times_expand_first, G_times_minus_1_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, G_times_expand_first, G_col_first);
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
         if (rows_next > 0) {
             {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_first, from);
+                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(lower_fill_first, from);
             }
         }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_fill_first -> lower_G_minus_G_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_fill_first -> lower_G_minus_G_first
         pipe_barrier(PIPE_V);
-        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         if (rows_next > 0) TADD(lower_G_minus_G_first, G_minus_G_first, lower_fill_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> beta1_raw_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> beta1_raw_first
+        UbWidePart<float, 64> beta1_raw_first(rows_next);
+        TASSIGN(beta1_raw_first, 0x2000);
+        auto beta1_raw_first_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+        if (rows_next > 0) TLOAD(beta1_raw_first, beta1_raw_first_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta1_raw_first -> beta1_wide_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta1_raw_first -> beta1_wide_first
+        if (rows_next > 0) fill_wide(beta1_raw_first, rows_next, 0x2000);
+        pipe_barrier(PIPE_V);
         if (rows_next > 0) TTRANS(beta1_first, beta1_wide_first, beta1_first_scratch);
         // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         if (rows_next > 0) TEXP(D_first, lower_G_minus_G_first);
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        if (rows_next > 0) {
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask_first, from);
-            }
-        }
         // decay_to_end = exp(last_G - G)
         if (rows_next > 0) TADDS(last_G_minus_G_first, G_times_minus_1_first, last_G_first);
         // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
@@ -2967,13 +3681,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
         const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_first, from);
-            }
-        }
         wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_first
         if (rows_next > 0) {
             {
@@ -2981,66 +3688,148 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(k1_k1T_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k1T_in_first -> beta1_k1_k1T_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k1T_in_first -> beta1_k1_k1T_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k1_k1T_in_first -> beta1_k1_k1T_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k1_k1T_in_first -> beta1_k1_k1T_first
+        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
         if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k1T_first, k1_k1T_in_first, beta1_col_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_first, from);
-            }
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_first -> T1_strictly_neg_8_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(beta1_k1_k1T_D_first, beta1_k1_k1T_first, D_first);
+        if (rows_next > 0) {
+            {
+                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(strictly_lower_mask_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // strictly_lower_mask_first -> T1_strictly_lower_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // strictly_lower_mask_first -> T1_strictly_lower_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(T1_strictly_lower_first, beta1_k1_k1T_D_first, strictly_lower_mask_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // strictly_lower_mask_first -> pairs_8_mask_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // strictly_lower_mask_first -> pairs_8_mask_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T1_strictly_lower_f16_first, T1_strictly_lower_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_lower_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_lower_first -> pairs_1_mask_of_16_first
+        pipe_barrier(PIPE_V);
         if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_first, from);
+            for (int64_t i = 0; i < 32; i += 16) {
+                UbBlock<half, 16, 64, 16> T1_diagonal_stack_first_from;
+                TASSIGN(T1_diagonal_stack_first_from, 0x4000 + (i * 65 + sub * 32) * 2);
+                UbTile<float, 16, 16> T1_diagonal_stack_first_to;
+                TASSIGN(T1_diagonal_stack_first_to, 0x2000 + i * 64);
+                TCVT(T1_diagonal_stack_first_to, T1_diagonal_stack_first_from, RoundMode::CAST_NONE);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_first -> T1_strictly_neg_16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(T1_strictly_neg_first, T1_strictly_lower_first, -1.0f);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(T1_strictly_neg_2_first, T1_strictly_neg_first, pairs_1_mask_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_lower_f16_first -> store
         if (rows_next > 0) {
             {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_first, from);
+                auto to = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, T1_strictly_lower_f16_first);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_first -> T1_strictly_neg_32_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(T1_rows_2_first, eye_mask_first, T1_strictly_neg_2_first);
-        if (rows_next > 0) TMUL(T1_strictly_neg_4_first, T1_strictly_neg_first, pairs_2_mask_first);
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_lower_first -> pairs_1_mask_of_16_first
         if (rows_next > 0) {
             {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_first, from);
+                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_1_mask_of_16_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_first -> T1_strictly_neg_64_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_of_16_first -> T1_diagonal_2_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_of_16_first -> T1_diagonal_2_first
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_4_f16_first, T1_strictly_neg_4_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_neg_4_f16_first -> store
+        if (rows_next > 0) TMUL(T1_diagonal_2_first, T1_diagonal_stack_first, pairs_1_mask_of_16_first);
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
+        if (rows_next > 0) {
+            {
+                auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(eye_mask_of_16_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_of_16_first -> T1_rows_2_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_of_16_first -> T1_rows_2_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TSUB(T1_rows_2_first, T1_diagonal_2_first, eye_mask_of_16_first);
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_2_mask_of_16_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_2_mask_of_16_first -> T1_diagonal_4_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_2_mask_of_16_first -> T1_diagonal_4_first
+        if (rows_next > 0) TMUL(T1_diagonal_4_first, T1_diagonal_stack_first, pairs_2_mask_of_16_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T1_diagonal_4_f16_first, T1_diagonal_4_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_diagonal_4_f16_first -> store
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(T1_rows_2_f16_first, T1_rows_2_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_rows_2_first -> k1_k2T_in_first
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_neg_4_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_rows_2_first -> pairs_4_mask_of_16_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_diagonal_4_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T1_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_4_f16_first);
+                auto to = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T1_diagonal_4_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_4_f16_channel -> T1_strictly_neg_4_f16_in_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_rows_2_first -> k1_k2T_in_first
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T1_diagonal_4_f16_first -> T1_diagonal_8_f16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T1_rows_2_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_rows_2_first -> pairs_4_mask_of_16_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_4_mask_of_16_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_of_16_first -> T1_diagonal_8_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_of_16_first -> T1_diagonal_8_first
+        if (rows_next > 0) TMUL(T1_diagonal_8_first, T1_diagonal_stack_first, pairs_4_mask_of_16_first);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T1_diagonal_4_f16_first -> T1_diagonal_8_f16_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T1_diagonal_8_f16_first, T1_diagonal_8_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_8_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_diagonal_8_first -> pairs_8_mask_of_16_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_8_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T1_diagonal_8_f16_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_8_f16_channel -> T1_diagonal_8_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_diagonal_8_first -> pairs_8_mask_of_16_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_8_mask_of_16_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask_of_16_first -> T1_diagonal_16_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask_of_16_first -> T1_diagonal_16_first
+        if (rows_next > 0) TMUL(T1_diagonal_16_first, T1_diagonal_stack_first, pairs_8_mask_of_16_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T1_diagonal_16_f16_first, T1_diagonal_16_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_diagonal_16_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_diagonal_16_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T1_diagonal_16_f16_first);
+            }
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_diagonal_16_f16_first -> k1_k2T_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_16_f16_channel -> T1_diagonal_16_f16_in_first
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_diagonal_16_f16_first -> k1_k2T_in_first
         wait_flag_dev(0);  // k1_k2T_channel -> k1_k2T_in_first
         if (rows_next > 0) {
             {
@@ -3048,49 +3837,36 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(k1_k2T_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k2T_in_first -> beta1_k1_k2T_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_rows_2_f16_first);
-            }
-        }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T1_rows_2_f16_first -> T1_strictly_neg_8_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_first -> T1_strictly_neg_8_first
-        if (rows_next > 0) TMUL(T1_strictly_neg_8_first, T1_strictly_neg_first, pairs_4_mask_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T1_rows_2_f16_first -> T1_strictly_neg_8_f16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_8_f16_first, T1_strictly_neg_8_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_neg_8_first -> strictly_lower_mask_2_first
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_strictly_neg_8_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_neg_8_first -> strictly_lower_mask_2_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k1_k2T_in_first -> beta1_k1_k2T_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k1_k2T_in_first -> beta1_k1_k2T_first
         // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
+        if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_first, k1_k2T_in_first, beta1_col_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(beta1_k1_k2T_D_first, beta1_k1_k2T_first, D_first);
         if (rows_next > 0) {
             {
                 auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(strictly_lower_mask_2_first, from);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_strictly_neg_8_f16_first -> store
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask_2_first -> operand_of_X_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask_2_first -> operand_of_X_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(operand_of_X_first, beta1_k1_k2T_D_first, strictly_lower_mask_2_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(operand_of_X_f16_first, operand_of_X_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_X_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // operand_of_X_first -> k2_k1T_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_X_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T1_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_8_f16_first);
+                auto to = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, operand_of_X_f16_first);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // T1_strictly_neg_8_f16_first -> T1_strictly_neg_16_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_8_f16_channel -> T1_strictly_neg_8_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_first -> T1_strictly_neg_16_first
-        // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        if (rows_next > 0) TMUL(T1_strictly_neg_16_first, T1_strictly_neg_first, pairs_8_mask_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // T1_strictly_neg_8_f16_first -> T1_strictly_neg_16_f16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_16_f16_first, T1_strictly_neg_16_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_neg_16_first -> k2_k1T_in_first
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_strictly_neg_16_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_neg_16_first -> k2_k1T_in_first
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // operand_of_X_f16_first -> k2_k1T_D_f16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_X_f16_channel -> operand_of_X_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // operand_of_X_first -> k2_k1T_in_first
         wait_flag_dev(0);  // k2_k1T_channel -> k2_k1T_in_first
         if (rows_next > 0) {
             {
@@ -3098,21 +3874,37 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(k2_k1T_in_first, from);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_strictly_neg_16_f16_first -> store
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_in_first -> k2_k1T_D_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_in_first -> k2_k1T_D_first
+        // k2_k1T_D = k2_k1T * D
+        if (rows_next > 0) TMUL(k2_k1T_D_first, k2_k1T_in_first, D_first);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // operand_of_X_f16_first -> k2_k1T_D_f16_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(k2_k1T_D_f16_first, k2_k1T_D_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k2_k1T_D_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k2_k1T_D_first -> beta2_raw_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k2_k1T_D_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T1_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_16_f16_first);
+                auto to = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, k2_k1T_D_f16_first);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T1_strictly_neg_16_f16_first -> T1_strictly_neg_32_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_16_f16_channel -> T1_strictly_neg_16_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_first -> T1_strictly_neg_32_first
-        if (rows_next > 0) TMUL(T1_strictly_neg_32_first, T1_strictly_neg_first, pairs_16_mask_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T1_strictly_neg_16_f16_first -> T1_strictly_neg_32_f16_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // k2_k1T_D_f16_first -> q_k1T_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k2_k1T_D_first -> beta2_raw_first
+        UbWidePart<float, 64> beta2_raw_first(rows_next);
+        TASSIGN(beta2_raw_first, 0x2000);
+        auto beta2_raw_first_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+        if (rows_next > 0) TLOAD(beta2_raw_first, beta2_raw_first_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta2_raw_first -> beta2_wide_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta2_raw_first -> beta2_wide_first
+        if (rows_next > 0) fill_wide(beta2_raw_first, rows_next, 0x2000);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_32_f16_first, T1_strictly_neg_32_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_strictly_neg_32_f16_first -> store
+        if (rows_next > 0) TTRANS(beta2_first, beta2_wide_first, beta2_first_scratch);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta2_wide_first -> k2_k2T_in_first
+        // k2_k1T = k2 @ k1.T
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta2_wide_first -> k2_k2T_in_first
         wait_flag_dev(0);  // k2_k2T_channel -> k2_k2T_in_first
         if (rows_next > 0) {
             {
@@ -3120,129 +3912,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(k2_k2T_in_first, from);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_strictly_neg_32_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_32_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_32_f16_channel -> T1_strictly_neg_32_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_first -> T1_strictly_neg_64_first
-        if (rows_next > 0) TMUL(T1_strictly_neg_64_first, T1_strictly_neg_first, pairs_32_mask_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T1_strictly_neg_64_f16_first, T1_strictly_neg_64_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T1_strictly_neg_64_f16_first -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_neg_64_first -> beta2_raw_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k2_k2T_in_first -> k2_k2T_D_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k2_k2T_in_first -> k2_k2T_D_first
         // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_3_first, from);
-            }
-        }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T1_strictly_neg_64_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_neg_64_f16_first);
-            }
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_64_f16_channel -> T1_strictly_neg_64_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k2T_in_first -> beta1_k1_k2T_first
-        // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
-        if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_first, k1_k2T_in_first, beta1_col_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(beta1_k1_k2T_D_first, beta1_k1_k2T_first, D_first);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_neg_64_first -> beta2_raw_first
-        UbWidePart<float, 64> beta2_raw_first(rows_next);
-        TASSIGN(beta2_raw_first, 0x0);
-        auto beta2_raw_first_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(beta2_raw_first, beta2_raw_first_from);
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta2_raw_first -> beta2_wide_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta2_raw_first -> beta2_wide_first
-        if (rows_next > 0) fill_wide(beta2_raw_first, rows_next, 0x0);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(operand_of_X_first, beta1_k1_k2T_D_first, strictly_lower_mask_2_first);
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_2_first, from);
-            }
-        }
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(operand_of_X_f16_first, operand_of_X_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // operand_of_X_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // operand_of_X_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_X_f16_first);
-            }
-        }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // operand_of_X_f16_first -> k2_k1T_D_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_X_f16_channel -> operand_of_X_f16_in_first
-        // k2_k1T_D = k2_k1T * D
-        if (rows_next > 0) TMUL(k2_k1T_D_first, k2_k1T_in_first, D_first);
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_2_first, from);
-            }
-        }
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // operand_of_X_f16_first -> k2_k1T_D_f16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(k2_k1T_D_f16_first, k2_k1T_D_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k2_k1T_D_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k2_k1T_D_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, k2_k1T_D_f16_first);
-            }
-        }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // k2_k1T_D_f16_first -> beta2_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_first
         if (rows_next > 0) TMUL(k2_k2T_D_first, k2_k2T_in_first, D_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_2_first, from);
-            }
-        }
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // k2_k1T_D_f16_first -> beta2_first
-        if (rows_next > 0) TTRANS(beta2_first, beta2_wide_first, beta2_first_scratch);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // beta2_wide_first -> S_0_raw
-        // k2_k1T = k2 @ k1.T
-        // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_2_first, from);
-            }
-        }
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_2_first, from);
-            }
-        }
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_2_first, from);
-            }
-        }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // beta2_wide_first -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
-        if (!has_initial_state) TEXPANDS(S_0, 0);
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // k2_k1T_D_f16_first -> q_k1T_in_first
         wait_flag_dev(0);  // q_k1T_channel -> q_k1T_in_first
         if (rows_next > 0) {
             {
@@ -3250,7 +3924,22 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(q_k1T_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k1T_in_first -> q_k1T_D_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_k1T_in_first -> q_k1T_D_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_k1T_in_first -> q_k1T_D_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
+        if (rows_next > 0) TMUL(q_k1T_D_first, q_k1T_in_first, D_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(q_k1T_D_f16_first, q_k1T_D_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_k1T_D_first -> q_k2T_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, q_k1T_D_f16_first);
+            }
+        }
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_k1T_D_first -> q_k2T_in_first
         wait_flag_dev(0);  // q_k2T_channel -> q_k2T_in_first
         if (rows_next > 0) {
             {
@@ -3258,156 +3947,187 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 TLOAD(q_k2T_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k2T_in_first -> q_k2T_D_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k1T_in_first -> q_k1T_D_first
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
-        if (rows_next > 0) TMUL(q_k1T_D_first, q_k1T_in_first, D_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(q_k1T_D_f16_first, q_k1T_D_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k1T_D_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k1T_D_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, q_k1T_D_f16_first);
-            }
-        }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // q_k1T_D_f16_first -> q_k2T_D_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_k1T_D_f16_channel -> q_k1T_D_f16_in_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k2T_in_first -> q_k2T_D_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_k2T_in_first -> q_k2T_D_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_k2T_in_first -> q_k2T_D_first
         if (rows_next > 0) TMUL(q_k2T_D_first, q_k2T_in_first, D_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // D_first -> v1_raw_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // D_first -> v1_raw_first
-        UbPart<half, 32, 128> v1_raw_first(part_next, 128);
-        TASSIGN(v1_raw_first, 0x8000);
-        if (part_next > 0) {
-            auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v1_raw_first, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v1_raw_first -> v1_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v1_raw_first -> v1_first
-        if (rows_next > 0) fill_rows(v1_first, v1_raw_first, part_next, 0x8000);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // q_k1T_D_f16_first -> q_k2T_D_f16_first
+        pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(q_k2T_D_f16_first, q_k2T_D_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_k2T_D_f16_first -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_k2T_D_first -> v2_raw_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_k2T_D_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_first -> store
         if (rows_next > 0) {
             {
                 auto to = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, q_k2T_D_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_k2T_D_f16_channel -> q_k2T_D_f16_in_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_k2T_D_first -> v2_raw_first
-        UbPart<half, 32, 128> v2_raw_first(part_next, 128);
-        TASSIGN(v2_raw_first, 0xc000);
-        if (part_next > 0) {
-            auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v2_raw_first, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v2_raw_first -> v2_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v2_raw_first -> v2_first
-        if (rows_next > 0) fill_rows(v2_first, v2_raw_first, part_next, 0xc000);
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_k2T_D_f16_first -> k2_k1T_D_X_in_first
         wait_flag_dev(0);  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_first
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_k2T_D_f16_first -> k2_k1T_D_X_in_first
         if (rows_next > 0) {
             {
                 auto from = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k2_k1T_D_X_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
         // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
         if (rows_next > 0) TSUB(k2_k2T_difference_first, k2_k2T_D_first, k2_k1T_D_X_in_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // k2_k1T_D_X_in_first -> strictly_lower_mask_3_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDMUL(T2_difference_first, k2_k2T_difference_first, beta2_col_first);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // k2_k1T_D_X_in_first -> strictly_lower_mask_3_first
+        if (rows_next > 0) {
+            {
+                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(strictly_lower_mask_3_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_3_first -> T2_strictly_lower_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_3_first -> T2_strictly_lower_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(T2_strictly_lower_first, T2_difference_first, strictly_lower_mask_3_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(T2_strictly_neg_first, T2_strictly_lower_first, -1.0f);
+        if (rows_next > 0) TCVT(T2_strictly_lower_f16_first, T2_strictly_lower_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_first -> store
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(T2_strictly_neg_2_first, T2_strictly_neg_first, pairs_1_mask_2_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(T2_rows_2_first, eye_mask_first, T2_strictly_neg_2_first);
-        if (rows_next > 0) TMUL(T2_strictly_neg_4_first, T2_strictly_neg_first, pairs_2_mask_2_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_4_f16_first, T2_strictly_neg_4_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_strictly_neg_4_f16_first -> store
-        if (rows_next > 0) TCVT(T2_rows_2_f16_first, T2_rows_2_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_rows_2_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_strictly_neg_4_f16_first -> store
         if (rows_next > 0) {
-            {
-                auto to = view(T2_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_4_f16_first);
+            for (int64_t i = 0; i < 32; i += 16) {
+                UbBlock<half, 16, 64, 16> T2_diagonal_stack_first_from;
+                TASSIGN(T2_diagonal_stack_first_from, 0x800 + (i * 65 + sub * 32) * 2);
+                UbTile<float, 16, 16> T2_diagonal_stack_first_to;
+                TASSIGN(T2_diagonal_stack_first_to, 0x0 + i * 64);
+                TCVT(T2_diagonal_stack_first_to, T2_diagonal_stack_first_from, RoundMode::CAST_NONE);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_4_f16_channel -> T2_strictly_neg_4_f16_in_first
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, T2_strictly_lower_f16_first);
+            }
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_first
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_1_mask_of_16_2_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16_2_first -> T2_diagonal_2_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16_2_first -> T2_diagonal_2_first
+        if (rows_next > 0) TMUL(T2_diagonal_2_first, T2_diagonal_stack_first, pairs_1_mask_of_16_2_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TSUB(T2_rows_2_first, T2_diagonal_2_first, eye_mask_of_16_first);
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_2_mask_of_16_2_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_of_16_2_first -> T2_diagonal_4_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_of_16_2_first -> T2_diagonal_4_first
+        if (rows_next > 0) TMUL(T2_diagonal_4_first, T2_diagonal_stack_first, pairs_2_mask_of_16_2_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T2_diagonal_4_f16_first, T2_diagonal_4_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_diagonal_4_f16_first -> store
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(T2_rows_2_f16_first, T2_rows_2_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_rows_2_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_first -> pairs_4_mask_of_16_2_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_diagonal_4_f16_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T2_diagonal_4_f16_first);
+            }
+        }
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T2_diagonal_4_f16_first -> T2_diagonal_8_f16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_rows_2_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
                 TSTORE(to, T2_rows_2_f16_first);
             }
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_first
-        if (rows_next > 0) TMUL(T2_strictly_neg_8_first, T2_strictly_neg_first, pairs_4_mask_2_first);
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_8_f16_first, T2_strictly_neg_8_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_strictly_neg_8_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_strictly_neg_8_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_first -> pairs_4_mask_of_16_2_first
         if (rows_next > 0) {
             {
-                auto to = view(T2_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_8_f16_first);
+                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_4_mask_of_16_2_first, from);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // T2_strictly_neg_8_f16_first -> T2_strictly_neg_16_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_8_f16_channel -> T2_strictly_neg_8_f16_in_first
-        if (rows_next > 0) TMUL(T2_strictly_neg_16_first, T2_strictly_neg_first, pairs_8_mask_2_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // T2_strictly_neg_8_f16_first -> T2_strictly_neg_16_f16_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_4_mask_of_16_2_first -> T2_diagonal_8_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_4_mask_of_16_2_first -> T2_diagonal_8_first
+        if (rows_next > 0) TMUL(T2_diagonal_8_first, T2_diagonal_stack_first, pairs_4_mask_of_16_2_first);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T2_diagonal_4_f16_first -> T2_diagonal_8_f16_first
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_16_f16_first, T2_strictly_neg_16_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_strictly_neg_16_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_strictly_neg_16_f16_first -> store
+        if (rows_next > 0) TCVT(T2_diagonal_8_f16_first, T2_diagonal_8_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_diagonal_8_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_diagonal_8_first -> pairs_8_mask_of_16_2_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_diagonal_8_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T2_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_16_f16_first);
+                auto to = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T2_diagonal_8_f16_first);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_strictly_neg_16_f16_first -> T2_strictly_neg_32_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_16_f16_channel -> T2_strictly_neg_16_f16_in_first
-        if (rows_next > 0) TMUL(T2_strictly_neg_32_first, T2_strictly_neg_first, pairs_16_mask_2_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_strictly_neg_16_f16_first -> T2_strictly_neg_32_f16_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_32_f16_first, T2_strictly_neg_32_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_strictly_neg_32_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_strictly_neg_32_f16_first -> store
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_diagonal_8_first -> pairs_8_mask_of_16_2_first
         if (rows_next > 0) {
             {
-                auto to = view(T2_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_32_f16_first);
+                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_8_mask_of_16_2_first, from);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T2_strictly_neg_32_f16_first -> T2_strictly_neg_64_f16_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_32_f16_channel -> T2_strictly_neg_32_f16_in_first
-        if (rows_next > 0) TMUL(T2_strictly_neg_64_first, T2_strictly_neg_first, pairs_32_mask_2_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T2_strictly_neg_32_f16_first -> T2_strictly_neg_64_f16_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_8_mask_of_16_2_first -> T2_diagonal_16_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_8_mask_of_16_2_first -> T2_diagonal_16_first
+        if (rows_next > 0) TMUL(T2_diagonal_16_first, T2_diagonal_stack_first, pairs_8_mask_of_16_2_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(T2_strictly_neg_64_f16_first, T2_strictly_neg_64_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T2_strictly_neg_64_f16_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T2_strictly_neg_64_f16_first -> store
+        if (rows_next > 0) TCVT(T2_diagonal_16_f16_first, T2_diagonal_16_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_16_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_16_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(T2_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_neg_64_f16_first);
+                auto to = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, T2_diagonal_16_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_64_f16_channel -> T2_strictly_neg_64_f16_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> lower_64_mask_next
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum -> g_raw_next
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_diagonal_16_f16_first -> S_0_raw
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_diagonal_16_f16_first -> S_0_raw
+        if (has_initial_state) {
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+            TLOAD(S_0_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        if (!has_initial_state) TEXPANDS(S_0, 0);
+        UbPart<half, 32, 128> v1_raw_first(part_next, 128);
+        TASSIGN(v1_raw_first, 0x8000);
+        if (part_next > 0) {
+            auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+            TLOAD(v1_raw_first, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v1_raw_first -> v1_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v1_raw_first -> v1_first
+        if (rows_next > 0) fill_rows(v1_first, v1_raw_first, part_next, 0x8000);
+        UbPart<half, 32, 128> v2_raw_first(part_next, 128);
+        TASSIGN(v2_raw_first, 0xc000);
+        if (part_next > 0) {
+            auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+            TLOAD(v2_raw_first, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v2_raw_first -> v2_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v2_raw_first -> v2_first
+        if (rows_next > 0) fill_rows(v2_first, v2_raw_first, part_next, 0xc000);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -3419,64 +4139,51 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             const int64_t part_next = part_of(rows_next, sub, 32);
             TASSIGN(v1, 0x8000 + c % 2 * 8192);
             TASSIGN(v2, 0xc000 + c % 2 * 8192);
-            TASSIGN(beta1, 0x26400 + c % 2 * 256);
-            TASSIGN(beta2, 0x26600 + c % 2 * 256);
-            TASSIGN(exp_G, 0x26000 + c % 2 * 256);
-            TASSIGN(decay_to_end, 0x26200 + c % 2 * 256);
-            TASSIGN(exp_G_col, 0x26000 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta1_col, 0x26400 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta2_col, 0x26600 + c % 2 * 256 + sub * 128);
-            TASSIGN(W, 0x26200 + c % 2 * 256 + sub * 128);
-            TASSIGN(beta1_next, 0x26400 + (c + 1) % 2 * 256);
-            TASSIGN(beta1_col_next, 0x26400 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(exp_G_next, 0x26000 + (c + 1) % 2 * 256);
-            TASSIGN(exp_G_col_next, 0x26000 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(decay_to_end_next, 0x26200 + (c + 1) % 2 * 256);
-            TASSIGN(W_next, 0x26200 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(beta2_next, 0x26600 + (c + 1) % 2 * 256);
-            TASSIGN(beta2_col_next, 0x26600 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(beta1, 0x20400 + c % 2 * 256);
+            TASSIGN(beta2, 0x20600 + c % 2 * 256);
+            TASSIGN(exp_G, 0x20000 + c % 2 * 256);
+            TASSIGN(decay_to_end, 0x20200 + c % 2 * 256);
+            TASSIGN(exp_G_col, 0x20000 + c % 2 * 256 + sub * 128);
+            TASSIGN(beta1_col, 0x20400 + c % 2 * 256 + sub * 128);
+            TASSIGN(beta2_col, 0x20600 + c % 2 * 256 + sub * 128);
+            TASSIGN(W, 0x20200 + c % 2 * 256 + sub * 128);
+            TASSIGN(beta1_next, 0x20400 + (c + 1) % 2 * 256);
+            TASSIGN(beta1_col_next, 0x20400 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(exp_G_next, 0x20000 + (c + 1) % 2 * 256);
+            TASSIGN(exp_G_col_next, 0x20000 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(decay_to_end_next, 0x20200 + (c + 1) % 2 * 256);
+            TASSIGN(W_next, 0x20200 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(beta2_next, 0x20600 + (c + 1) % 2 * 256);
+            TASSIGN(beta2_col_next, 0x20600 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(v1_next, 0x8000 + (c + 1) % 2 * 8192);
             TASSIGN(v2_next, 0xc000 + (c + 1) % 2 * 8192);
             pipe_barrier(PIPE_V);
             TCVT(S_f16, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> lower_64_mask_next
-            // G = cumsum(g)
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_64_mask_gm, 64, 64, 64);
-                    TLOAD(lower_64_mask_next, from);
-                }
-            }
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             // k2_k1T = k2 @ k1.T
             // last_G = last(G)
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             const float chunk_decay = exp_G.GetValue(63);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum -> g_raw_next
-            UbWidePart<float, 64> g_raw_next(rows_next);
-            TASSIGN(g_raw_next, 0x18000);
-            auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // g_raw_next -> g_wide_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // g_raw_next -> g_wide_next
-            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x18000);
-            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(lower_fill_next, from);
-                }
-            }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             {
                 auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_f16);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> g_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // S_f16 -> v2_f32
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> g_next
+            TCVT(v1_f32, v1, RoundMode::CAST_NONE);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // S_f16 -> v2_f32
+            TCVT(v2_f32, v2, RoundMode::CAST_NONE);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
+            UbWidePart<float, 64> g_raw_next(rows_next);
+            TASSIGN(g_raw_next, 0x18000);
+            auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+            if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // g_raw_next -> g_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // g_raw_next -> g_wide_next
+            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x18000);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TTRANS(g_next, g_wide_next, g_next_scratch);
             pipe_barrier(PIPE_V);
@@ -3489,28 +4196,22 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TADD(exp_g_times_0_sum_next, g_max_minus_105_next, exp_g_times_0_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCOLEXPAND(exp_g_expand_next, exp_g_segment_next);
-            UbWidePart<float, 64> beta1_raw_next(rows_next);
-            TASSIGN(beta1_raw_next, 0x1c000);
-            auto beta1_raw_next_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(beta1_raw_next, beta1_raw_next_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta1_raw_next -> beta1_wide_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta1_raw_next -> beta1_wide_next
-            if (rows_next > 0) fill_wide(beta1_raw_next, rows_next, 0x1c000);
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // exp_g_segment_row_next -> lower_64_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // exp_g_segment_row_next -> lower_64_mask_next
             if (rows_next > 0) {
                 {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_next, from);
+                    auto from = view(lower_64_mask_gm, 64, 64, 64);
+                    TLOAD(lower_64_mask_next, from);
                 }
             }
-            pipe_barrier(PIPE_V);
-            // G = cumsum(g)
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask_next -> exp_g_scaled_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask_next -> exp_g_scaled_next
             if (rows_next > 0) TMUL(exp_g_scaled_next, exp_g_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
                     UbCol<float, 64> sums;
-                    TASSIGN(sums, 0x10000);
+                    TASSIGN(sums, 0x1c000);
                     TROWSUM(sums, exp_g_scaled_next, exp_g_row_sum_next_scratch);
                 }
             }
@@ -3518,7 +4219,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) {
                 {
                     UbTile<float, 1, 64> to;
-                    TASSIGN(to, 0x24000);
+                    TASSIGN(to, 0x1a000);
                     TMOV(to, exp_g_row_sum_next);
                 }
             }
@@ -3532,50 +4233,32 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) TCOLEXPAND(G_times_expand_next, G_times_minus_1_next);
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, G_times_expand_next, G_col_next);
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_1_mask_next, from);
+                    auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(lower_fill_next, from);
                 }
             }
-            pipe_barrier(PIPE_V);
-            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, G_times_expand_next, G_col_next);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill_next -> lower_G_minus_G_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill_next -> lower_G_minus_G_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(lower_G_minus_G_next, G_minus_G_next, lower_fill_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // lower_fill_next -> eye_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // lower_fill_next -> eye_mask_next
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) {
-                {
-                    auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(eye_mask_next, from);
-                }
-            }
-            if (rows_next > 0) TTRANS(beta1_next, beta1_wide_next, beta1_next_scratch);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // beta1_wide_next -> k1_k1T_in_next
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_fill_next -> beta1_raw_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_fill_next -> beta1_raw_next
+            UbWidePart<float, 64> beta1_raw_next(rows_next);
+            TASSIGN(beta1_raw_next, 0x18000);
+            auto beta1_raw_next_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+            if (rows_next > 0) TLOAD(beta1_raw_next, beta1_raw_next_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta1_raw_next -> beta1_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta1_raw_next -> beta1_wide_next
+            if (rows_next > 0) fill_wide(beta1_raw_next, rows_next, 0x18000);
             pipe_barrier(PIPE_V);
+            if (rows_next > 0) TTRANS(beta1_next, beta1_wide_next, beta1_next_scratch);
+            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) TEXP(D_next, lower_G_minus_G_next);
-            TCVT(v1_f32, v1, RoundMode::CAST_NONE);
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_2_mask_next, from);
-                }
-            }
-            TCVT(v2_f32, v2, RoundMode::CAST_NONE);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // beta1_wide_next -> k1_k1T_in_next
-            wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k1_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k1_k1T_in_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k1_k1T_in_next -> beta1_k1_k1T_next
             // decay_to_end = exp(last_G - G)
             if (rows_next > 0) TADDS(last_G_minus_G_next, G_times_minus_1_next, last_G_next);
             // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
@@ -3584,112 +4267,49 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             pipe_barrier(PIPE_V);
             // decay_to_end = exp(last_G - G)
             if (rows_next > 0) TEXP(decay_to_end_next, last_G_minus_G_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // last_G_minus_G_next -> k1_k1T_in_next
             // last_G = last(G)
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k1_k1T_in_next -> beta1_k1_k1T_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // last_G_minus_G_next -> k1_k1T_in_next
+            wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(k1_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(k1_k1T_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k1T_in_next -> beta1_k1_k1T_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k1T_in_next -> beta1_k1_k1T_next
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k1T_next, k1_k1T_in_next, beta1_col_next);
-            UbWidePart<float, 64> beta2_raw_next(rows_next);
-            TASSIGN(beta2_raw_next, 0x26800);
-            auto beta2_raw_next_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(beta2_raw_next, beta2_raw_next_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta2_raw_next -> beta2_wide_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta2_raw_next -> beta2_wide_next
-            if (rows_next > 0) fill_wide(beta2_raw_next, rows_next, 0x26800);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(beta1_k1_k1T_D_next, beta1_k1_k1T_next, D_next);
+            if (rows_next > 0) {
+                {
+                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(strictly_lower_mask_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_next -> T1_strictly_lower_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_next -> T1_strictly_lower_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(T1_strictly_lower_next, beta1_k1_k1T_D_next, strictly_lower_mask_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_4_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_4_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_4_mask_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_next -> T1_strictly_neg_8_next
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_next -> beta2_raw_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_next -> beta2_raw_next
+            UbWidePart<float, 64> beta2_raw_next(rows_next);
+            TASSIGN(beta2_raw_next, 0x18000);
+            auto beta2_raw_next_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+            if (rows_next > 0) TLOAD(beta2_raw_next, beta2_raw_next_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta2_raw_next -> beta2_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta2_raw_next -> beta2_wide_next
+            if (rows_next > 0) fill_wide(beta2_raw_next, rows_next, 0x18000);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(T1_strictly_neg_next, T1_strictly_lower_next, -1.0f);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(T1_strictly_neg_2_next, T1_strictly_neg_next, pairs_1_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(T1_rows_2_next, eye_mask_next, T1_strictly_neg_2_next);
-            if (rows_next > 0) TMUL(T1_strictly_neg_4_next, T1_strictly_neg_next, pairs_2_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_4_f16_next, T1_strictly_neg_4_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_neg_4_next -> pairs_8_mask_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_strictly_neg_4_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_neg_4_next -> pairs_8_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_8_mask_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_next -> T1_strictly_neg_16_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_strictly_neg_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_4_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T1_strictly_neg_4_f16_next -> T1_rows_2_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_4_f16_channel -> T1_strictly_neg_4_f16_in_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T1_strictly_neg_4_f16_next -> T1_rows_2_f16_next
-            if (rows_next > 0) TCVT(T1_rows_2_f16_next, T1_rows_2_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_16_mask_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_16_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_16_mask_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_next -> T1_strictly_neg_32_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_rows_2_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_rows_2_f16_next -> pairs_32_mask_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_next -> T1_strictly_neg_8_next
-            if (rows_next > 0) TMUL(T1_strictly_neg_8_next, T1_strictly_neg_next, pairs_4_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_8_f16_next, T1_strictly_neg_8_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_strictly_neg_8_f16_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_strictly_neg_8_next -> k1_k2T_in_next
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_rows_2_f16_next -> pairs_32_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_32_mask_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_next -> T1_strictly_neg_64_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_strictly_neg_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_8_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // T1_strictly_neg_8_f16_next -> T1_strictly_neg_16_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_8_f16_channel -> T1_strictly_neg_8_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_next -> T1_strictly_neg_16_next
-            if (rows_next > 0) TMUL(T1_strictly_neg_16_next, T1_strictly_neg_next, pairs_8_mask_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // T1_strictly_neg_8_f16_next -> T1_strictly_neg_16_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_16_f16_next, T1_strictly_neg_16_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_strictly_neg_16_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_strictly_neg_8_next -> k1_k2T_in_next
+            if (rows_next > 0) TTRANS(beta2_next, beta2_wide_next, beta2_next_scratch);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // beta2_wide_next -> k1_k2T_in_next
+            // k2_k1T = k2 @ k1.T
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // beta2_wide_next -> k1_k2T_in_next
             wait_flag_dev(0);  // k1_k2T_channel -> k1_k2T_in_next
             if (rows_next > 0) {
                 {
@@ -3697,44 +4317,36 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                     TLOAD(k1_k2T_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k2T_in_next -> beta1_k1_k2T_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_strictly_neg_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_16_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_16_f16_channel -> T1_strictly_neg_16_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_next -> T1_strictly_neg_32_next
-            if (rows_next > 0) TMUL(T1_strictly_neg_32_next, T1_strictly_neg_next, pairs_16_mask_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_32_f16_next, T1_strictly_neg_32_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // T1_strictly_neg_32_next -> strictly_lower_mask_2_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T1_strictly_neg_32_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // T1_strictly_neg_32_next -> strictly_lower_mask_2_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k2T_in_next -> beta1_k1_k2T_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k2T_in_next -> beta1_k1_k2T_next
             // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
+            if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_next, k1_k2T_in_next, beta1_col_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(beta1_k1_k2T_D_next, beta1_k1_k2T_next, D_next);
             if (rows_next > 0) {
                 {
                     auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
                     TLOAD(strictly_lower_mask_2_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_2_next -> operand_of_X_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T1_strictly_neg_32_f16_next -> store
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_2_next -> operand_of_X_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_2_next -> operand_of_X_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(operand_of_X_next, beta1_k1_k2T_D_next, strictly_lower_mask_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_strictly_lower_f16_next, T1_strictly_lower_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T1_strictly_lower_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_lower_next -> k2_k1T_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T1_strictly_lower_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(T1_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_32_f16_next);
+                    auto to = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, T1_strictly_lower_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // T1_strictly_neg_32_f16_next -> T1_strictly_neg_64_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_32_f16_channel -> T1_strictly_neg_32_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_next -> T1_strictly_neg_64_next
-            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) TMUL(T1_strictly_neg_64_next, T1_strictly_neg_next, pairs_32_mask_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_32_mask_next -> k2_k1T_in_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_32_mask_next -> k2_k1T_in_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_next
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_lower_next -> k2_k1T_in_next
             wait_flag_dev(0);  // k2_k1T_channel -> k2_k1T_in_next
             if (rows_next > 0) {
                 {
@@ -3742,113 +4354,179 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                     TLOAD(k2_k1T_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k2_k1T_in_next -> k2_k1T_D_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // T1_strictly_neg_32_f16_next -> T1_strictly_neg_64_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T1_strictly_neg_64_f16_next, T1_strictly_neg_64_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_neg_64_next -> strictly_lower_mask_3_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T1_strictly_neg_64_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_neg_64_next -> strictly_lower_mask_3_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_in_next -> k2_k1T_D_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_in_next -> k2_k1T_D_next
+            // k2_k1T_D = k2_k1T * D
+            if (rows_next > 0) TMUL(k2_k1T_D_next, k2_k1T_in_next, D_next);
+            // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             if (rows_next > 0) {
-                {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_3_next, from);
+                for (int64_t i = 0; i < 32; i += 16) {
+                    UbBlock<half, 16, 64, 16> T1_diagonal_stack_next_from;
+                    TASSIGN(T1_diagonal_stack_next_from, 0x1e000 + (i * 65 + sub * 32) * 2);
+                    UbTile<float, 16, 16> T1_diagonal_stack_next_to;
+                    TASSIGN(T1_diagonal_stack_next_to, 0x1f000 + i * 64);
+                    TCVT(T1_diagonal_stack_next_to, T1_diagonal_stack_next_from, RoundMode::CAST_NONE);
                 }
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T1_strictly_neg_64_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
             if (rows_next > 0) {
                 {
-                    auto to = view(T1_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_neg_64_f16_next);
+                    auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_1_mask_of_16_next, from);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_neg_64_f16_channel -> T1_strictly_neg_64_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T1_strictly_neg_64_f16_next -> pairs_2_mask_2_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k2T_in_next -> beta1_k1_k2T_next
-            // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
-            if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_next, k1_k2T_in_next, beta1_col_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(beta1_k1_k2T_D_next, beta1_k1_k2T_next, D_next);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_2_next -> operand_of_X_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(operand_of_X_next, beta1_k1_k2T_D_next, strictly_lower_mask_2_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // strictly_lower_mask_2_next -> pairs_1_mask_2_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // strictly_lower_mask_2_next -> pairs_1_mask_2_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask_of_16_next -> T1_diagonal_2_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask_of_16_next -> T1_diagonal_2_next
+            if (rows_next > 0) TMUL(T1_diagonal_2_next, T1_diagonal_stack_next, pairs_1_mask_of_16_next);
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_1_mask_2_next, from);
+                    auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(eye_mask_of_16_next, from);
                 }
             }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // eye_mask_of_16_next -> T1_rows_2_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // eye_mask_of_16_next -> T1_rows_2_next
             pipe_barrier(PIPE_V);
+            if (rows_next > 0) TSUB(T1_rows_2_next, T1_diagonal_2_next, eye_mask_of_16_next);
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_2_mask_of_16_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_2_mask_of_16_next -> T1_diagonal_4_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_2_mask_of_16_next -> T1_diagonal_4_next
+            if (rows_next > 0) TMUL(T1_diagonal_4_next, T1_diagonal_stack_next, pairs_2_mask_of_16_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_diagonal_4_f16_next, T1_diagonal_4_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_diagonal_4_f16_next -> store
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_rows_2_f16_next, T1_rows_2_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_4_mask_of_16_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_diagonal_4_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T1_diagonal_4_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T1_rows_2_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // T1_rows_2_f16_next -> T1_diagonal_8_f16_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_4_mask_of_16_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_4_mask_of_16_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_of_16_next -> T1_diagonal_8_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_of_16_next -> T1_diagonal_8_next
+            if (rows_next > 0) TMUL(T1_diagonal_8_next, T1_diagonal_stack_next, pairs_4_mask_of_16_next);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // T1_rows_2_f16_next -> T1_diagonal_8_f16_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_diagonal_8_f16_next, T1_diagonal_8_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_diagonal_8_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_diagonal_8_next -> pairs_8_mask_of_16_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_diagonal_8_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T1_diagonal_8_f16_next);
+                }
+            }
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_diagonal_8_next -> pairs_8_mask_of_16_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_8_mask_of_16_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_8_mask_of_16_next -> T1_diagonal_16_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_8_mask_of_16_next -> T1_diagonal_16_next
+            if (rows_next > 0) TMUL(T1_diagonal_16_next, T1_diagonal_stack_next, pairs_8_mask_of_16_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T1_diagonal_16_f16_next, T1_diagonal_16_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_16_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_16_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T1_diagonal_16_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // T1_diagonal_16_f16_next -> operand_of_X_f16_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // T1_diagonal_16_f16_next -> operand_of_X_f16_next
             if (rows_next > 0) TCVT(operand_of_X_f16_next, operand_of_X_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // operand_of_X_f16_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // operand_of_X_next -> pairs_4_mask_2_next
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T1_strictly_neg_64_f16_next -> pairs_2_mask_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_2_mask_2_next, from);
-                }
-            }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // operand_of_X_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_X_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_X_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TSTORE(to, operand_of_X_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // operand_of_X_f16_next -> k2_k1T_D_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_X_f16_channel -> operand_of_X_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k2_k1T_in_next -> k2_k1T_D_next
-            // k2_k1T_D = k2_k1T * D
-            if (rows_next > 0) TMUL(k2_k1T_D_next, k2_k1T_in_next, D_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // operand_of_X_f16_next -> k2_k1T_D_f16_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(k2_k1T_D_f16_next, k2_k1T_D_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // k2_k1T_D_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // operand_of_X_next -> pairs_4_mask_2_next
-            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_4_mask_2_next, from);
-                }
-            }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // k2_k1T_D_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k2_k1T_D_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k2_k1T_D_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TSTORE(to, k2_k1T_D_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_next
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // k2_k1T_D_f16_next -> k1_S_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // k2_k1T_D_f16_next -> k1_S_in
+            wait_flag_dev(0);  // k1_S_channel -> k1_S_in
+            {
+                auto from = view(k1_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(k1_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_S_in -> exp_G_k1_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_S_in -> exp_G_k1_S
+            // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
+            TROWEXPANDMUL(exp_G_k1_S, k1_S_in, exp_G_col);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TTRANS(beta2_next, beta2_wide_next, beta2_next_scratch);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // beta2_next_scratch -> k2_k2T_in_next
-            // k2_k1T = k2 @ k1.T
-            UbPart<half, 32, 128> v1_raw_next(part_next, 128);
-            TASSIGN(v1_raw_next, 0x8000 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v1_raw_next, from);
+            TSUB(Y_difference, v1_f32, exp_G_k1_S);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(beta1_Y_difference, Y_difference, beta1_col);
+            pipe_barrier(PIPE_V);
+            TCVT(beta1_Y_difference_f16, beta1_Y_difference, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta1_Y_difference_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta1_Y_difference -> k2_S_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta1_Y_difference_f16 -> store
+            {
+                auto to = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, beta1_Y_difference_f16);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v1_raw_next -> v1_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v1_raw_next -> v1_next
-            if (rows_next > 0) fill_rows(v1_next, v1_raw_next, part_next, 0x8000 + (c + 1) % 2 * 8192);
-            UbPart<half, 32, 128> v2_raw_next(part_next, 128);
-            TASSIGN(v2_raw_next, 0xc000 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v2_raw_next, from);
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // beta1_Y_difference_f16 -> q_S_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta1_Y_difference -> k2_S_in
+            wait_flag_dev(0);  // k2_S_channel -> k2_S_in
+            {
+                auto from = view(k2_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(k2_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // v2_raw_next -> v2_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // v2_raw_next -> v2_next
-            if (rows_next > 0) fill_rows(v2_next, v2_raw_next, part_next, 0xc000 + (c + 1) % 2 * 8192);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k2_S_in -> exp_G_k2_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k2_S_in -> exp_G_k2_S
+            // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
+            TROWEXPANDMUL(exp_G_k2_S, k2_S_in, exp_G_col);
+            pipe_barrier(PIPE_V);
+            TSUB(U2_difference, v2_f32, exp_G_k2_S);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_k2_S -> k2_k2T_in_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_k2_S -> k2_k2T_in_next
             wait_flag_dev(0);  // k2_k2T_channel -> k2_k2T_in_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // beta2_next_scratch -> k2_k2T_in_next
             if (rows_next > 0) {
                 {
                     auto from = view(k2_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -3859,233 +4537,118 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k2T_in_next -> k2_k2T_D_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
             if (rows_next > 0) TMUL(k2_k2T_D_next, k2_k2T_in_next, D_next);
-            wait_flag_dev(0);  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k2_k1T_D_X_in_next, from);
-                }
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // beta1_Y_difference_f16 -> q_S_in
+            wait_flag_dev(0);  // q_S_channel -> q_S_in
+            {
+                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(q_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TSUB(k2_k2T_difference_next, k2_k2T_D_next, k2_k1T_D_X_in_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // k2_k1T_D_X_in_next -> pairs_8_mask_2_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TROWEXPANDMUL(T2_difference_next, k2_k2T_difference_next, beta2_col_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(T2_strictly_lower_next, T2_difference_next, strictly_lower_mask_3_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // strictly_lower_mask_3_next -> pairs_16_mask_2_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(T2_strictly_neg_next, T2_strictly_lower_next, -1.0f);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(T2_strictly_neg_2_next, T2_strictly_neg_next, pairs_1_mask_2_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(T2_rows_2_next, eye_mask_next, T2_strictly_neg_2_next);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // k2_k1T_D_X_in_next -> pairs_8_mask_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_8_mask_2_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_2_next -> T2_strictly_neg_16_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_4_next, T2_strictly_neg_next, pairs_2_mask_2_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T2_strictly_neg_4_f16_next, T2_strictly_neg_4_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_neg_4_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // strictly_lower_mask_3_next -> pairs_16_mask_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_16_mask_2_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_16_mask_2_next -> T2_strictly_neg_32_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_neg_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_4_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // T2_strictly_neg_4_f16_next -> T2_rows_2_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_4_f16_channel -> T2_strictly_neg_4_f16_in_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // T2_strictly_neg_4_f16_next -> T2_rows_2_f16_next
-            if (rows_next > 0) TCVT(T2_rows_2_f16_next, T2_rows_2_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // T2_rows_2_next -> pairs_32_mask_2_next
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_rows_2_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // T2_rows_2_next -> pairs_32_mask_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_32_mask_2_next, from);
-                }
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask_2_next -> T2_strictly_neg_64_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_rows_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_rows_2_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_f16_next -> q_k1T_in_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_8_next, T2_strictly_neg_next, pairs_4_mask_2_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T2_strictly_neg_8_f16_next, T2_strictly_neg_8_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_strictly_neg_8_f16_next -> store
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_f16_next -> q_k1T_in_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> exp_G_q_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> exp_G_q_S
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
+            TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
+            wait_flag_dev(0);  // q_k1T_channel -> q_k1T_in_next
             if (rows_next > 0) {
                 {
                     auto from = view(q_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TLOAD(q_k1T_in_next, from);
                 }
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_strictly_neg_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_8_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_neg_8_f16_next -> q_k2T_in_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_8_f16_channel -> T2_strictly_neg_8_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_2_next -> T2_strictly_neg_16_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_16_next, T2_strictly_neg_next, pairs_8_mask_2_next);
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T2_strictly_neg_16_f16_next, T2_strictly_neg_16_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_strictly_neg_16_f16_next -> store
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_neg_8_f16_next -> q_k2T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_k2T_in_next, from);
-                }
-            }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_strictly_neg_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_16_f16_next);
-                }
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_strictly_neg_16_f16_next -> T2_strictly_neg_32_f16_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_16_f16_channel -> T2_strictly_neg_16_f16_in_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_16_mask_2_next -> T2_strictly_neg_32_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_32_next, T2_strictly_neg_next, pairs_16_mask_2_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_strictly_neg_16_f16_next -> T2_strictly_neg_32_f16_next
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(T2_strictly_neg_32_f16_next, T2_strictly_neg_32_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_strictly_neg_32_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_strictly_neg_32_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_32_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_32_f16_channel -> T2_strictly_neg_32_f16_in_next
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_strictly_neg_32_f16_next -> q_S_in
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask_2_next -> T2_strictly_neg_64_next
-            if (rows_next > 0) TMUL(T2_strictly_neg_64_next, T2_strictly_neg_next, pairs_32_mask_2_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_32_mask_2_next -> k1_S_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_32_mask_2_next -> k1_S_in
-            {
-                auto from = view(k1_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k1_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k1_S_in -> exp_G_k1_S
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k1_S_in -> exp_G_k1_S
-            // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
-            TROWEXPANDMUL(exp_G_k1_S, k1_S_in, exp_G_col);
-            pipe_barrier(PIPE_V);
-            TSUB(Y_difference, v1_f32, exp_G_k1_S);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // exp_G_k1_S -> k2_S_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // exp_G_k1_S -> k2_S_in
-            {
-                auto from = view(k2_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k2_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_S_in -> exp_G_k2_S
-            pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(beta1_Y_difference, Y_difference, beta1_col);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_S_in -> exp_G_k2_S
-            pipe_barrier(PIPE_V);
-            // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
-            TROWEXPANDMUL(exp_G_k2_S, k2_S_in, exp_G_col);
-            pipe_barrier(PIPE_V);
-            TSUB(U2_difference, v2_f32, exp_G_k2_S);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_k2_S -> q_S_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_k2_S -> q_S_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_strictly_neg_32_f16_next -> q_S_in
-            {
-                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(q_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
-            TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
-            if (rows_next > 0) TCVT(T2_strictly_neg_64_f16_next, T2_strictly_neg_64_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_strictly_neg_64_f16_next -> store
-            TCVT(beta1_Y_difference_f16, beta1_Y_difference, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // beta1_Y_difference_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_strictly_neg_64_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_neg_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_neg_64_f16_next);
-                }
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_neg_64_f16_channel -> T2_strictly_neg_64_f16_in_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // beta1_Y_difference_f16 -> store
-            {
-                auto to = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, beta1_Y_difference_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta1_Y_difference_f16 -> chunk_decay_S
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k1T_in_next -> q_k1T_D_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k1T_in_next -> q_k1T_D_next
             if (rows_next > 0) TMUL(q_k1T_D_next, q_k1T_in_next, D_next);
-            if (rows_next > 0) TMUL(q_k2T_D_next, q_k2T_in_next, D_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta1_Y_difference_f16 -> chunk_decay_S
             pipe_barrier(PIPE_V);
-            // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
-            TMULS(chunk_decay_S, S, chunk_decay);
             if (rows_next > 0) TCVT(q_k1T_D_f16_next, q_k1T_D_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k1T_D_f16_next -> store
-            pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(q_k2T_D_f16_next, q_k2T_D_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_k2T_D_f16_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k1T_D_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_k1T_D_next -> q_k2T_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TSTORE(to, q_k1T_D_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_k1T_D_f16_channel -> q_k1T_D_f16_in_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_k2T_D_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_k1T_D_next -> q_k2T_in_next
+            wait_flag_dev(0);  // q_k2T_channel -> q_k2T_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(q_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(q_k2T_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k2T_in_next -> q_k2T_D_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k2T_in_next -> q_k2T_D_next
+            if (rows_next > 0) TMUL(q_k2T_D_next, q_k2T_in_next, D_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(q_k2T_D_f16_next, q_k2T_D_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_k2T_D_next -> k2_k1T_D_X_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_next -> store
             if (rows_next > 0) {
                 {
                     auto to = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                     TSTORE(to, q_k2T_D_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_k2T_D_f16_channel -> q_k2T_D_f16_in_next
-            wait_flag_dev(0);  // Y_channel -> Y_in
-            {
-                auto from = view(Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(Y_in, from);
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // q_k2T_D_f16_next -> T2_diagonal_stack_next
+            wait_flag_dev(0);  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_k2T_D_next -> k2_k1T_D_X_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(k2_k1T_D_X_in_next, from);
+                }
             }
-            wait_flag_dev(0);  // k2_k1T_D_Y_channel -> k2_k1T_D_Y_in
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) TSUB(k2_k2T_difference_next, k2_k2T_D_next, k2_k1T_D_X_in_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k2_k1T_D_X_in_next -> strictly_lower_mask_3_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TROWEXPANDMUL(T2_difference_next, k2_k2T_difference_next, beta2_col_next);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k2_k1T_D_X_in_next -> strictly_lower_mask_3_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(strictly_lower_mask_3_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // strictly_lower_mask_3_next -> T2_strictly_lower_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // strictly_lower_mask_3_next -> T2_strictly_lower_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(T2_strictly_lower_next, T2_difference_next, strictly_lower_mask_3_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_strictly_lower_f16_next, T2_strictly_lower_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_next -> store
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // q_k2T_D_f16_next -> T2_diagonal_stack_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) {
+                for (int64_t i = 0; i < 32; i += 16) {
+                    UbBlock<half, 16, 64, 16> T2_diagonal_stack_next_from;
+                    TASSIGN(T2_diagonal_stack_next_from, 0x16000 + (i * 65 + sub * 32) * 2);
+                    UbTile<float, 16, 16> T2_diagonal_stack_next_to;
+                    TASSIGN(T2_diagonal_stack_next_to, 0x1c000 + i * 64);
+                    TCVT(T2_diagonal_stack_next_to, T2_diagonal_stack_next_from, RoundMode::CAST_NONE);
+                }
+            }
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, T2_strictly_lower_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_next
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
             {
                 auto from = view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(k2_k1T_D_Y_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_D_Y_in -> k2_k1T_difference
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_D_Y_in -> k2_k1T_difference
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_Y_in -> k2_k1T_difference
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_Y_in -> k2_k1T_difference
             // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
             TSUB(k2_k1T_difference, U2_difference, k2_k1T_D_Y_in);
             pipe_barrier(PIPE_V);
@@ -4093,34 +4656,132 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             pipe_barrier(PIPE_V);
             TCVT(U2_term_minus_A_Y_f16, U2_term_minus_A_Y, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U2_term_minus_A_Y_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // U2_term_minus_A_Y -> pairs_1_mask_of_16_2_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U2_term_minus_A_Y_f16 -> store
             {
                 auto to = view(U2_term_minus_A_Y_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, U2_term_minus_A_Y_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // U2_term_minus_A_Y_f16_channel -> U2_term_minus_A_Y_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // U2_term_minus_A_Y -> pairs_1_mask_of_16_2_next
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_1_mask_of_16_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_1_mask_of_16_2_next -> T2_diagonal_2_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_1_mask_of_16_2_next -> T2_diagonal_2_next
+            if (rows_next > 0) TMUL(T2_diagonal_2_next, T2_diagonal_stack_next, pairs_1_mask_of_16_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TSUB(T2_rows_2_next, T2_diagonal_2_next, eye_mask_of_16_next);
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_2_mask_of_16_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_of_16_2_next -> T2_diagonal_4_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_of_16_2_next -> T2_diagonal_4_next
+            if (rows_next > 0) TMUL(T2_diagonal_4_next, T2_diagonal_stack_next, pairs_2_mask_of_16_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_diagonal_4_f16_next, T2_diagonal_4_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_diagonal_4_f16_next -> store
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_rows_2_f16_next, T2_rows_2_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_rows_2_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_diagonal_4_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T2_diagonal_4_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_rows_2_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T2_rows_2_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_rows_2_f16_next -> chunk_decay_S
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_rows_2_f16_next -> chunk_decay_S
+            // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
+            TMULS(chunk_decay_S, S, chunk_decay);
+            // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_4_mask_of_16_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_of_16_2_next -> T2_diagonal_8_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_of_16_2_next -> T2_diagonal_8_next
+            if (rows_next > 0) TMUL(T2_diagonal_8_next, T2_diagonal_stack_next, pairs_4_mask_of_16_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_diagonal_8_f16_next, T2_diagonal_8_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_8_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T2_diagonal_8_next -> pairs_8_mask_of_16_2_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_8_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T2_diagonal_8_f16_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T2_diagonal_8_next -> pairs_8_mask_of_16_2_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                    TLOAD(pairs_8_mask_of_16_2_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_of_16_2_next -> T2_diagonal_16_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_of_16_2_next -> T2_diagonal_16_next
+            if (rows_next > 0) TMUL(T2_diagonal_16_next, T2_diagonal_stack_next, pairs_8_mask_of_16_2_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(T2_diagonal_16_f16_next, T2_diagonal_16_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_diagonal_16_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_diagonal_16_f16_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                    TSTORE(to, T2_diagonal_16_f16_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T2_diagonal_16_f16_next -> U2_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_next
             wait_flag_dev(0);  // U2_channel -> U2_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T2_diagonal_16_f16_next -> U2_in
             {
                 auto from = view(U2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U2_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // U2_in -> W_U2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // U2_in -> W_U2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U2_in -> W_U2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U2_in -> W_U2
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             TROWEXPANDMUL(W_U2, U2_in, W);
+            {
+                auto from = view(Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(Y_in, from);
+            }
             wait_flag_dev(0);  // X_U2_channel -> X_U2_in
             {
                 auto from = view(X_U2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(X_U2_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // X_U2_in -> U1
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // X_U2_in -> U1
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // X_U2_in -> U1
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // X_U2_in -> U1
             // U1 = Y - X @ U2
             TSUB(U1, Y_in, X_U2_in);
             pipe_barrier(PIPE_V);
             TCVT(U1_f16, U1, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U1_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U1_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // U1_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // U1_f16 -> store
             {
                 auto to = view(U1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, U1_f16);
@@ -4134,24 +4795,24 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
                 auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(o_sum_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in -> o_sum
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in -> o_sum
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // o_sum_part_in -> o_sum
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // o_sum_part_in -> o_sum
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TADD(o_sum, exp_G_q_S, o_sum_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // o_sum_part_in -> o_sum_2_part_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // o_sum_part_in -> o_sum_2_part_in
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o_sum_part_in -> o_sum_2_part_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o_sum_part_in -> o_sum_2_part_in
             {
                 auto from = view(o_sum_2_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(o_sum_2_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // o_sum_2_part_in -> o_sum_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // o_sum_2_part_in -> o_sum_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_part_in -> o_sum_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_part_in -> o_sum_2
             TADD(o_sum_2, o_sum, o_sum_2_part_in);
             pipe_barrier(PIPE_V);
             TMULS(o, o_sum_2, scale);
             TCVT(W_U1_f16, W_U1, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // W_U1_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // W_U1_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // W_U1_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // W_U1_f16 -> store
             {
                 auto to = view(W_U1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, W_U1_f16);
@@ -4159,8 +4820,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // W_U1_f16_channel -> W_U1_f16_in
             pipe_barrier(PIPE_V);
             TCVT(W_U2_f16, W_U2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // W_U2_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // W_U2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // W_U2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // W_U2_f16 -> store
             {
                 auto to = view(W_U2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, W_U2_f16);
@@ -4168,49 +4829,65 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // W_U2_f16_channel -> W_U2_f16_in
             pipe_barrier(PIPE_V);
             TCVT(o_f16, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // o -> S_sum_part_in
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x10000);
+                TASSIGN(valid, 0x1c000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> lower_64_mask_next
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // o_f16 -> S_sum_part_in
             wait_flag_dev(0);  // S_sum_part_channel -> S_sum_part_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // o -> S_sum_part_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // o_f16 -> S_sum_part_in
             {
                 auto from = view(S_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_sum_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_sum_part_in -> S_sum
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_sum_part_in -> S_sum
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_sum_part_in -> S_sum
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_sum_part_in -> S_sum
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             TADD(S_sum, chunk_decay_S, S_sum_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_sum_part_in -> S_next_part_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_sum_part_in -> S_next_part_in
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum_part_in -> S_next_part_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum_part_in -> S_next_part_in
             wait_flag_dev(0);  // S_next_part_channel -> S_next_part_in
             {
                 auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
             TADD(S_next, S_sum, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum -> g_raw_next
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
+            UbPart<half, 32, 128> v1_raw_next(part_next, 128);
+            TASSIGN(v1_raw_next, 0x8000 + (c + 1) % 2 * 8192);
+            if (part_next > 0) {
+                auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+                TLOAD(v1_raw_next, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v1_raw_next -> v1_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v1_raw_next -> v1_next
+            if (rows_next > 0) fill_rows(v1_next, v1_raw_next, part_next, 0x8000 + (c + 1) % 2 * 8192);
+            UbPart<half, 32, 128> v2_raw_next(part_next, 128);
+            TASSIGN(v2_raw_next, 0xc000 + (c + 1) % 2 * 8192);
+            if (part_next > 0) {
+                auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+                TLOAD(v2_raw_next, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v2_raw_next -> v2_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v2_raw_next -> v2_next
+            if (rows_next > 0) fill_rows(v2_next, v2_raw_next, part_next, 0xc000 + (c + 1) % 2 * 8192);
         }
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_f16 -> lower_64_mask_next
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum -> g_raw_next
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_next -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
     }
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
 #endif
 #endif
 }
@@ -4231,36 +4908,33 @@ extern "C" int call_gated_delta_product_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
+    uint8_t *minus_identity_float16_bytes,
     uint8_t *lower_64_mask_bytes,
     uint8_t *lower_fill_bytes,
     uint8_t *strictly_lower_mask_bytes,
-    uint8_t *eye_mask_bytes,
-    uint8_t *pairs_1_mask_bytes,
-    uint8_t *pairs_2_mask_bytes,
-    uint8_t *pairs_4_mask_bytes,
-    uint8_t *pairs_8_mask_bytes,
-    uint8_t *pairs_16_mask_bytes,
-    uint8_t *pairs_32_mask_bytes,
-    uint8_t *identity_float16_C_bytes,
+    uint8_t *pairs_1_mask_of_16_bytes,
+    uint8_t *eye_mask_of_16_bytes,
+    uint8_t *pairs_2_mask_of_16_bytes,
+    uint8_t *pairs_4_mask_of_16_bytes,
+    uint8_t *pairs_8_mask_of_16_bytes,
+    uint8_t *identity_float16_16_bytes,
     uint8_t *k1_k1T_channel_bytes,
-    uint8_t *T1_strictly_neg_4_f16_channel_bytes,
+    uint8_t *T1_strictly_lower_f16_channel_bytes,
+    uint8_t *T1_diagonal_4_f16_channel_bytes,
     uint8_t *T1_rows_2_f16_channel_bytes,
-    uint8_t *T1_strictly_neg_8_f16_channel_bytes,
-    uint8_t *T1_strictly_neg_16_f16_channel_bytes,
-    uint8_t *T1_strictly_neg_32_f16_channel_bytes,
-    uint8_t *T1_strictly_neg_64_f16_channel_bytes,
+    uint8_t *T1_diagonal_8_f16_channel_bytes,
+    uint8_t *T1_diagonal_16_f16_channel_bytes,
     uint8_t *k2_k2T_channel_bytes,
     uint8_t *k2_k1T_channel_bytes,
     uint8_t *k1_k2T_channel_bytes,
     uint8_t *operand_of_X_f16_channel_bytes,
     uint8_t *k2_k1T_D_f16_channel_bytes,
     uint8_t *k2_k1T_D_X_channel_bytes,
-    uint8_t *T2_strictly_neg_4_f16_channel_bytes,
+    uint8_t *T2_strictly_lower_f16_channel_bytes,
+    uint8_t *T2_diagonal_4_f16_channel_bytes,
     uint8_t *T2_rows_2_f16_channel_bytes,
-    uint8_t *T2_strictly_neg_8_f16_channel_bytes,
-    uint8_t *T2_strictly_neg_16_f16_channel_bytes,
-    uint8_t *T2_strictly_neg_32_f16_channel_bytes,
-    uint8_t *T2_strictly_neg_64_f16_channel_bytes,
+    uint8_t *T2_diagonal_8_f16_channel_bytes,
+    uint8_t *T2_diagonal_16_f16_channel_bytes,
     uint8_t *S_f16_channel_bytes,
     uint8_t *k1_S_channel_bytes,
     uint8_t *beta1_Y_difference_f16_channel_bytes,
@@ -4296,7 +4970,7 @@ extern "C" int call_gated_delta_product_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_product_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k1_bytes, k2_bytes, v1_bytes, v2_bytes, g_bytes, beta1_bytes, beta2_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, k1_k1T_channel_bytes, T1_strictly_neg_4_f16_channel_bytes, T1_rows_2_f16_channel_bytes, T1_strictly_neg_8_f16_channel_bytes, T1_strictly_neg_16_f16_channel_bytes, T1_strictly_neg_32_f16_channel_bytes, T1_strictly_neg_64_f16_channel_bytes, k2_k2T_channel_bytes, k2_k1T_channel_bytes, k1_k2T_channel_bytes, operand_of_X_f16_channel_bytes, k2_k1T_D_f16_channel_bytes, k2_k1T_D_X_channel_bytes, T2_strictly_neg_4_f16_channel_bytes, T2_rows_2_f16_channel_bytes, T2_strictly_neg_8_f16_channel_bytes, T2_strictly_neg_16_f16_channel_bytes, T2_strictly_neg_32_f16_channel_bytes, T2_strictly_neg_64_f16_channel_bytes, S_f16_channel_bytes, k1_S_channel_bytes, beta1_Y_difference_f16_channel_bytes, Y_channel_bytes, k2_S_channel_bytes, k2_k1T_D_Y_channel_bytes, U2_term_minus_A_Y_f16_channel_bytes, U2_channel_bytes, q_S_channel_bytes, q_k1T_channel_bytes, X_U2_channel_bytes, q_k1T_D_f16_channel_bytes, U1_f16_channel_bytes, o_sum_part_channel_bytes, q_k2T_channel_bytes, q_k2T_D_f16_channel_bytes, o_sum_2_part_channel_bytes, W_U1_f16_channel_bytes, S_sum_part_channel_bytes, W_U2_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_product_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k1_bytes, k2_bytes, v1_bytes, v2_bytes, g_bytes, beta1_bytes, beta2_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, k1_k1T_channel_bytes, T1_strictly_lower_f16_channel_bytes, T1_diagonal_4_f16_channel_bytes, T1_rows_2_f16_channel_bytes, T1_diagonal_8_f16_channel_bytes, T1_diagonal_16_f16_channel_bytes, k2_k2T_channel_bytes, k2_k1T_channel_bytes, k1_k2T_channel_bytes, operand_of_X_f16_channel_bytes, k2_k1T_D_f16_channel_bytes, k2_k1T_D_X_channel_bytes, T2_strictly_lower_f16_channel_bytes, T2_diagonal_4_f16_channel_bytes, T2_rows_2_f16_channel_bytes, T2_diagonal_8_f16_channel_bytes, T2_diagonal_16_f16_channel_bytes, S_f16_channel_bytes, k1_S_channel_bytes, beta1_Y_difference_f16_channel_bytes, Y_channel_bytes, k2_S_channel_bytes, k2_k1T_D_Y_channel_bytes, U2_term_minus_A_Y_f16_channel_bytes, U2_channel_bytes, q_S_channel_bytes, q_k1T_channel_bytes, X_U2_channel_bytes, q_k1T_D_f16_channel_bytes, U1_f16_channel_bytes, o_sum_part_channel_bytes, q_k2T_channel_bytes, q_k2T_D_f16_channel_bytes, o_sum_2_part_channel_bytes, W_U1_f16_channel_bytes, S_sum_part_channel_bytes, W_U2_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -5558,46 +6232,57 @@ class Host:
         return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
 
 
-def _unit_lower_inverse(x: Any) -> Any:
+def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
-    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    return inverse
 
 
-def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+def _decayed_product(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
     return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
 
 
-def _decayed_matmul(p: Any, b: Any, x: Any, before: Any = None, transposed: bool = False) -> Any:
+def _decayed_matmul(p: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None,
+                    transposed: bool = False) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(-1) > 0
     each = p[..., None] * torch.where(kept[..., None], decay, 0.0)
     return (each * b[..., :, None, :]).sum(-3) if transposed else (each * b[..., None, :, :]).sum(-2)
 
 
-class Check:
-    """Compares a module's kernels with its page in float64 on a small problem.
+#: A function of the module: the page on float64 tiles, (inputs, states, numbers) -> outputs, outputs of the chunk, next states.
+_Page = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
 
-    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
-    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
-    parts too: some have a warm-up, and some need summaries of all parts before them. Rows are as large as they may be without
+
+@dataclass(frozen=True)
+class Expected:
+    """The page's results in float64. outs: [T, HV, ...]. finals: [N, HV, ...]. after: for each state, by (sequence, chunk), the
+    state after a chunk [HV, ...]. saved: for each output of chunks, the same."""
+
+    outs: list[torch.Tensor]
+    finals: list[torch.Tensor]
+    after: list[dict[tuple[int, int], torch.Tensor]]
+    saved: list[dict[tuple[int, int], torch.Tensor]]
+
+
+def parent_of(n: int, t: int) -> int:
+    """The parent of token t of sequence n in a tree of draft tokens: an earlier token, or -1 for the initial state."""
+    return (7 * t + n) % (t + 1) - 1
+
+
+class CheckProblem:
+    """The problem of a self-check.
+
+    It has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged tail. One
+    token is repeated. Heads forget nothing, little and much. There are initial states. Rows are as large as they may be without
     results that grow beyond what every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
-    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
-    ACCEPTED_TF32 = 3e-2
-    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
-    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
-    #: there is compared with this many times that change, if that is more than the gradient.
-    OF_ROUNDING, MOST = 16, 0.25
     #: Half of the distance from 1 to the next number of a dtype.
     ROUNDING = {"float32": 2 ** -24, "float16": 2 ** -11, "bfloat16": 2 ** -8}
-    #: The value of memory that no call may write.
-    MARK = 7.0
     #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
     #: module's chunk.
     STEP = 16
@@ -5611,81 +6296,19 @@ class Check:
     LARGEST = 256.0
     #: The least input between 0 and 1, and the least mean log decay of a head for forms.
     LEAST = 1e-6
-    #: Guard elements before and after each tensor of the kernels.
-    GUARD = 1 << 16
-    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
-    INSTANCES = 512
-    INSTANCES_BY_TOKEN = 64
 
-    def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
-        """tables, host, page: those of the module. function: the function under test, as callers see it.
+    def __init__(self, tables: Tables, page: _Page | None, reads: Mapping[str, Callable[..., torch.Tensor]],
+                 draws: Mapping[str, Callable[..., torch.Tensor]]) -> None:
+        """tables, page: those of the module. reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py):
+        what the page reads, and samples."""
+        self.tables, self.page, self.reads, self.draws = tables, page, reads, draws
 
-        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
-        self.tables, self.page, self.host, self.function = tables, page, host, function
-        self.reads, self.draws = reads or {}, draws or {}
-        self.done: Any = set()
-        self.lock = threading.RLock()
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    def __call__(self, device: Any = None, heads: Any = None) -> Any:
-        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
-        error is too large. heads: H and HV, if kernels are compiled for them."""
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        with self.lock:
-            found = self.errors(device, heads)
-            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
-                     if not error <= accepted]
-            if wrong:
-                self.done.discard((device, heads or self.heads()))
-                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
-        return found
-
-    def once(self, device: Any, heads: Any) -> None:
-        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
-        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
-            return
-        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
-            if (device, heads) in self.done:
-                return
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
-            self(device, heads)
-
-    def heads(self) -> Any:
-        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
-        if self.tables.heads:
-            return tuple(self.tables.heads.values())
-        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
-        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
-
-    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
-        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
-        given, and final states are wanted."""
-        heads = heads or self.heads()
-        found: Any = {}
-        host, in_parts = self.host, self.tables.part_cost is not None
-        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks, host.plans
-            try:
-                host.poison, host.plans = True, {}
-                for chunks in parts:
-                    for call in calls:
-                        if in_parts:  # short parts, so that there are many
-                            host.part_chunks = chunks
-                        for n, (error, accepted) in self.compared(device, heads, *call).items():
-                            known = found.get(n, (0.0, accepted))[0]
-                            found[n] = (known if known > error or math.isnan(known) else error), accepted
-                        host.plans.clear()
-            except BaseException:
-                self.done.discard((device, heads))
-                raise
-            finally:
-                host.poison, host.part_chunks, host.plans = before
-        return found
-
-    # --- the problem --------------------------------------------------------------------------------------------------
-    def lengths(self, packed: bool) -> Any:
+    def lengths(self, packed: bool) -> list[int]:
         """Tokens of each sequence. If packed, a pool skips the third."""
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
@@ -5694,17 +6317,18 @@ class Check:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def problem(self, lengths: Any, heads: Any, given: bool) -> Any:
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool) -> tuple[dict[str, torch.Tensor], Expected]:
         """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
         for factor in self.FACTORS:
             x = self.drawn(lengths, heads, factor)
-            outs, finals, after, saved = found = self.expected(x, lengths, heads, given)
-            by_chunk = (s for by in (*after, *saved) for s in by.values())
-            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *by_chunk)):
+            found = self.expected(x, lengths, heads, given)
+            by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
                 break
         return x, found
 
-    def by_rounding(self, x: Any, lengths: Any, heads: Any, given: bool, outs: Any, tf32: bool) -> Any:
+    def by_rounding(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool,
+                    outs: Sequence[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
         """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
         if not self.tables.backward:
             return [torch.zeros_like(y) for y in outs]
@@ -5713,14 +6337,15 @@ class Check:
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(row[0] for row in self.tables.chunk_inputs)]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        return [y - want for y, want in zip(self.expected(near, lengths, heads, given)[0], outs, strict=True)]
+        return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
 
-    def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
+    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
         factor: of rows that are not log decays."""
-        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
+        out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
@@ -5756,18 +6381,19 @@ class Check:
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def of_chunk(self, n: int, name: str, tiles: Any, rows: Any = None) -> Any:
+    def of_chunk(self, n: int, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
         states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
         states = self.tables.initial
         _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
-        dims = dims if n < len(states) else (rows, *dims[1:])
+        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *dims[1:])
         tiles = tiles.mT if name.endswith("_vk") else tiles
-        places = (..., *map(slice, dims))
-        return tiles[places]
+        for axis, most in zip(range(-len(limits), 0), limits, strict=True):
+            tiles = tiles if most is None else tiles.narrow(axis, 0, most)
+        return tiles
 
-    def read(self, name: str, x: Any) -> Any:
+    def read(self, name: str, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
         if name not in self.reads:
@@ -5775,14 +6401,14 @@ class Check:
         of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
         return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
-    def kv_order(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
         """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
-    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
-        states after chunks [HV, ...], by (sequence, chunk), and one of dicts of outputs of chunks [HV, ...]."""
+    def expected(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool) -> Expected:
+        """The page's results in float64. given: whether initial states count."""
         tables = self.tables
+        assert self.page is not None
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws or not self.reads]
@@ -5790,16 +6416,16 @@ class Check:
         initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start, by_page = len(tables.outputs), 0, bool(tables.chunk_inputs or tables.saved)
         shapes = [(heads[1], sum(lengths), *dims) for _, dims, _ in tables.outputs]
-        outs: Any = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
-        finals: Any = [[] for _ in initial]
-        after: Any = [{} for _ in initial]
-        saved: Any = [{} for _ in tables.saved]
+        outs = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
+        finals: list[list[torch.Tensor]] = [[] for _ in initial]
+        after: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in initial]
+        saved: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in tables.saved]
         for n, length in enumerate(lengths):
             states = [s[n] for s in initial]
             step = tables.chunk if by_page else min(self.STEP, tables.chunk)  # so that there is a state after each chunk
             for t in range(0, length, step)[::-1 if tables.backward else 1]:
                 if "retrieve_parent_token" in tables.indices and t:
-                    parent = self.parent(n, t)
+                    parent = parent_of(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
                 of_chunk = [self.of_chunk(i, name, x[name][n, t // step], rows.stop - rows.start).double()
@@ -5814,37 +6440,51 @@ class Check:
                 if t + step <= length and (t + step) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
-            for kept, s, first in zip(finals, states, initial, strict=True):
-                kept.append(s.expand_as(first[n]))
+            for of_state, s, first in zip(finals, states, initial, strict=True):
+                of_state.append(s.expand_as(first[n]))
             start += length
-        return [y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved
+        return Expected([y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved)
 
-    # --- the call -----------------------------------------------------------------------------------------------------
-    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+
+class CheckCall:
+    """The arguments of a call with the sequences of a `CheckProblem`, in the module's layout, with guards, gaps and marks around
+    all that kernels write."""
+
+    #: The value of memory that no call may write.
+    MARK = 7.0
+    #: Guard elements before and after each tensor of the kernels.
+    GUARD = 1 << 16
+
+    def __init__(self, problem: CheckProblem) -> None:
+        """problem: of the module that is called."""
+        self.problem, self.tables = problem, problem.tables
+
+    # --- memory ---
+    def guarded(self, x: torch.Tensor, shape: Sequence[int], fill: float) -> torch.Tensor:
         """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
         size = math.prod(shape)
         return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
 
-    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+    def placed(self, x: torch.Tensor, rows: int, fill: float = math.nan) -> torch.Tensor:
         """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
-        x = x.unflatten(0, (rows, -1))
+        x = x.view(rows, len(x) // rows, *x.shape[1:])
         x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
-    def pool(self, x: Any, slots: Any, count: int) -> Any:
+    def pool(self, x: torch.Tensor, slots: torch.Tensor, count: int) -> torch.Tensor:
         """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
         size = x[0].numel()
-        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].view(count, *x.shape[1:])
         pool[slots] = x
         return pool
 
-    @staticmethod
-    def parent(n: int, t: int) -> int:
-        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
-        return (7 * t + n) % (t + 1) - 1
+    # --- where states lie ---
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
+        return self.tables.pool and n % 5 == 2
 
-    def places(self, lengths: Any) -> Any:
+    def places(self, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
         count, width = len(lengths), max(lengths) + 1
         rows = torch.arange(count, 0, -1, device="cpu")
@@ -5854,19 +6494,7 @@ class Check:
         accepted = "num_accepted_tokens" in self.tables.indices
         return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
 
-    def integers(self, lengths: Any, once: int, device: Any) -> Any:
-        """The tensors of integers, by name. once: how many sequences differ."""
-        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
-        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
-        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
-                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
-                "intermediate_state_indices": rows,
-                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
-                                                       for n in range(len(lengths))], device="cpu"),
-                "checkpoint_rows": self.rows(lengths)}
-        return {name: made[name].to(torch.int32).to(device) for name in names}
-
-    def rows(self, lengths: Any) -> Any:
+    def rows(self, lengths: Sequence[int]) -> torch.Tensor:
         """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
         chunk."""
         chunk, start = self.tables.chunk, 0
@@ -5876,13 +6504,32 @@ class Check:
             start += length
         return rows
 
-    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
-        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
-        tables, (packed, given, wanted) = self.tables, call
+    def chunk_slots(self, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
+        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+
+    def integers(self, lengths: Sequence[int], once: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        (first, slots, rows), width = self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[parent_of(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
+        return {name: made[name].to(torch.int32).to(device) for name in self.tables.numbers}
+
+    # --- the arguments ---
+    def arguments(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], device: torch.device,
+                  call: tuple[bool, bool, bool]) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN. call: whether sequences are
+        packed, initial states are given, and final states are wanted."""
+        tables, (packed, given, wanted), dtypes = self.tables, call, self.problem.DTYPES
         rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
-        slots: Any = None
         copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
-        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments: dict[str, Any] = {"output_final_state": wanted} if tables.final or tables.in_place else {}
         arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
         for name, *_ in tables.inputs:
             y = x[name].to(device)
@@ -5898,102 +6545,68 @@ class Check:
             arguments[name] = tiles
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
-            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=dtypes[dtype], device=device), rows, self.MARK)
         if packed:
             arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        slots = self.states(arguments, x, lengths, copies, device, given)
+        self.buffers(arguments, x, lengths, (sum(lengths) + spare) // tables.chunk + 1, device, wanted)
+        return arguments, slots
+
+    def states(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], copies: int,
+               device: torch.device, given: bool) -> torch.Tensor | None:
+        """Add the initial states to the arguments. Returns the slots of the sequences in a pool."""
+        tables = self.tables
         for name, _ in tables.initial if given else ():
             y = torch.cat([x[name].to(device)] * copies)
             arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
-        if tables.pool:
-            slots, all_slots, _ = self.places(lengths)
-            count = (slots if all_slots is None else all_slots).numel() + 2
-            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
-        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
-            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
-            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        if not tables.pool:
+            return None
+        slots, all_slots, _ = self.places(lengths)
+        count = (slots if all_slots is None else all_slots).numel() + 2
+        arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        return slots
+
+    def buffers(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], positions: int,
+                device: torch.device, wanted: bool) -> None:
+        """Add the memory for checkpoints and final states to the arguments. positions: of checkpoints, where callers say them."""
+        tables = self.tables
+        pairs = list(zip(tables.checkpoints, tables.initial, strict=True)) if tables.rows or tables.positions else []
+        for (name, dims), (initial, _) in pairs:
+            y = x[initial].to(device)
+            lead = (positions,) if tables.positions else (len(lengths) + 2, max(lengths) + 1)
+            arguments[name] = self.guarded(y, (*lead, y.shape[1], *dims), self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
-                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
-        return arguments, slots
+                               self.guarded(y, (len(lengths), y.shape[1], *dims), self.MARK))
 
-    def chunk_slots(self, lengths: Any) -> Any:
-        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
-        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+    # --- what it may write ---
+    @property
+    def kept(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
 
-    def is_skipped(self, n: int) -> bool:
-        """True if the pool's slot of this sequence is -1."""
-        return self.tables.pool and n % 5 == 2
+    def stored_by_token(self, lengths: Sequence[int], served: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots and slots is not None else (rows[n], t) if self.tables.rows else ()
 
-    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
-        """(error, accepted error) by output of one call."""
-        tables, once = self.tables, self.lengths(packed)
-        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
-        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, (outs, finals, after, saved) = self.problem(once, heads, given)
-        lengths = once * copies
-        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
-        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
-        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
-        for n in served:
-            written[starts[n]:starts[n + 1]] = True
-        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
-        results = self.function(**arguments)
+    def writable(self, arguments: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """The arguments that kernels write to, by name: all memory of their storage, with guards and gaps, and a copy of it."""
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
+        return {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in (*self.tables.outs, *states, *rows)
+                if n in arguments}
 
-        found, accepted, tf32 = {}, self.ACCEPTED[tables.dtype], tables.tf32 and device.type == "cuda"
-        if tf32:
-            accepted = self.ACCEPTED_TF32
-        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
-            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        rounding = self.by_rounding(x, once, heads, given, outs, tf32)
-        for (name, *_), got, want, change in zip(tables.outputs, results[:len(outs)], outs, rounding, strict=True):
-            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
-            each = rows.flatten(0, 1)[:starts[-1]].cpu().split(lengths)
-            both = list(zip(want.split(once), change.split(once), strict=True))
-            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
-            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
-            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
-        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
-        for name, (_, dims), got, want in zip(names, tables.initial, states, finals, strict=True):
-            if got is not None and not tables.slots:
-                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
-                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
-                found[name] = worst(each), accepted
-        by_token = self.stored_by_token(lengths, served)
-        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
-            got = self.kv_order(arguments[name].cpu()[by_token], dims)
-            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
-                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
-        if tables.positions:
-            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
-        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.kv_order(got.cpu(), dims)
-            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
-                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
-        for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
-            got, tiles = self.of_chunk(m, name, results[len(results) - len(saved) + m]), dict[Any, Any]()
-            for slot, n, i in self.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
-                y = want[n % len(once), i]
-                tiles.setdefault((n, i if m < len(tables.initial) else 0), []).append((got[slot][:, :y.shape[1]].cpu(), y))
-            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            found[name] = worst([off(*x) for x in pairs]), accepted
-        own = served if slots is None else slots[served].to(device)
-        return found | self.beside(arguments, writable, written, by_token, own, lengths)
-
-    def beside(self, arguments: Any, writable: Any, written: Any, by_token: Any, slots: Any, lengths: Any) -> Any:
+    def beside(self, arguments: Mapping[str, Any], writable: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+               written: torch.Tensor, by_token: tuple[torch.Tensor, ...], slots: Any, lengths: Sequence[int]
+               ) -> dict[str, tuple[float, float]]:
         """(inf, 0) by name of memory in which something changed that the call may not write, else (0, 0).
 
-        writable: for each, all memory of its storage now and before the call. written: tokens of sequences. by_token, slots: the
-        tiles of states that the call writes."""
+        writable: as `writable` gave it before the call. written: tokens of sequences. by_token, slots: the tiles of states that
+        the call writes."""
         tables, found = self.tables, {}
         for name, (now, before) in writable.items():
             own = torch.zeros(now.shape, dtype=torch.bool, device=now.device).as_strided(
@@ -6010,49 +6623,205 @@ class Check:
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
-    @property
-    def by_token(self) -> bool:
-        """Whether a call keeps or reads a state for each token."""
-        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    @property
-    def kept(self) -> Any:
-        """Rows of the tensors that hold a state for each token."""
-        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
-
-    def stored_by_token(self, lengths: Any, served: Any) -> Any:
-        """The indices of the tiles in which the states after all tokens of the served sequences are."""
-        _, slots, rows = self.places(lengths)
-        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
-        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
-
-    def writable(self, arguments: Any) -> Any:
-        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
-        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
-        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
-
-
-def tokens_of(lengths: Any, served: Any) -> Any:
+def tokens_of(lengths: Sequence[int], served: Sequence[int]) -> list[tuple[int, int]]:
     """The tokens of these sequences, as pairs (sequence, token)."""
     return [(n, t) for n in served for t in range(lengths[n])]
 
 
-def whole(x: Any) -> Any:
+def whole(x: torch.Tensor) -> torch.Tensor:
     """All memory of the storage of a tensor."""
     return x.new_empty(0).set_(x.untyped_storage())
 
 
-def off(got: Any, want: Any, least: Any = None) -> Any:
+#: By the name of an output: its error, as RMSE over RMS, and the error that is accepted.
+_Errors = dict[str, tuple[float, float]]
+
+
+class Check:
+    """Compares a module's kernels with its page in float64 on a `CheckProblem`. A build with parts runs in parts too: some have a
+    warm-up, and some need summaries of all parts before them."""
+
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
+    ACCEPTED_TF32 = 3e-2
+    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
+    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
+    #: there is compared with this many times that change, if that is more than the gradient.
+    OF_ROUNDING, MOST = 16, 0.25
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
+    INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
+
+    def __init__(self, tables: Tables, page: _Page | None, host: Any, function: Callable[..., Any] | None,
+                 reads: Mapping[str, Callable[..., torch.Tensor]] | None = None,
+                 draws: Mapping[str, Callable[..., torch.Tensor]] | None = None) -> None:
+        """tables, host, page: those of the module. function: the function under test, as callers see it. reads, draws: as for
+        `CheckProblem`."""
+        self.tables, self.host, self.function = tables, host, function
+        self.problem = CheckProblem(tables, page, reads or {}, draws or {})
+        self.call = CheckCall(self.problem)
+        self.done: set[tuple[torch.device, tuple[int, int]]] = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: torch.device | str | None = None, heads: tuple[int, int] | None = None) -> _Errors:
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: torch.device, heads: tuple[int, int]) -> None:
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
+            self(device, heads)
+
+    def heads(self) -> tuple[int, int]:
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
+        if self.tables.heads:
+            h, hv = self.tables.heads.values()
+            return h, hv
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
+
+    def errors(self, device: torch.device, heads: tuple[int, int] | None = None,
+               calls: Sequence[tuple[bool, bool, bool]] = ((True, True, True), (False, False, True))) -> _Errors:
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
+        heads = heads or self.heads()
+        found: _Errors = {}
+        host, in_parts = self.host, self.tables.part_cost is not None
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below call `once`
+            before = host.poison, host.part_chunks, host.plans
+            try:
+                host.poison, host.plans = True, {}
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # short parts, so that there are many
+                            host.part_chunks = chunks
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        host.plans.clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                host.poison, host.part_chunks, host.plans = before
+        return found
+
+    def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool) -> _Errors:
+        """(error, accepted error) by output of one call."""
+        tables, once = self.tables, self.problem.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
+        instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
+        lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
+        x, want = self.problem.solved(once, heads, given)
+        arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
+        for n in served:
+            written[starts[n]:starts[n + 1]] = True
+        writable = self.call.writable(arguments)
+        assert self.function is not None
+        results = self.function(**arguments)
+
+        tf32 = tables.tf32 and device.type == "cuda"
+        accepted = self.ACCEPTED_TF32 if tf32 else self.ACCEPTED[tables.dtype]
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        count = len(want.outs)
+        change = self.problem.by_rounding(x, once, heads, given, want.outs, tf32)
+        found = self.of_outputs(results[:count], want, change, (lengths, once, served), accepted)
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        errors = self.of_states(results[count:], arguments, want, slots, (lengths, once, served))
+        saved = results[len(results) - len(want.saved):]
+        errors |= self.of_chunks(saved, want, (lengths, once))
+        found |= {n: (error, accepted) for n, error in errors.items()}
+        own = served if slots is None else slots[served].to(device)
+        return found | self.call.beside(arguments, writable, written, self.call.stored_by_token(lengths, served), own, lengths)
+
+    def of_outputs(self, results: Sequence[torch.Tensor], want: Expected, change: Sequence[torch.Tensor],
+                   rows: tuple[Sequence[int], Sequence[int], Sequence[int]], accepted: float) -> _Errors:
+        """(error, accepted error) by output. change: by how much rounding of inputs changes each. rows: lengths of the call's
+        sequences, of the problem's, and the numbers of those that are served."""
+        (lengths, once, served), found = rows, dict[str, tuple[float, float]]()
+        for (name, *_), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
+            tokens = got if self.tables.layout == "bthd" else got.transpose(1, 2)
+            each = torch.split(tokens.flatten(0, 1)[:sum(lengths)].cpu(), list(lengths))
+            both = list(zip(*(torch.split(y, list(once)) for y in (of_all, by_all)), strict=True))
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
+            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
+            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
+        return found
+
+    def of_states(self, results: Sequence[torch.Tensor | None], arguments: Mapping[str, Any], want: Expected,
+                  slots: torch.Tensor | None, rows: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> dict[str, float]:
+        """Errors of final states, of states by token, and of checkpoints, by name. results: those after the outputs. rows: as for
+        `of_outputs`."""
+        tables, (lengths, once, served), found = self.tables, rows, dict[str, float]()
+        starts, kv_order = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()], self.problem.kv_order
+        states, at_chunks = results[:len(want.finals)], results[len(want.finals):]
+        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
+        for name, (_, dims), got, final in zip(names, tables.initial, states, want.finals, strict=True):
+            if got is not None and not tables.slots:
+                mine = kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
+                found[name] = worst([off(mine[n][None], final[n % len(once)][None]) for n in served])
+        by_token = self.call.stored_by_token(lengths, served)
+        for (name, dims), after in zip(self.call.kept, want.after, strict=True) if self.call.kept else ():
+            mine = kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], after[n % len(once), t][None]) for y, (n, t) in
+                                               zip(mine, tokens_of(lengths, served), strict=True)])
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
+        for (name, dims), got, after in zip(tables.checkpoints, at_chunks, want.after, strict=False):
+            assert got is not None
+            mine = kv_order(got.cpu(), dims)
+            found[name] = worst([off(mine[starts[n] // tables.chunk + i][None], after[n % len(once), i][None])
+                                 for n in served for i in range(lengths[n] // tables.chunk)])
+        return found
+
+    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, rows: tuple[Sequence[int], Sequence[int]]
+                  ) -> dict[str, float]:
+        """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
+        (lengths, once), found = rows, dict[str, float]()
+        for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
+            mine = self.problem.of_chunk(m, name, got)
+            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
+                y = of_chunk[n % len(once), i]
+                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((mine[slot][:, :y.shape[1]].cpu(), y))
+            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            found[name] = worst([off(*x) for x in pairs])
+        return found
+
+
+def off(got: torch.Tensor, want: torch.Tensor, least: torch.Tensor | None = None) -> torch.Tensor:
     """RMSE over RMS of the worst head. got, want, least: [tokens, heads, ...]. An RMS is at least that of `least`."""
     got, least = got.double(), torch.zeros_like(want) if least is None else least
     error, size, other = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want, least))
     return (error / size.maximum(other).clamp_min(1e-30)).sqrt().max()
 
 
-def worst(errors: Any) -> float:
+def worst(errors: Sequence[torch.Tensor]) -> float:
     """The largest error; NaN if any is NaN."""
-    return float(torch.stack(errors).max()) if errors else 0.0
+    return float(torch.stack(list(errors)).max()) if errors else 0.0
 
 
 #: How temporary names begin: of folders in which an artefact is made, and of files that the package's cache writes.
@@ -6205,6 +6974,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])

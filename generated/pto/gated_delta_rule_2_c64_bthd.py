@@ -26,7 +26,7 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("gated_delta_rule_2_o_S_fp16", ["lower_mask", "to_middle_32_of_0_1", "to_middle_16_of_0_1", "to_middle_8_of_0_1", "to_middle_4_of_0_1", "to_middle_2_of_0_1", "to_middle_1_of_0_1", "pairs_32_mask", "pairs_16_mask", "pairs_8_mask", "pairs_4_mask", "pairs_2_mask", "pairs_1_mask", "eye_mask", "strictly_lower_mask", "identity_float16_C", "exp_g_times_0_sum_channel", "G_channel", "G_to_32_channel", "erase_exp_G_to_32_f16_channel", "k_exp_G_to_32_f16_channel", "k_exp_G_to_product_channel", "q_exp_G_to_32_f16_channel", "q_exp_G_to_product_channel", "G_to_16_channel", "erase_exp_G_to_16_f16_channel", "k_exp_G_to_16_f16_channel", "k_exp_G_to_product_2_channel", "q_exp_G_to_16_f16_channel", "q_exp_G_to_product_2_channel", "G_to_8_channel", "erase_exp_G_to_8_f16_channel", "k_exp_G_to_8_f16_channel", "k_exp_G_to_product_3_channel", "q_exp_G_to_8_f16_channel", "q_exp_G_to_product_3_channel", "G_to_4_channel", "erase_exp_G_to_4_f16_channel", "k_exp_G_to_4_f16_channel", "k_exp_G_to_product_4_channel", "q_exp_G_to_4_f16_channel", "q_exp_G_to_product_4_channel", "G_to_2_channel", "erase_exp_G_to_2_f16_channel", "k_exp_G_to_2_f16_channel", "k_exp_G_to_product_5_channel", "q_exp_G_to_2_f16_channel", "q_exp_G_to_product_5_channel", "G_to_1_channel", "erase_exp_G_to_1_f16_channel", "k_exp_G_to_1_f16_channel", "k_exp_G_to_product_6_channel", "q_exp_G_to_1_f16_channel", "q_exp_G_to_product_6_channel", "q_kT_channel", "Tinv_strictly_4_f16_channel", "Tinv_rows_2_f16_channel", "Tinv_strictly_8_f16_channel", "Tinv_strictly_16_f16_channel", "Tinv_strictly_32_f16_channel", "Tinv_strictly_64_f16_channel", "exp_G_erase_f16_channel", "S_f16_channel", "exp_G_erase_S_channel", "operand_of_U_f16_channel", "operand_of_o_f16_channel", "exp_G_q_f16_channel", "o_sum_channel", "k_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("gated_delta_rule_2_o_S_fp16", ["minus_identity_float16", "lower_mask", "to_middle_32_of_0_1", "to_middle_16_of_0_1", "to_middle_8_of_0_1", "to_middle_4_of_0_1", "to_middle_2_of_0_1", "to_middle_1_of_0_1", "pairs_32_mask", "pairs_16_mask", "pairs_8_mask", "pairs_4_mask", "pairs_2_mask", "pairs_1_mask", "eye_mask", "strictly_lower_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "exp_g_times_0_sum_channel", "G_channel", "G_to_32_channel", "erase_exp_G_to_32_f16_channel", "k_exp_G_to_32_f16_channel", "k_exp_G_to_product_channel", "q_exp_G_to_32_f16_channel", "q_exp_G_to_product_channel", "G_to_16_channel", "erase_exp_G_to_16_f16_channel", "k_exp_G_to_16_f16_channel", "k_exp_G_to_product_2_channel", "q_exp_G_to_16_f16_channel", "q_exp_G_to_product_2_channel", "G_to_8_channel", "erase_exp_G_to_8_f16_channel", "k_exp_G_to_8_f16_channel", "k_exp_G_to_product_3_channel", "q_exp_G_to_8_f16_channel", "q_exp_G_to_product_3_channel", "G_to_4_channel", "erase_exp_G_to_4_f16_channel", "k_exp_G_to_4_f16_channel", "k_exp_G_to_product_4_channel", "q_exp_G_to_4_f16_channel", "q_exp_G_to_product_4_channel", "G_to_2_channel", "erase_exp_G_to_2_f16_channel", "k_exp_G_to_2_f16_channel", "k_exp_G_to_product_5_channel", "q_exp_G_to_2_f16_channel", "q_exp_G_to_product_5_channel", "G_to_1_channel", "erase_exp_G_to_1_f16_channel", "k_exp_G_to_1_f16_channel", "k_exp_G_to_product_6_channel", "q_exp_G_to_1_f16_channel", "q_exp_G_to_product_6_channel", "q_kT_channel", "Tinv_strictly_lower_f16_channel", "Tinv_diagonal_4_f16_channel", "Tinv_rows_2_f16_channel", "Tinv_diagonal_8_f16_channel", "Tinv_diagonal_16_f16_channel", "exp_G_erase_f16_channel", "S_f16_channel", "exp_G_erase_S_channel", "operand_of_U_f16_channel", "operand_of_o_f16_channel", "exp_G_q_f16_channel", "o_sum_channel", "k_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
@@ -69,12 +69,11 @@ CHANNELS = {
     "q_exp_G_to_1_f16_channel": ([64, 128], "float16"),
     "q_exp_G_to_product_6_channel": ([64, 64], "float32"),
     "q_kT_channel": ([64, 64], "float32"),
-    "Tinv_strictly_4_f16_channel": ([64, 64], "float16"),
-    "Tinv_rows_2_f16_channel": ([64, 64], "float16"),
-    "Tinv_strictly_8_f16_channel": ([64, 64], "float16"),
-    "Tinv_strictly_16_f16_channel": ([64, 64], "float16"),
-    "Tinv_strictly_32_f16_channel": ([64, 64], "float16"),
-    "Tinv_strictly_64_f16_channel": ([64, 64], "float16"),
+    "Tinv_strictly_lower_f16_channel": ([64, 64], "float16"),
+    "Tinv_diagonal_4_f16_channel": ([64, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ([64, 16], "float16"),
+    "Tinv_diagonal_8_f16_channel": ([64, 16], "float16"),
+    "Tinv_diagonal_16_f16_channel": ([64, 16], "float16"),
     "exp_G_erase_f16_channel": ([64, 128], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
     "exp_G_erase_S_channel": ([64, 128], "float32"),
@@ -87,6 +86,7 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
+    "minus_identity_float16": ("eye -1.0 0.0", [64, 64], "float16"),
     "lower_mask": ("lower 1.0 0.0", [64, 64], "float32"),
     "to_middle_32_of_0_1": ("to_middle:32 of 0/1", [64, 64], "float32"),
     "to_middle_16_of_0_1": ("to_middle:16 of 0/1", [64, 64], "float32"),
@@ -102,7 +102,12 @@ CONSTANTS = {
     "pairs_1_mask": ("pairs:1 1.0 0.0", [64, 64], "float32"),
     "eye_mask": ("eye 1.0 0.0", [64, 64], "float32"),
     "strictly_lower_mask": ("strictly_lower 1.0 0.0", [64, 64], "float32"),
-    "identity_float16_C": ("eye 1.0 0.0", [64, 64], "float16"),
+    "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [64, 16], "float32"),
+    "eye_mask_of_16": ("eye 1.0 0.0", [64, 16], "float32"),
+    "pairs_2_mask_of_16": ("pairs:2 1.0 0.0", [64, 16], "float32"),
+    "pairs_4_mask_of_16": ("pairs:4 1.0 0.0", [64, 16], "float32"),
+    "pairs_8_mask_of_16": ("pairs:8 1.0 0.0", [64, 16], "float32"),
+    "identity_float16_16": ("eye 1.0 0.0", [16, 16], "float16"),
 }
 
 SOURCE = r'''
@@ -124,6 +129,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -232,6 +239,53 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
 }
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int groups = 8, group = Rows / groups;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
+}
 #endif
 #endif
 
@@ -246,6 +300,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
+ * minus_identity_float16: workspace, const, [C, C] float16
  * lower_mask: workspace, const, [C, C] float32
  * to_middle_32_of_0_1: workspace, const, [C, C] float32
  * to_middle_16_of_0_1: workspace, const, [C, C] float32
@@ -261,7 +316,12 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * pairs_1_mask: workspace, const, [C, C] float32
  * eye_mask: workspace, const, [C, C] float32
  * strictly_lower_mask: workspace, const, [C, C] float32
- * identity_float16_C: workspace, const, [C, C] float16
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32
+ * eye_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32
+ * identity_float16_16: workspace, const, [16, 16] float16
  * exp_g_times_0_sum_channel: workspace, block, [C, K] float32
  * G_channel: workspace, block, [C, K] float32
  * G_to_32_channel: workspace, block, [C, K] float32
@@ -301,12 +361,11 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * q_exp_G_to_1_f16_channel: workspace, block, [C, K] float16
  * q_exp_G_to_product_6_channel: workspace, block, [C, C] float32
  * q_kT_channel: workspace, block, [C, C] float32
- * Tinv_strictly_4_f16_channel: workspace, block, [C, C] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
- * Tinv_strictly_8_f16_channel: workspace, block, [C, C] float16
- * Tinv_strictly_16_f16_channel: workspace, block, [C, C] float16
- * Tinv_strictly_32_f16_channel: workspace, block, [C, C] float16
- * Tinv_strictly_64_f16_channel: workspace, block, [C, C] float16
+ * Tinv_strictly_lower_f16_channel: workspace, block, [C, C] float16
+ * Tinv_diagonal_4_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_diagonal_8_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_diagonal_16_f16_channel: workspace, block, [C, 16] float16
  * exp_G_erase_f16_channel: workspace, block, [C, K] float16
  * S_f16_channel: workspace, block, [K, V] float16
  * exp_G_erase_S_channel: workspace, block, [C, V] float32
@@ -327,6 +386,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *minus_identity_float16_bytes,
     __gm__ uint8_t *lower_mask_bytes,
     __gm__ uint8_t *to_middle_32_of_0_1_bytes,
     __gm__ uint8_t *to_middle_16_of_0_1_bytes,
@@ -342,7 +402,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ uint8_t *pairs_1_mask_bytes,
     __gm__ uint8_t *eye_mask_bytes,
     __gm__ uint8_t *strictly_lower_mask_bytes,
-    __gm__ uint8_t *identity_float16_C_bytes,
+    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
+    __gm__ uint8_t *eye_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
+    __gm__ uint8_t *identity_float16_16_bytes,
     __gm__ uint8_t *exp_g_times_0_sum_channel_bytes,
     __gm__ uint8_t *G_channel_bytes,
     __gm__ uint8_t *G_to_32_channel_bytes,
@@ -382,12 +447,11 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ uint8_t *q_exp_G_to_1_f16_channel_bytes,
     __gm__ uint8_t *q_exp_G_to_product_6_channel_bytes,
     __gm__ uint8_t *q_kT_channel_bytes,
-    __gm__ uint8_t *Tinv_strictly_4_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_strictly_lower_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_diagonal_4_f16_channel_bytes,
     __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_strictly_8_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_strictly_16_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_strictly_32_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_strictly_64_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_diagonal_8_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_diagonal_16_f16_channel_bytes,
     __gm__ uint8_t *exp_G_erase_f16_channel_bytes,
     __gm__ uint8_t *S_f16_channel_bytes,
     __gm__ uint8_t *exp_G_erase_S_channel_bytes,
@@ -420,6 +484,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
     __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(lower_mask_bytes);
     __gm__ float *to_middle_32_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_32_of_0_1_bytes);
     __gm__ float *to_middle_16_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_16_of_0_1_bytes);
@@ -435,7 +500,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
     __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
     __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
-    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
     __gm__ float *exp_g_times_0_sum_channel_gm = reinterpret_cast<__gm__ float *>(exp_g_times_0_sum_channel_bytes);
     __gm__ float *G_channel_gm = reinterpret_cast<__gm__ float *>(G_channel_bytes);
     __gm__ float *G_to_32_channel_gm = reinterpret_cast<__gm__ float *>(G_to_32_channel_bytes);
@@ -475,12 +545,11 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ half *q_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_1_f16_channel_bytes);
     __gm__ float *q_exp_G_to_product_6_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_6_channel_bytes);
     __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
-    __gm__ half *Tinv_strictly_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_4_f16_channel_bytes);
+    __gm__ half *Tinv_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_lower_f16_channel_bytes);
+    __gm__ half *Tinv_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_diagonal_4_f16_channel_bytes);
     __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *Tinv_strictly_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_8_f16_channel_bytes);
-    __gm__ half *Tinv_strictly_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_16_f16_channel_bytes);
-    __gm__ half *Tinv_strictly_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_32_f16_channel_bytes);
-    __gm__ half *Tinv_strictly_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_64_f16_channel_bytes);
+    __gm__ half *Tinv_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_diagonal_8_f16_channel_bytes);
+    __gm__ half *Tinv_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_diagonal_16_f16_channel_bytes);
     __gm__ half *exp_G_erase_f16_channel_gm = reinterpret_cast<__gm__ half *>(exp_G_erase_f16_channel_bytes);
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
     __gm__ float *exp_G_erase_S_channel_gm = reinterpret_cast<__gm__ float *>(exp_G_erase_S_channel_bytes);
@@ -512,8 +581,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TASSIGN(G_to_32_right, 0x8000);
     TileAcc<float, 64, 128> G_to_32;
     TASSIGN(G_to_32, 0x8000);
+    L1Tile<half, 64, 64> Tinv_zeros;
+    TASSIGN(Tinv_zeros, 0x18000);
     L1Tile<float, 64, 64> to_middle_16_of_0_1;
-    TASSIGN(to_middle_16_of_0_1, 0x18000);
+    TASSIGN(to_middle_16_of_0_1, 0x1a000);
     TileLeft<float, 64, 64> G_to_16_left;
     TASSIGN(G_to_16_left, 0x0);
     TileRight<float, 64, 128> G_to_16_right;
@@ -521,7 +592,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 128> G_to_16;
     TASSIGN(G_to_16, 0x10000);
     L1Tile<float, 64, 64> to_middle_8_of_0_1;
-    TASSIGN(to_middle_8_of_0_1, 0x1c000);
+    TASSIGN(to_middle_8_of_0_1, 0x1e000);
     TileLeft<float, 64, 64> G_to_8_left;
     TASSIGN(G_to_8_left, 0x8000);
     TileRight<float, 64, 128> G_to_8_right;
@@ -529,7 +600,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 128> G_to_8;
     TASSIGN(G_to_8, 0x18000);
     L1Tile<float, 64, 64> to_middle_4_of_0_1;
-    TASSIGN(to_middle_4_of_0_1, 0x20000);
+    TASSIGN(to_middle_4_of_0_1, 0x22000);
     TileLeft<float, 64, 64> G_to_4_left;
     TASSIGN(G_to_4_left, 0x0);
     TileRight<float, 64, 128> G_to_4_right;
@@ -537,7 +608,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 128> G_to_4;
     TASSIGN(G_to_4, 0x0);
     L1Tile<float, 64, 64> to_middle_2_of_0_1;
-    TASSIGN(to_middle_2_of_0_1, 0x24000);
+    TASSIGN(to_middle_2_of_0_1, 0x26000);
     TileLeft<float, 64, 64> G_to_2_left;
     TASSIGN(G_to_2_left, 0x8000);
     TileRight<float, 64, 128> G_to_2_right;
@@ -545,7 +616,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 128> G_to_2;
     TASSIGN(G_to_2, 0x8000);
     L1Tile<float, 64, 64> to_middle_1_of_0_1;
-    TASSIGN(to_middle_1_of_0_1, 0x28000);
+    TASSIGN(to_middle_1_of_0_1, 0x2a000);
     TileLeft<float, 64, 64> G_to_1_left;
     TASSIGN(G_to_1_left, 0x0);
     TileRight<float, 64, 128> G_to_1_right;
@@ -553,27 +624,27 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 128> G_to_1;
     TASSIGN(G_to_1, 0x10000);
     L1Tile<half, 64, 128> q_cube;
-    TASSIGN(q_cube, 0x2c000);
+    TASSIGN(q_cube, 0x2e000);
     TileLeft<half, 64, 128> q_kT_left;
     TASSIGN(q_kT_left, 0x8000);
     L1Tile<half, 64, 128> k_cube;
-    TASSIGN(k_cube, 0x30000);
+    TASSIGN(k_cube, 0x32000);
     TileRight<half, 128, 64> q_kT_right;
     TASSIGN(q_kT_right, 0x8000);
     TileAcc<float, 64, 64> q_kT;
     TASSIGN(q_kT, 0x18000);
     L1Tile<half, 64, 128> erase_exp_G_to_32_f16_in;
-    TASSIGN(erase_exp_G_to_32_f16_in, 0x34000);
+    TASSIGN(erase_exp_G_to_32_f16_in, 0x36000);
     TileLeft<half, 64, 128> k_exp_G_to_product_left;
     TASSIGN(k_exp_G_to_product_left, 0x0);
     L1Tile<half, 64, 128> k_exp_G_to_32_f16_in;
-    TASSIGN(k_exp_G_to_32_f16_in, 0x38000);
+    TASSIGN(k_exp_G_to_32_f16_in, 0x3a000);
     TileRight<half, 128, 64> k_exp_G_to_product_right;
     TASSIGN(k_exp_G_to_product_right, 0x0);
     TileAcc<float, 64, 64> k_exp_G_to_product;
     TASSIGN(k_exp_G_to_product, 0x1c000);
     L1Tile<half, 64, 128> q_exp_G_to_32_f16_in;
-    TASSIGN(q_exp_G_to_32_f16_in, 0x3c000);
+    TASSIGN(q_exp_G_to_32_f16_in, 0x3e000);
     TileLeft<half, 64, 128> q_exp_G_to_product_left;
     TASSIGN(q_exp_G_to_product_left, 0x8000);
     TileRight<half, 128, 64> q_exp_G_to_product_right;
@@ -581,17 +652,17 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 64> q_exp_G_to_product;
     TASSIGN(q_exp_G_to_product, 0x0);
     L1Tile<half, 64, 128> erase_exp_G_to_16_f16_in;
-    TASSIGN(erase_exp_G_to_16_f16_in, 0x40000);
+    TASSIGN(erase_exp_G_to_16_f16_in, 0x42000);
     TileLeft<half, 64, 128> k_exp_G_to_product_2_left;
     TASSIGN(k_exp_G_to_product_2_left, 0x0);
     L1Tile<half, 64, 128> k_exp_G_to_16_f16_in;
-    TASSIGN(k_exp_G_to_16_f16_in, 0x44000);
+    TASSIGN(k_exp_G_to_16_f16_in, 0x46000);
     TileRight<half, 128, 64> k_exp_G_to_product_2_right;
     TASSIGN(k_exp_G_to_product_2_right, 0x0);
     TileAcc<float, 64, 64> k_exp_G_to_product_2;
     TASSIGN(k_exp_G_to_product_2, 0x4000);
     L1Tile<half, 64, 128> q_exp_G_to_16_f16_in;
-    TASSIGN(q_exp_G_to_16_f16_in, 0x48000);
+    TASSIGN(q_exp_G_to_16_f16_in, 0x4a000);
     TileLeft<half, 64, 128> q_exp_G_to_product_2_left;
     TASSIGN(q_exp_G_to_product_2_left, 0x8000);
     TileRight<half, 128, 64> q_exp_G_to_product_2_right;
@@ -599,17 +670,17 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 64> q_exp_G_to_product_2;
     TASSIGN(q_exp_G_to_product_2, 0x8000);
     L1Tile<half, 64, 128> erase_exp_G_to_8_f16_in;
-    TASSIGN(erase_exp_G_to_8_f16_in, 0x4c000);
+    TASSIGN(erase_exp_G_to_8_f16_in, 0x4e000);
     TileLeft<half, 64, 128> k_exp_G_to_product_3_left;
     TASSIGN(k_exp_G_to_product_3_left, 0x0);
     L1Tile<half, 64, 128> k_exp_G_to_8_f16_in;
-    TASSIGN(k_exp_G_to_8_f16_in, 0x50000);
+    TASSIGN(k_exp_G_to_8_f16_in, 0x52000);
     TileRight<half, 128, 64> k_exp_G_to_product_3_right;
     TASSIGN(k_exp_G_to_product_3_right, 0x0);
     TileAcc<float, 64, 64> k_exp_G_to_product_3;
     TASSIGN(k_exp_G_to_product_3, 0xc000);
     L1Tile<half, 64, 128> q_exp_G_to_8_f16_in;
-    TASSIGN(q_exp_G_to_8_f16_in, 0x54000);
+    TASSIGN(q_exp_G_to_8_f16_in, 0x56000);
     TileLeft<half, 64, 128> q_exp_G_to_product_3_left;
     TASSIGN(q_exp_G_to_product_3_left, 0x8000);
     TileRight<half, 128, 64> q_exp_G_to_product_3_right;
@@ -617,17 +688,17 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 64> q_exp_G_to_product_3;
     TASSIGN(q_exp_G_to_product_3, 0x10000);
     L1Tile<half, 64, 128> erase_exp_G_to_4_f16_in;
-    TASSIGN(erase_exp_G_to_4_f16_in, 0x58000);
+    TASSIGN(erase_exp_G_to_4_f16_in, 0x5a000);
     TileLeft<half, 64, 128> k_exp_G_to_product_4_left;
     TASSIGN(k_exp_G_to_product_4_left, 0x0);
     L1Tile<half, 64, 128> k_exp_G_to_4_f16_in;
-    TASSIGN(k_exp_G_to_4_f16_in, 0x5c000);
+    TASSIGN(k_exp_G_to_4_f16_in, 0x5e000);
     TileRight<half, 128, 64> k_exp_G_to_product_4_right;
     TASSIGN(k_exp_G_to_product_4_right, 0x0);
     TileAcc<float, 64, 64> k_exp_G_to_product_4;
     TASSIGN(k_exp_G_to_product_4, 0x14000);
     L1Tile<half, 64, 128> q_exp_G_to_4_f16_in;
-    TASSIGN(q_exp_G_to_4_f16_in, 0x60000);
+    TASSIGN(q_exp_G_to_4_f16_in, 0x62000);
     TileLeft<half, 64, 128> q_exp_G_to_product_4_left;
     TASSIGN(q_exp_G_to_product_4_left, 0x8000);
     TileRight<half, 128, 64> q_exp_G_to_product_4_right;
@@ -635,17 +706,17 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 64> q_exp_G_to_product_4;
     TASSIGN(q_exp_G_to_product_4, 0x18000);
     L1Tile<half, 64, 128> erase_exp_G_to_2_f16_in;
-    TASSIGN(erase_exp_G_to_2_f16_in, 0x64000);
+    TASSIGN(erase_exp_G_to_2_f16_in, 0x66000);
     TileLeft<half, 64, 128> k_exp_G_to_product_5_left;
     TASSIGN(k_exp_G_to_product_5_left, 0x0);
     L1Tile<half, 64, 128> k_exp_G_to_2_f16_in;
-    TASSIGN(k_exp_G_to_2_f16_in, 0x68000);
+    TASSIGN(k_exp_G_to_2_f16_in, 0x6a000);
     TileRight<half, 128, 64> k_exp_G_to_product_5_right;
     TASSIGN(k_exp_G_to_product_5_right, 0x0);
     TileAcc<float, 64, 64> k_exp_G_to_product_5;
     TASSIGN(k_exp_G_to_product_5, 0x1c000);
     L1Tile<half, 64, 128> q_exp_G_to_2_f16_in;
-    TASSIGN(q_exp_G_to_2_f16_in, 0x6c000);
+    TASSIGN(q_exp_G_to_2_f16_in, 0x6e000);
     TileLeft<half, 64, 128> q_exp_G_to_product_5_left;
     TASSIGN(q_exp_G_to_product_5_left, 0x8000);
     TileRight<half, 128, 64> q_exp_G_to_product_5_right;
@@ -653,173 +724,181 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TileAcc<float, 64, 64> q_exp_G_to_product_5;
     TASSIGN(q_exp_G_to_product_5, 0x0);
     L1Tile<half, 64, 128> erase_exp_G_to_1_f16_in;
-    TASSIGN(erase_exp_G_to_1_f16_in, 0x70000);
+    TASSIGN(erase_exp_G_to_1_f16_in, 0x72000);
     TileLeft<half, 64, 128> k_exp_G_to_product_6_left;
     TASSIGN(k_exp_G_to_product_6_left, 0x0);
     L1Tile<half, 64, 128> k_exp_G_to_1_f16_in;
-    TASSIGN(k_exp_G_to_1_f16_in, 0x74000);
+    TASSIGN(k_exp_G_to_1_f16_in, 0x76000);
     TileRight<half, 128, 64> k_exp_G_to_product_6_right;
     TASSIGN(k_exp_G_to_product_6_right, 0x0);
     TileAcc<float, 64, 64> k_exp_G_to_product_6;
     TASSIGN(k_exp_G_to_product_6, 0x4000);
     L1Tile<half, 64, 128> q_exp_G_to_1_f16_in;
-    TASSIGN(q_exp_G_to_1_f16_in, 0x78000);
+    TASSIGN(q_exp_G_to_1_f16_in, 0x7a000);
     TileLeft<half, 64, 128> q_exp_G_to_product_6_left;
     TASSIGN(q_exp_G_to_product_6_left, 0x8000);
     TileRight<half, 128, 64> q_exp_G_to_product_6_right;
     TASSIGN(q_exp_G_to_product_6_right, 0x8000);
     TileAcc<float, 64, 64> q_exp_G_to_product_6;
     TASSIGN(q_exp_G_to_product_6, 0x8000);
-    L1Tile<half, 64, 64> Tinv_strictly_4_f16_in;
-    TASSIGN(Tinv_strictly_4_f16_in, 0x7c000);
-    TileLeft<half, 64, 64> Tinv_below_4_left;
-    TASSIGN(Tinv_below_4_left, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in;
-    TASSIGN(Tinv_rows_2_f16_in, 0x7e000);
-    TileRight<half, 64, 64> Tinv_below_4_right;
-    TASSIGN(Tinv_below_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4;
-    TASSIGN(Tinv_below_4, 0xc000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16;
-    TASSIGN(Tinv_below_4_f16, 0x0);
-    TileLeft<half, 64, 64> identity_product_left;
-    TASSIGN(identity_product_left, 0x8000);
-    L1Tile<half, 64, 64> identity;
-    TASSIGN(identity, 0x2000);
-    TileRight<half, 64, 64> identity_product_right;
-    TASSIGN(identity_product_right, 0x8000);
-    TileAcc<float, 64, 64> identity_product;
-    TASSIGN(identity_product, 0x10000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left;
-    TASSIGN(Tinv_rows_4_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_4_right;
-    TASSIGN(Tinv_rows_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_4;
-    TASSIGN(Tinv_rows_4, 0x10000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16;
-    TASSIGN(Tinv_rows_4_f16, 0x4000);
-    L1Tile<half, 64, 64> Tinv_strictly_8_f16_in;
-    TASSIGN(Tinv_strictly_8_f16_in, 0x6000);
-    TileLeft<half, 64, 64> Tinv_below_8_left;
-    TASSIGN(Tinv_below_8_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_8_right;
-    TASSIGN(Tinv_below_8_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_8;
-    TASSIGN(Tinv_below_8, 0x14000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16;
-    TASSIGN(Tinv_below_8_f16, 0x8000);
+    L1Tile<half, 64, 64> Tinv_strictly_lower_f16_in;
+    TASSIGN(Tinv_strictly_lower_f16_in, 0x7e000);
     L1Tile<half, 64, 128> exp_G_erase_f16_in;
-    TASSIGN(exp_G_erase_f16_in, 0xa000);
+    TASSIGN(exp_G_erase_f16_in, 0x0);
     TileLeft<half, 64, 128> exp_G_erase_S_left;
     TASSIGN(exp_G_erase_S_left, 0x0);
     L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0xe000);
+    TASSIGN(S_f16_in, 0x4000);
     TileRight<half, 128, 128> exp_G_erase_S_right;
     TASSIGN(exp_G_erase_S_right, 0x0);
     TileAcc<float, 64, 128> exp_G_erase_S;
-    TASSIGN(exp_G_erase_S, 0x18000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left;
+    TASSIGN(exp_G_erase_S, 0xc000);
+    L1Tile<half, 64, 16> Tinv_diagonal_4_f16_in;
+    TASSIGN(Tinv_diagonal_4_f16_in, 0xc000);
+    TileLeft<half, 64, 16> Tinv_below_4_left;
+    TASSIGN(Tinv_below_4_left, 0x8000);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in;
+    TASSIGN(Tinv_rows_2_f16_in, 0xc800);
+    TileRight<half, 64, 16> Tinv_below_4_right;
+    TASSIGN(Tinv_below_4_right, 0x8000);
+    TileAcc<float, 64, 16> Tinv_below_4;
+    TASSIGN(Tinv_below_4, 0x14000);
+    TileLeft<half, 64, 16> identity_product_left;
+    TASSIGN(identity_product_left, 0x0);
+    L1Tile<half, 16, 16> identity;
+    TASSIGN(identity, 0xd000);
+    TileRight<half, 16, 16> identity_product_right;
+    TASSIGN(identity_product_right, 0x0);
+    TileAcc<float, 64, 16> identity_product;
+    TASSIGN(identity_product, 0x15000);
+    L1Tile<half, 64, 16> Tinv_below_4_f16;
+    TASSIGN(Tinv_below_4_f16, 0xd200);
+    TileLeft<half, 64, 16> Tinv_rows_4_left;
+    TASSIGN(Tinv_rows_4_left, 0x8000);
+    TileRight<half, 64, 16> Tinv_rows_4_right;
+    TASSIGN(Tinv_rows_4_right, 0x8000);
+    TileAcc<float, 64, 16> Tinv_rows_4;
+    TASSIGN(Tinv_rows_4, 0x15000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16;
+    TASSIGN(Tinv_rows_4_f16, 0xda00);
+    L1Tile<half, 64, 16> Tinv_diagonal_8_f16_in;
+    TASSIGN(Tinv_diagonal_8_f16_in, 0xe200);
+    TileLeft<half, 64, 16> Tinv_below_8_left;
+    TASSIGN(Tinv_below_8_left, 0x0);
+    TileRight<half, 64, 16> Tinv_below_8_right;
+    TASSIGN(Tinv_below_8_right, 0x0);
+    TileAcc<float, 64, 16> Tinv_below_8;
+    TASSIGN(Tinv_below_8, 0x16000);
+    L1Tile<half, 64, 16> Tinv_below_8_f16;
+    TASSIGN(Tinv_below_8_f16, 0xea00);
+    TileLeft<half, 64, 16> Tinv_rows_8_left;
     TASSIGN(Tinv_rows_8_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_8_right;
+    TileRight<half, 64, 16> Tinv_rows_8_right;
     TASSIGN(Tinv_rows_8_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_8;
-    TASSIGN(Tinv_rows_8, 0x10000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16;
-    TASSIGN(Tinv_rows_8_f16, 0x16000);
-    L1Tile<half, 64, 64> Tinv_strictly_16_f16_in;
-    TASSIGN(Tinv_strictly_16_f16_in, 0x18000);
-    TileLeft<half, 64, 64> Tinv_below_16_left;
+    TileAcc<float, 64, 16> Tinv_rows_8;
+    TASSIGN(Tinv_rows_8, 0x15000);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16;
+    TASSIGN(Tinv_rows_8_f16, 0xf200);
+    L1Tile<half, 64, 16> Tinv_diagonal_16_f16_in;
+    TASSIGN(Tinv_diagonal_16_f16_in, 0xfa00);
+    TileLeft<half, 64, 16> Tinv_below_16_left;
     TASSIGN(Tinv_below_16_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_16_right;
+    TileRight<half, 64, 16> Tinv_below_16_right;
     TASSIGN(Tinv_below_16_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_16;
-    TASSIGN(Tinv_below_16, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_16_f16;
-    TASSIGN(Tinv_below_16_f16, 0x1a000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left;
+    TileAcc<float, 64, 16> Tinv_below_16;
+    TASSIGN(Tinv_below_16, 0x17000);
+    L1Tile<half, 64, 16> Tinv_below_16_f16;
+    TASSIGN(Tinv_below_16_f16, 0x10200);
+    TileLeft<half, 64, 16> Tinv_rows_16_left;
     TASSIGN(Tinv_rows_16_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_right;
+    TileRight<half, 64, 16> Tinv_rows_16_right;
     TASSIGN(Tinv_rows_16_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0x10000);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16;
-    TASSIGN(Tinv_rows_16_f16, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_strictly_32_f16_in;
-    TASSIGN(Tinv_strictly_32_f16_in, 0x1e000);
-    TileLeft<half, 64, 64> Tinv_below_32_left;
+    TileAcc<float, 64, 16> Tinv_rows_16;
+    TASSIGN(Tinv_rows_16, 0x15000);
+    L1Tile<half, 64, 64> Tinv_blocks_16;
+    TASSIGN(Tinv_blocks_16, 0x18000);
+    TileLeft<half, 32, 16> Tinv_below_32_left;
     TASSIGN(Tinv_below_32_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_32_right;
+    TileRight<half, 32, 16> Tinv_below_32_right;
     TASSIGN(Tinv_below_32_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_32;
-    TASSIGN(Tinv_below_32, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16;
-    TASSIGN(Tinv_below_32_f16, 0x20000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left;
-    TASSIGN(Tinv_rows_32_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_32_right;
-    TASSIGN(Tinv_rows_32_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_32;
-    TASSIGN(Tinv_rows_32, 0x10000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16;
-    TASSIGN(Tinv_rows_32_f16, 0x22000);
-    L1Tile<half, 64, 64> Tinv_strictly_64_f16_in;
-    TASSIGN(Tinv_strictly_64_f16_in, 0x24000);
-    TileLeft<half, 64, 64> Tinv_below_64_left;
+    TileAcc<float, 32, 16> Tinv_below_32;
+    TASSIGN(Tinv_below_32, 0x18000);
+    L1Tile<half, 32, 16> Tinv_below_32_f16;
+    TASSIGN(Tinv_below_32_f16, 0x10a00);
+    TileLeft<half, 32, 16> Tinv_corner_32_left;
+    TASSIGN(Tinv_corner_32_left, 0x8000);
+    TileRight<half, 32, 16> Tinv_corner_32_right;
+    TASSIGN(Tinv_corner_32_right, 0x8000);
+    TileAcc<float, 32, 16> Tinv_corner_32;
+    TASSIGN(Tinv_corner_32, 0x18800);
+    L1Tile<half, 64, 64> Tinv_blocks_32;
+    TASSIGN(Tinv_blocks_32, 0x18000);
+    TileLeft<half, 32, 32> Tinv_below_64_left;
     TASSIGN(Tinv_below_64_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_64_right;
+    TileRight<half, 32, 32> Tinv_below_64_right;
     TASSIGN(Tinv_below_64_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_64;
-    TASSIGN(Tinv_below_64, 0x8000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16;
-    TASSIGN(Tinv_below_64_f16, 0x26000);
+    TileAcc<float, 32, 32> Tinv_below_64;
+    TASSIGN(Tinv_below_64, 0x19000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16;
+    TASSIGN(Tinv_below_64_f16, 0x10e00);
+    TileLeft<half, 32, 32> Tinv_corner_64_left;
+    TASSIGN(Tinv_corner_64_left, 0x8000);
+    TileRight<half, 32, 32> Tinv_corner_64_right;
+    TASSIGN(Tinv_corner_64_right, 0x8000);
+    TileAcc<float, 32, 32> Tinv_corner_64;
+    TASSIGN(Tinv_corner_64, 0x1a000);
+    L1Tile<half, 64, 64> Tinv_blocks_64;
+    TASSIGN(Tinv_blocks_64, 0x18000);
     TileLeft<half, 64, 64> Tinv_left;
-    TASSIGN(Tinv_left, 0x8000);
+    TASSIGN(Tinv_left, 0x0);
+    L1Tile<half, 64, 64> minus_identity;
+    TASSIGN(minus_identity, 0x11600);
     TileRight<half, 64, 64> Tinv_right;
-    TASSIGN(Tinv_right, 0x8000);
+    TASSIGN(Tinv_right, 0x0);
     TileAcc<float, 64, 64> Tinv;
-    TASSIGN(Tinv, 0x10000);
+    TASSIGN(Tinv, 0x1b000);
     L1Tile<half, 64, 64> Tinv_f16;
-    TASSIGN(Tinv_f16, 0x28000);
+    TASSIGN(Tinv_f16, 0x13600);
     TileLeft<half, 64, 64> U_left;
-    TASSIGN(U_left, 0x0);
+    TASSIGN(U_left, 0x8000);
     L1Tile<half, 64, 128> operand_of_U_f16_in;
-    TASSIGN(operand_of_U_f16_in, 0x2a000);
+    TASSIGN(operand_of_U_f16_in, 0x15600);
     TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0x0);
+    TASSIGN(U_right, 0x8000);
     TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0xc000);
+    TASSIGN(U, 0x0);
     L1Tile<half, 64, 128> U_f16;
-    TASSIGN(U_f16, 0x2e000);
+    TASSIGN(U_f16, 0x19600);
     L1Tile<half, 64, 128> k_decay_to_end_f16_in;
-    TASSIGN(k_decay_to_end_f16_in, 0x32000);
+    TASSIGN(k_decay_to_end_f16_in, 0x1d600);
     TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x8000);
+    TASSIGN(S_next_part_left, 0x0);
     TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x8000);
+    TASSIGN(S_next_part_right, 0x0);
     TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x0);
+    TASSIGN(S_next_part, 0x8000);
     L1Tile<half, 64, 64> operand_of_o_f16_in;
-    TASSIGN(operand_of_o_f16_in, 0x36000);
+    TASSIGN(operand_of_o_f16_in, 0x21600);
     TileLeft<half, 64, 64> operand_of_o_U_left;
-    TASSIGN(operand_of_o_U_left, 0x0);
+    TASSIGN(operand_of_o_U_left, 0x8000);
     TileRight<half, 64, 128> operand_of_o_U_right;
-    TASSIGN(operand_of_o_U_right, 0x0);
+    TASSIGN(operand_of_o_U_right, 0x8000);
     TileAcc<float, 64, 128> operand_of_o_U;
-    TASSIGN(operand_of_o_U, 0x10000);
+    TASSIGN(operand_of_o_U, 0x18000);
     L1Tile<half, 64, 128> exp_G_q_f16_in;
-    TASSIGN(exp_G_q_f16_in, 0x38000);
+    TASSIGN(exp_G_q_f16_in, 0x23600);
     TileLeft<half, 64, 128> o_sum_left;
-    TASSIGN(o_sum_left, 0x8000);
+    TASSIGN(o_sum_left, 0x0);
     TileRight<half, 128, 128> o_sum_right;
-    TASSIGN(o_sum_right, 0x8000);
+    TASSIGN(o_sum_right, 0x0);
     TileAcc<float, 64, 128> o_sum;
-    TASSIGN(o_sum, 0x10000);
+    TASSIGN(o_sum, 0x18000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         pipe_barrier(PIPE_ALL);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_U_left -> G_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -831,7 +910,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> G_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> G_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_U_left -> G_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
             TEXTRACT(G_left, lower_mask, 0, 0);
             wait_flag_dev(0);  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in
             {
@@ -850,6 +929,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto to = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, G);
             }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_channel -> last_G
             set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // G_channel -> G_in
             // exp_G_to_32 = exp(to_middle(G))
             {
@@ -872,6 +952,11 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(G_to_32, G_to_32_left, G_to_32_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // G_to_32 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // G_to_32_left -> G_to_8_left
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            TEXPANDS(Tinv_zeros, 0.0f);
             // exp_G_to_16 = exp(to_middle(G))
             {
                 auto from = view(to_middle_16_of_0_1_gm, 64, 64, 64);
@@ -975,7 +1060,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 TSTORE(to, G_to_2);
             }
             L1Part<half, 64, 128> q_cube_raw(rows, 128);
-            TASSIGN(q_cube_raw, 0x2c000);
+            TASSIGN(q_cube_raw, 0x2e000);
             auto q_cube_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
             TLOAD(q_cube_raw, q_cube_raw_from);
             if (rows < 64) TFILLPAD(q_cube_raw, q_cube_raw);
@@ -984,7 +1069,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // G_to_2_left -> q_kT_left
             TEXTRACT(q_kT_left, q_cube, 0, 0);
             L1Part<half, 64, 128> k_cube_raw(rows, 128);
-            TASSIGN(k_cube_raw, 0x30000);
+            TASSIGN(k_cube_raw, 0x32000);
             auto k_cube_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
             TLOAD(k_cube_raw, k_cube_raw_from);
             if (rows < 64) TFILLPAD(k_cube_raw, k_cube_raw);
@@ -1345,139 +1430,183 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             // exp_G) @ S)
             TMATMUL(q_exp_G_to_product_6, q_exp_G_to_product_6_left, q_exp_G_to_product_6_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_6 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_6_left -> identity_product_left
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_6_left -> Tinv_below_4_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_6 -> store
             {
                 auto to = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, q_exp_G_to_product_6);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in
-            wait_flag_dev(0);  // Tinv_strictly_4_f16_channel -> Tinv_strictly_4_f16_in
+            wait_flag_dev(0);  // Tinv_strictly_lower_f16_channel -> Tinv_strictly_lower_f16_in
             {
-                auto from = view(Tinv_strictly_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_strictly_4_f16_in, from);
+                auto from = view(Tinv_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_strictly_lower_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_strictly_4_f16_in -> Tinv_below_4_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_strictly_4_f16_in -> Tinv_below_4_left
-            TEXTRACT(Tinv_below_4_left, Tinv_strictly_4_f16_in, 0, 0);
-            wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-            {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_rows_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
-            TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right -> Tinv_below_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right -> Tinv_below_4
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
-            TMATMUL(Tinv_below_4, Tinv_below_4_left, Tinv_below_4_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_4 -> Tinv_below_4_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left -> Tinv_rows_4_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_4 -> Tinv_below_4_f16
-            TMOV(Tinv_below_4_f16, Tinv_below_4);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_6_left -> identity_product_left
-            TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
-            {
-                auto from = view(identity_float16_C_gm, 64, 64, 64);
-                TLOAD(identity, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity -> identity_product_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity -> identity_product_right
-            TEXTRACT(identity_product_right, identity, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_product_right -> identity_product
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_product_right -> identity_product
-            TMATMUL(identity_product, identity_product_left, identity_product_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left -> Tinv_below_8_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left -> Tinv_rows_4_left
-            TEXTRACT(Tinv_rows_4_left, Tinv_rows_2_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
-            TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_rows_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_rows_4
-            TMATMUL_ACC(Tinv_rows_4, identity_product, Tinv_rows_4_left, Tinv_rows_4_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4 -> Tinv_rows_4_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4 -> Tinv_rows_4_f16
-            TMOV(Tinv_rows_4_f16, Tinv_rows_4);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
-            wait_flag_dev(0);  // Tinv_strictly_8_f16_channel -> Tinv_strictly_8_f16_in
-            {
-                auto from = view(Tinv_strictly_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_strictly_8_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_strictly_8_f16_in -> Tinv_below_8_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_strictly_8_f16_in -> Tinv_below_8_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left -> Tinv_below_8_left
-            TEXTRACT(Tinv_below_8_left, Tinv_strictly_8_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
-            TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right -> Tinv_below_8
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right -> Tinv_below_8
-            TMATMUL(Tinv_below_8, Tinv_below_8_left, Tinv_below_8_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_8 -> Tinv_below_8_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_left -> Tinv_rows_8_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_8 -> Tinv_below_8_f16
-            TMOV(Tinv_below_8_f16, Tinv_below_8);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
             wait_flag_dev(0);  // exp_G_erase_f16_channel -> exp_G_erase_f16_in
             {
                 auto from = view(exp_G_erase_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(exp_G_erase_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // exp_G_erase_f16_in -> exp_G_erase_S_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // exp_G_erase_f16_in -> exp_G_erase_S_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // exp_G_erase_f16_in -> exp_G_erase_S_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // exp_G_erase_f16_in -> exp_G_erase_S_left
             TEXTRACT(exp_G_erase_S_left, exp_G_erase_f16_in, 0, 0);
             {
                 auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> exp_G_erase_S_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> exp_G_erase_S_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_f16_in -> exp_G_erase_S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_f16_in -> exp_G_erase_S_right
             TEXTRACT(exp_G_erase_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // exp_G_erase_S_right -> exp_G_erase_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // exp_G_erase_S_right -> exp_G_erase_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // exp_G_erase_S_right -> exp_G_erase_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // exp_G_erase_S_right -> exp_G_erase_S
             // U = Tinv @ (v * w - (erase * exp_G) @ S)
             TMATMUL(exp_G_erase_S, exp_G_erase_S_left, exp_G_erase_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // exp_G_erase_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // exp_G_erase_S_left -> Tinv_below_16_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_left -> Tinv_rows_8_left
-            TEXTRACT(Tinv_rows_8_left, Tinv_rows_4_f16, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
-            TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right -> Tinv_rows_8
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right -> Tinv_rows_8
-            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
-            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
-            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
-            // @ k_exp_G_to_1.T)))
-            TMATMUL_ACC(Tinv_rows_8, Tinv_rows_4, Tinv_rows_8_left, Tinv_rows_8_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // exp_G_erase_S -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // exp_G_erase_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // exp_G_erase_S_left -> identity_product_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // exp_G_erase_S -> store
             {
                 auto to = view(exp_G_erase_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, exp_G_erase_S);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // exp_G_erase_S_channel -> exp_G_erase_S_in
+            wait_flag_dev(0);  // Tinv_diagonal_4_f16_channel -> Tinv_diagonal_4_f16_in
+            {
+                auto from = view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(Tinv_diagonal_4_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_diagonal_4_f16_in -> Tinv_below_4_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_diagonal_4_f16_in -> Tinv_below_4_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_6_left -> Tinv_below_4_left
+            TEXTRACT(Tinv_below_4_left, Tinv_diagonal_4_f16_in, 0, 0);
+            wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
+            {
+                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(Tinv_rows_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
+            TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_4_right -> Tinv_below_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_4_right -> Tinv_below_4
+            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
+            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
+            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
+            // @ k_exp_G_to_1.T)))
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_4_out;
+                TASSIGN(Tinv_below_4_out, 0x14000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_4_left;
+                TASSIGN(Tinv_below_4_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_4_right;
+                TASSIGN(Tinv_below_4_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_4_out, Tinv_below_4_left, Tinv_below_4_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_4 -> Tinv_below_4_f16
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left -> Tinv_rows_4_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // exp_G_erase_S_left -> identity_product_left
+            TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
+            {
+                auto from = view(identity_float16_16_gm, 16, 16, 16);
+                TLOAD(identity, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // identity -> identity_product_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // identity -> identity_product_right
+            TEXTRACT(identity_product_right, identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // identity_product_right -> identity_product
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // identity_product_right -> identity_product
+            TMATMUL(identity_product, identity_product_left, identity_product_right);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left -> Tinv_below_8_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_4 -> Tinv_below_4_f16
+            TMOV(Tinv_below_4_f16, Tinv_below_4);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left -> Tinv_rows_4_left
+            TEXTRACT(Tinv_rows_4_left, Tinv_rows_2_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
+            TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_4_right -> Tinv_rows_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_4_right -> Tinv_rows_4
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_4_out;
+                TASSIGN(Tinv_rows_4_out, 0x15000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_4_left;
+                TASSIGN(Tinv_rows_4_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_4_right;
+                TASSIGN(Tinv_rows_4_right, 0x8000 + i * 32);
+                TMATMUL_ACC(Tinv_rows_4_out, Tinv_rows_4_out, Tinv_rows_4_left, Tinv_rows_4_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4 -> Tinv_rows_4_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4 -> Tinv_rows_4_f16
+            TMOV(Tinv_rows_4_f16, Tinv_rows_4);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
+            wait_flag_dev(0);  // Tinv_diagonal_8_f16_channel -> Tinv_diagonal_8_f16_in
+            {
+                auto from = view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(Tinv_diagonal_8_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_diagonal_8_f16_in -> Tinv_below_8_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_diagonal_8_f16_in -> Tinv_below_8_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left -> Tinv_below_8_left
+            TEXTRACT(Tinv_below_8_left, Tinv_diagonal_8_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
+            TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right -> Tinv_below_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right -> Tinv_below_8
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_8_out;
+                TASSIGN(Tinv_below_8_out, 0x16000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_8_left;
+                TASSIGN(Tinv_below_8_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_8_right;
+                TASSIGN(Tinv_below_8_right, 0x0 + i * 32);
+                TMATMUL(Tinv_below_8_out, Tinv_below_8_left, Tinv_below_8_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8 -> Tinv_below_8_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8 -> Tinv_below_8_f16
+            TMOV(Tinv_below_8_f16, Tinv_below_8);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+            TEXTRACT(Tinv_rows_8_left, Tinv_rows_4_f16, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+            TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right -> Tinv_rows_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right -> Tinv_rows_8
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_8_out;
+                TASSIGN(Tinv_rows_8_out, 0x15000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_8_left;
+                TASSIGN(Tinv_rows_8_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_8_right;
+                TASSIGN(Tinv_rows_8_right, 0x8000 + i * 32);
+                TMATMUL_ACC(Tinv_rows_8_out, Tinv_rows_8_out, Tinv_rows_8_left, Tinv_rows_8_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
             TMOV(Tinv_rows_8_f16, Tinv_rows_8);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
+            wait_flag_dev(0);  // Tinv_diagonal_16_f16_channel -> Tinv_diagonal_16_f16_in
             {
-                auto from = view(Tinv_strictly_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_strictly_16_f16_in, from);
+                auto from = view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(Tinv_diagonal_16_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_strictly_16_f16_in -> Tinv_below_16_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_strictly_16_f16_in -> Tinv_below_16_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // exp_G_erase_S_left -> Tinv_below_16_left
-            TEXTRACT(Tinv_below_16_left, Tinv_strictly_16_f16_in, 0, 0);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_diagonal_16_f16_in -> Tinv_below_16_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_diagonal_16_f16_in -> Tinv_below_16_left
+            TEXTRACT(Tinv_below_16_left, Tinv_diagonal_16_f16_in, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
             TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
-            TMATMUL(Tinv_below_16, Tinv_below_16_left, Tinv_below_16_right);
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_16_out;
+                TASSIGN(Tinv_below_16_out, 0x17000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_16_left;
+                TASSIGN(Tinv_below_16_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_16_right;
+                TASSIGN(Tinv_below_16_right, 0x0 + i * 32);
+                TMATMUL(Tinv_below_16_out, Tinv_below_16_left, Tinv_below_16_right);
+            }
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
             TMOV(Tinv_below_16_f16, Tinv_below_16);
@@ -1487,96 +1616,190 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
-            TMATMUL_ACC(Tinv_rows_16, Tinv_rows_8, Tinv_rows_16_left, Tinv_rows_16_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
-            TMOV(Tinv_rows_16_f16, Tinv_rows_16);
-            {
-                auto from = view(Tinv_strictly_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_strictly_32_f16_in, from);
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_16_out;
+                TASSIGN(Tinv_rows_16_out, 0x15000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_16_left;
+                TASSIGN(Tinv_rows_16_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_16_right;
+                TASSIGN(Tinv_rows_16_right, 0x8000 + i * 32);
+                TMATMUL_ACC(Tinv_rows_16_out, Tinv_rows_16_out, Tinv_rows_16_left, Tinv_rows_16_right);
             }
-            pipe_barrier(PIPE_ALL);
-            TEXTRACT(Tinv_below_32_left, Tinv_strictly_32_f16_in, 0, 0);
-            TEXTRACT(Tinv_below_32_right, Tinv_rows_16_f16, 0, 0);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
+                TASSIGN(Tinv_blocks_16_0_0_from, 0x15000);
+                L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
+                TASSIGN(Tinv_blocks_16_0_0, 0x18000);
+                TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
+                TASSIGN(Tinv_blocks_16_1_0_from, 0x15400);
+                L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
+                TASSIGN(Tinv_blocks_16_1_0, 0x18a00);
+                TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
+                TASSIGN(Tinv_blocks_16_2_0_from, 0x15800);
+                L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
+                TASSIGN(Tinv_blocks_16_2_0, 0x19400);
+                TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
+                TASSIGN(Tinv_blocks_16_3_0_from, 0x15c00);
+                L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
+                TASSIGN(Tinv_blocks_16_3_0, 0x19e00);
+                TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
+            {
+                TileLeft<half, 16, 16> Tinv_below_32_left_0;
+                TASSIGN(Tinv_below_32_left_0, 0x0);
+                TEXTRACT(Tinv_below_32_left_0, Tinv_strictly_lower_f16_in, 16, 0);
+                TileLeft<half, 16, 16> Tinv_below_32_left_1;
+                TASSIGN(Tinv_below_32_left_1, 0x200);
+                TEXTRACT(Tinv_below_32_left_1, Tinv_strictly_lower_f16_in, 48, 32);
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
+            {
+                TileRight<half, 16, 16> Tinv_below_32_right_0;
+                TASSIGN(Tinv_below_32_right_0, 0x0);
+                TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
+                TileRight<half, 16, 16> Tinv_below_32_right_1;
+                TASSIGN(Tinv_below_32_right_1, 0x200);
+                TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
+            }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
-            TMATMUL(Tinv_below_32, Tinv_below_32_left, Tinv_below_32_right);
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_32_out;
+                TASSIGN(Tinv_below_32_out, 0x18000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_32_left;
+                TASSIGN(Tinv_below_32_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_32_right;
+                TASSIGN(Tinv_below_32_right, 0x0 + i * 32);
+                TMATMUL(Tinv_below_32_out, Tinv_below_32_left, Tinv_below_32_right);
+            }
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
             TMOV(Tinv_below_32_f16, Tinv_below_32);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_32_f16 -> Tinv_rows_32_right
-            TEXTRACT(Tinv_rows_32_left, Tinv_rows_16_f16, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_32_f16 -> Tinv_rows_32_right
-            TEXTRACT(Tinv_rows_32_right, Tinv_below_32_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_32_right -> Tinv_rows_32
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_32_right -> Tinv_rows_32
-            TMATMUL_ACC(Tinv_rows_32, Tinv_rows_16, Tinv_rows_32_left, Tinv_rows_32_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_32 -> Tinv_rows_32_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_32 -> Tinv_rows_32_f16
-            TMOV(Tinv_rows_32_f16, Tinv_rows_32);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16 -> Tinv_below_64_right
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
             {
-                auto from = view(Tinv_strictly_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_strictly_64_f16_in, from);
+                TileLeft<half, 16, 16> Tinv_corner_32_left_0;
+                TASSIGN(Tinv_corner_32_left_0, 0x8000);
+                TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
+                TileLeft<half, 16, 16> Tinv_corner_32_left_1;
+                TASSIGN(Tinv_corner_32_left_1, 0x8200);
+                TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_strictly_64_f16_in -> Tinv_below_64_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_strictly_64_f16_in -> Tinv_below_64_left
-            TEXTRACT(Tinv_below_64_left, Tinv_strictly_64_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16 -> Tinv_below_64_right
-            TEXTRACT(Tinv_below_64_right, Tinv_rows_32_f16, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
+            TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_corner_32_right -> Tinv_corner_32
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_corner_32_right -> Tinv_corner_32
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_corner_32_out;
+                TASSIGN(Tinv_corner_32_out, 0x18800 + i * 64);
+                TileLeft<half, 16, 16> Tinv_corner_32_left;
+                TASSIGN(Tinv_corner_32_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_corner_32_right;
+                TASSIGN(Tinv_corner_32_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_corner_32_out, Tinv_corner_32_left, Tinv_corner_32_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
+                TASSIGN(Tinv_blocks_32_0_0_from, 0x18800);
+                L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
+                TASSIGN(Tinv_blocks_32_0_0, 0x18200);
+                TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
+                TASSIGN(Tinv_blocks_32_1_0_from, 0x18c00);
+                L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
+                TASSIGN(Tinv_blocks_32_1_0, 0x19600);
+                TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
+            TEXTRACT(Tinv_below_64_left, Tinv_strictly_lower_f16_in, 32, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
+            TEXTRACT(Tinv_below_64_right, Tinv_blocks_32, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right -> Tinv_below_64
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right -> Tinv_below_64
             TMATMUL(Tinv_below_64, Tinv_below_64_left, Tinv_below_64_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_64 -> Tinv_below_64_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_64 -> Tinv_below_64_f16
             TMOV(Tinv_below_64_f16, Tinv_below_64);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_right
-            TEXTRACT(Tinv_left, Tinv_rows_32_f16, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_right
-            TEXTRACT(Tinv_right, Tinv_below_64_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_right -> Tinv
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_right -> Tinv
-            TMATMUL_ACC(Tinv, Tinv_rows_32, Tinv_left, Tinv_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv -> Tinv_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv -> Tinv_f16
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16 -> Tinv_corner_64_right
+            TEXTRACT(Tinv_corner_64_left, Tinv_blocks_32, 32, 32);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16 -> Tinv_corner_64_right
+            TEXTRACT(Tinv_corner_64_right, Tinv_below_64_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_corner_64_right -> Tinv_corner_64
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_corner_64_right -> Tinv_corner_64
+            TMATMUL(Tinv_corner_64, Tinv_corner_64_left, Tinv_corner_64_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
+            {
+                TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
+                TASSIGN(Tinv_blocks_64_0_0_from, 0x1a000);
+                L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
+                TASSIGN(Tinv_blocks_64_0_0, 0x18400);
+                TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
+                TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
+                TASSIGN(Tinv_blocks_64_0_16_from, 0x1a800);
+                L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
+                TASSIGN(Tinv_blocks_64_0_16, 0x18c00);
+                TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
+            TEXTRACT(Tinv_left, Tinv_blocks_64, 0, 0);
+            {
+                auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                TLOAD(minus_identity, from);
+            }
+            pipe_barrier(PIPE_ALL);
+            TEXTRACT(Tinv_right, minus_identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_right -> Tinv
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_right -> Tinv
+            TMATMUL(Tinv, Tinv_left, Tinv_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv -> Tinv_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv -> Tinv_f16
             TMOV(Tinv_f16, Tinv);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_f16 -> U_left
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_f16 -> U_left
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_f16 -> U_left
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_f16 -> U_left
             TEXTRACT(U_left, Tinv_f16, 0, 0);
             wait_flag_dev(0);  // operand_of_U_f16_channel -> operand_of_U_f16_in
             {
                 auto from = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(operand_of_U_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // operand_of_U_f16_in -> U_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // operand_of_U_f16_in -> U_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // operand_of_U_f16_in -> U_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // operand_of_U_f16_in -> U_right
             TEXTRACT(U_right, operand_of_U_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_right -> U
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_right -> U
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_right -> U
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_right -> U
             // U = Tinv @ (v * w - (erase * exp_G) @ S)
             TMATMUL(U, U_left, U_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // U -> U_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // U -> U_f16
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // U -> U_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // U -> U_f16
             TMOV(U_f16, U);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // U_f16 -> S_next_part_right
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // U_f16 -> S_next_part_right
             {
                 auto from = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(k_decay_to_end_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_decay_to_end_f16_in -> S_next_part_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_decay_to_end_f16_in -> S_next_part_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_decay_to_end_f16_in -> S_next_part_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_decay_to_end_f16_in -> S_next_part_left
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k_decay_to_end_f16_in);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // U_f16 -> S_next_part_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // U_f16 -> S_next_part_right
             TEXTRACT(S_next_part_right, U_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // S_next_part_left -> o_sum_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> o_sum_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
             {
                 auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
@@ -1586,39 +1809,39 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TLOAD(operand_of_o_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_o_f16_in -> operand_of_o_U_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_o_f16_in -> operand_of_o_U_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // operand_of_o_f16_in -> operand_of_o_U_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // operand_of_o_f16_in -> operand_of_o_U_left
             TEXTRACT(operand_of_o_U_left, operand_of_o_f16_in, 0, 0);
             TEXTRACT(operand_of_o_U_right, U_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // operand_of_o_U_right -> operand_of_o_U
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // operand_of_o_U_right -> operand_of_o_U
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // operand_of_o_U_right -> operand_of_o_U
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // operand_of_o_U_right -> operand_of_o_U
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
             // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
             // exp_G) @ S)
             TMATMUL(operand_of_o_U, operand_of_o_U_left, operand_of_o_U_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_U_left -> G_left
             {
                 auto from = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(exp_G_q_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // exp_G_q_f16_in -> o_sum_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // exp_G_q_f16_in -> o_sum_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // S_next_part_left -> o_sum_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_G_q_f16_in -> o_sum_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_G_q_f16_in -> o_sum_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> o_sum_left
             TEXTRACT(o_sum_left, exp_G_q_f16_in, 0, 0);
             TEXTRACT(o_sum_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_sum_right -> o_sum
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // o_sum_right -> o_sum
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // o_sum_right -> o_sum
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // o_sum_right -> o_sum
             TMATMUL_ACC(o_sum, operand_of_o_U, o_sum_left, o_sum_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // o_sum -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // o_sum -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // o_sum -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // o_sum -> store
             {
                 auto to = view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_channel -> o_sum_in
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_U_left -> G_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
     }
 #endif
 #if defined(__DAV_C220_VEC__)
@@ -1634,177 +1857,203 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     UbTile<half, 64, 128> S_f16;
     TASSIGN(S_f16, 0x8000);
     UbTile<float, 32, 128> g;
-    TASSIGN(g, 0xc000);
+    TASSIGN(g, 0x8000);
     UbTile<float, 32, 128> exp_g;
-    TASSIGN(exp_g, 0x10000);
+    TASSIGN(exp_g, 0xc000);
     UbTile<float, 32, 128> exp_g_times_0;
-    TASSIGN(exp_g_times_0, 0x10000);
+    TASSIGN(exp_g_times_0, 0xc000);
     UbTile<float, 32, 128> g_max_minus_105;
-    TASSIGN(g_max_minus_105, 0xc000);
+    TASSIGN(g_max_minus_105, 0x8000);
     UbTile<float, 32, 128> exp_g_times_0_sum;
-    TASSIGN(exp_g_times_0_sum, 0xc000);
+    TASSIGN(exp_g_times_0_sum, 0x8000);
     UbTile<half, 32, 128> k;
-    TASSIGN(k, 0x14000);
+    TASSIGN(k, 0x8000);
     UbTile<float, 32, 128> k_f32;
-    TASSIGN(k_f32, 0x16000);
+    TASSIGN(k_f32, 0xc000);
     UbTile<half, 32, 128> b_;
-    TASSIGN(b_, 0x1a000);
+    TASSIGN(b_, 0x8000);
     UbTile<float, 32, 128> b_f32;
-    TASSIGN(b_f32, 0x1c000);
+    TASSIGN(b_f32, 0x14000);
     UbTile<float, 32, 128> erase;
-    TASSIGN(erase, 0x1c000);
-    UbTile<float, 32, 128> G_to_32_in;
-    TASSIGN(G_to_32_in, 0x20000);
-    UbTile<float, 32, 128> exp_G_to_32;
-    TASSIGN(exp_G_to_32, 0x20000);
-    UbTile<float, 32, 128> erase_exp_G_to_32;
-    TASSIGN(erase_exp_G_to_32, 0x24000);
-    UbTile<float, 32, 128> k_exp_G_to_32;
-    TASSIGN(k_exp_G_to_32, 0x28000);
-    UbTile<half, 32, 128> erase_exp_G_to_32_f16;
-    TASSIGN(erase_exp_G_to_32_f16, 0x2c000);
-    UbTile<half, 32, 128> k_exp_G_to_32_f16;
-    TASSIGN(k_exp_G_to_32_f16, 0x8000);
-    UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0xa000);
-    UbTile<float, 32, 64> k_exp_G_to_product_in;
-    TASSIGN(k_exp_G_to_product_in, 0xc000);
-    UbTile<float, 32, 64> k_exp_G_to_64;
-    TASSIGN(k_exp_G_to_64, 0xc000);
+    TASSIGN(erase, 0x14000);
+    UbTile<half, 32, 128> v;
+    TASSIGN(v, 0x10000);
+    UbTile<float, 32, 128> v_f32;
+    TASSIGN(v_f32, 0x8000);
+    UbTile<half, 32, 128> w;
+    TASSIGN(w, 0x10000);
+    UbTile<float, 32, 128> w_f32;
+    TASSIGN(w_f32, 0x18000);
+    UbTile<float, 32, 128> w_v;
+    TASSIGN(w_v, 0x8000);
     UbTile<half, 32, 128> q;
-    TASSIGN(q, 0xe000);
+    TASSIGN(q, 0x18000);
     UbTile<float, 32, 128> q_f32;
     TASSIGN(q_f32, 0x10000);
+    UbTile<float, 1, 128> last_G;
+    TASSIGN(last_G, 0x26200);
+    UbTile<float, 1, 128> chunk_decay;
+    TASSIGN(chunk_decay, 0x26000);
+    UbCol<float, 64> chunk_decay_col;
+    TASSIGN(chunk_decay_col, 0x26000 + sub * 256);
+    UbTile<float, 32, 128> G_to_32_in;
+    TASSIGN(G_to_32_in, 0x1c000);
+    UbTile<float, 32, 128> exp_G_to_32;
+    TASSIGN(exp_G_to_32, 0x1c000);
+    UbTile<float, 32, 128> erase_exp_G_to_32;
+    TASSIGN(erase_exp_G_to_32, 0x20000);
+    UbTile<float, 32, 128> k_exp_G_to_32;
+    TASSIGN(k_exp_G_to_32, 0x18000);
+    UbTile<half, 32, 128> erase_exp_G_to_32_f16;
+    TASSIGN(erase_exp_G_to_32_f16, 0x24000);
+    UbTile<half, 32, 128> k_exp_G_to_32_f16;
+    TASSIGN(k_exp_G_to_32_f16, 0x20000);
+    UbTile<float, 32, 64> pairs_32_mask;
+    TASSIGN(pairs_32_mask, 0x18000);
+    UbTile<float, 32, 64> k_exp_G_to_product_in;
+    TASSIGN(k_exp_G_to_product_in, 0x1a000);
+    UbTile<float, 32, 64> k_exp_G_to_64;
+    TASSIGN(k_exp_G_to_64, 0x1a000);
     UbTile<float, 32, 128> q_exp_G_to_32;
-    TASSIGN(q_exp_G_to_32, 0x20000);
+    TASSIGN(q_exp_G_to_32, 0x1c000);
     UbTile<half, 32, 128> q_exp_G_to_32_f16;
-    TASSIGN(q_exp_G_to_32_f16, 0x14000);
+    TASSIGN(q_exp_G_to_32_f16, 0x18000);
     UbTile<float, 32, 64> pairs_32_mask_2;
-    TASSIGN(pairs_32_mask_2, 0x1a000);
+    TASSIGN(pairs_32_mask_2, 0x1c000);
     UbTile<float, 32, 64> q_exp_G_to_product_in;
-    TASSIGN(q_exp_G_to_product_in, 0x20000);
+    TASSIGN(q_exp_G_to_product_in, 0x18000);
     UbTile<float, 32, 64> q_exp_G_to_64;
-    TASSIGN(q_exp_G_to_64, 0x20000);
+    TASSIGN(q_exp_G_to_64, 0x18000);
     UbTile<float, 32, 128> G_to_16_in;
-    TASSIGN(G_to_16_in, 0x22000);
+    TASSIGN(G_to_16_in, 0x1c000);
     UbTile<float, 32, 128> exp_G_to_16;
-    TASSIGN(exp_G_to_16, 0x22000);
+    TASSIGN(exp_G_to_16, 0x1c000);
     UbTile<float, 32, 128> erase_exp_G_to_16;
-    TASSIGN(erase_exp_G_to_16, 0x26000);
+    TASSIGN(erase_exp_G_to_16, 0x26400);
     UbTile<float, 32, 128> k_exp_G_to_16;
-    TASSIGN(k_exp_G_to_16, 0x2a000);
+    TASSIGN(k_exp_G_to_16, 0x20000);
     UbTile<half, 32, 128> erase_exp_G_to_16_f16;
-    TASSIGN(erase_exp_G_to_16_f16, 0x8000);
+    TASSIGN(erase_exp_G_to_16_f16, 0x24000);
     UbTile<half, 32, 128> k_exp_G_to_16_f16;
-    TASSIGN(k_exp_G_to_16_f16, 0xa000);
+    TASSIGN(k_exp_G_to_16_f16, 0x24000);
     UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0xe000);
+    TASSIGN(pairs_16_mask, 0x20000);
     UbTile<float, 32, 64> k_exp_G_to_product_2_in;
-    TASSIGN(k_exp_G_to_product_2_in, 0x14000);
+    TASSIGN(k_exp_G_to_product_2_in, 0x22000);
     UbTile<float, 32, 64> k_exp_G_to_32_2;
-    TASSIGN(k_exp_G_to_32_2, 0x14000);
+    TASSIGN(k_exp_G_to_32_2, 0x22000);
     UbTile<float, 32, 64> k_exp_G_to_64_sum;
-    TASSIGN(k_exp_G_to_64_sum, 0xc000);
+    TASSIGN(k_exp_G_to_64_sum, 0x1a000);
     UbTile<float, 32, 128> q_exp_G_to_16;
-    TASSIGN(q_exp_G_to_16, 0x22000);
+    TASSIGN(q_exp_G_to_16, 0x1c000);
     UbTile<half, 32, 128> q_exp_G_to_16_f16;
-    TASSIGN(q_exp_G_to_16_f16, 0x1a000);
+    TASSIGN(q_exp_G_to_16_f16, 0x20000);
     UbTile<float, 32, 64> pairs_16_mask_2;
-    TASSIGN(pairs_16_mask_2, 0x22000);
+    TASSIGN(pairs_16_mask_2, 0x1c000);
     UbTile<float, 32, 64> q_exp_G_to_product_2_in;
-    TASSIGN(q_exp_G_to_product_2_in, 0x24000);
+    TASSIGN(q_exp_G_to_product_2_in, 0x1e000);
     UbTile<float, 32, 64> q_exp_G_to_32_2;
-    TASSIGN(q_exp_G_to_32_2, 0x24000);
+    TASSIGN(q_exp_G_to_32_2, 0x1e000);
     UbTile<float, 32, 64> q_exp_G_to_64_sum;
-    TASSIGN(q_exp_G_to_64_sum, 0x20000);
+    TASSIGN(q_exp_G_to_64_sum, 0x18000);
     UbTile<float, 32, 128> G_to_8_in;
-    TASSIGN(G_to_8_in, 0x26000);
+    TASSIGN(G_to_8_in, 0x1c000);
     UbTile<float, 32, 128> exp_G_to_8;
-    TASSIGN(exp_G_to_8, 0x26000);
+    TASSIGN(exp_G_to_8, 0x1c000);
     UbTile<float, 32, 128> erase_exp_G_to_8;
-    TASSIGN(erase_exp_G_to_8, 0x2a000);
+    TASSIGN(erase_exp_G_to_8, 0x26400);
     UbTile<float, 32, 128> k_exp_G_to_8;
-    TASSIGN(k_exp_G_to_8, 0x8000);
+    TASSIGN(k_exp_G_to_8, 0x20000);
     UbTile<half, 32, 128> erase_exp_G_to_8_f16;
-    TASSIGN(erase_exp_G_to_8_f16, 0xe000);
+    TASSIGN(erase_exp_G_to_8_f16, 0x24000);
     UbTile<half, 32, 128> k_exp_G_to_8_f16;
-    TASSIGN(k_exp_G_to_8_f16, 0x14000);
+    TASSIGN(k_exp_G_to_8_f16, 0x24000);
     UbTile<float, 32, 64> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0x1a000);
+    TASSIGN(pairs_8_mask, 0x20000);
     UbTile<float, 32, 64> k_exp_G_to_product_3_in;
     TASSIGN(k_exp_G_to_product_3_in, 0x22000);
     UbTile<float, 32, 64> k_exp_G_to_16_2;
     TASSIGN(k_exp_G_to_16_2, 0x22000);
     UbTile<float, 32, 64> k_exp_G_to_16_sum;
-    TASSIGN(k_exp_G_to_16_sum, 0xc000);
+    TASSIGN(k_exp_G_to_16_sum, 0x1a000);
     UbTile<float, 32, 128> q_exp_G_to_8;
-    TASSIGN(q_exp_G_to_8, 0x26000);
+    TASSIGN(q_exp_G_to_8, 0x1c000);
     UbTile<half, 32, 128> q_exp_G_to_8_f16;
-    TASSIGN(q_exp_G_to_8_f16, 0x24000);
+    TASSIGN(q_exp_G_to_8_f16, 0x20000);
     UbTile<float, 32, 64> pairs_8_mask_2;
-    TASSIGN(pairs_8_mask_2, 0x26000);
+    TASSIGN(pairs_8_mask_2, 0x1c000);
     UbTile<float, 32, 64> q_exp_G_to_product_3_in;
-    TASSIGN(q_exp_G_to_product_3_in, 0x28000);
+    TASSIGN(q_exp_G_to_product_3_in, 0x1e000);
     UbTile<float, 32, 64> q_exp_G_to_16_2;
-    TASSIGN(q_exp_G_to_16_2, 0x28000);
+    TASSIGN(q_exp_G_to_16_2, 0x1e000);
     UbTile<float, 32, 64> q_exp_G_to_16_sum;
-    TASSIGN(q_exp_G_to_16_sum, 0x20000);
+    TASSIGN(q_exp_G_to_16_sum, 0x18000);
     UbTile<float, 32, 128> G_to_4_in;
-    TASSIGN(G_to_4_in, 0x2a000);
+    TASSIGN(G_to_4_in, 0x1c000);
     UbTile<float, 32, 128> exp_G_to_4;
-    TASSIGN(exp_G_to_4, 0x2a000);
+    TASSIGN(exp_G_to_4, 0x1c000);
     UbTile<float, 32, 128> erase_exp_G_to_4;
-    TASSIGN(erase_exp_G_to_4, 0x8000);
+    TASSIGN(erase_exp_G_to_4, 0x26400);
     UbTile<float, 32, 128> k_exp_G_to_4;
-    TASSIGN(k_exp_G_to_4, 0x22000);
+    TASSIGN(k_exp_G_to_4, 0x20000);
     UbTile<half, 32, 128> erase_exp_G_to_4_f16;
-    TASSIGN(erase_exp_G_to_4_f16, 0x26000);
+    TASSIGN(erase_exp_G_to_4_f16, 0x24000);
     UbTile<half, 32, 128> k_exp_G_to_4_f16;
-    TASSIGN(k_exp_G_to_4_f16, 0x28000);
+    TASSIGN(k_exp_G_to_4_f16, 0x24000);
     UbTile<float, 32, 64> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0x8000);
+    TASSIGN(pairs_4_mask, 0x20000);
     UbTile<float, 32, 64> k_exp_G_to_product_4_in;
-    TASSIGN(k_exp_G_to_product_4_in, 0xa000);
+    TASSIGN(k_exp_G_to_product_4_in, 0x22000);
     UbTile<float, 32, 64> k_exp_G_to_8_2;
-    TASSIGN(k_exp_G_to_8_2, 0xa000);
+    TASSIGN(k_exp_G_to_8_2, 0x22000);
     UbTile<float, 32, 64> k_exp_G_to_8_2_sum;
-    TASSIGN(k_exp_G_to_8_2_sum, 0xc000);
+    TASSIGN(k_exp_G_to_8_2_sum, 0x1a000);
     UbTile<float, 32, 128> q_exp_G_to_4;
-    TASSIGN(q_exp_G_to_4, 0x2a000);
+    TASSIGN(q_exp_G_to_4, 0x1c000);
     UbTile<half, 32, 128> q_exp_G_to_4_f16;
-    TASSIGN(q_exp_G_to_4_f16, 0xe000);
+    TASSIGN(q_exp_G_to_4_f16, 0x20000);
     UbTile<float, 32, 64> pairs_4_mask_2;
-    TASSIGN(pairs_4_mask_2, 0x14000);
+    TASSIGN(pairs_4_mask_2, 0x1c000);
     UbTile<float, 32, 64> q_exp_G_to_product_4_in;
-    TASSIGN(q_exp_G_to_product_4_in, 0x1a000);
+    TASSIGN(q_exp_G_to_product_4_in, 0x1e000);
     UbTile<float, 32, 64> q_exp_G_to_8_2;
-    TASSIGN(q_exp_G_to_8_2, 0x1a000);
+    TASSIGN(q_exp_G_to_8_2, 0x1e000);
     UbTile<float, 32, 64> q_exp_G_to_8_2_sum;
-    TASSIGN(q_exp_G_to_8_2_sum, 0x20000);
+    TASSIGN(q_exp_G_to_8_2_sum, 0x18000);
+    UbTile<float, 32, 64> eye_mask;
+    TASSIGN(eye_mask, 0x1e000);
+    UbTile<float, 32, 64> q_kT_in;
+    TASSIGN(q_kT_in, 0x1c000);
+    UbTile<float, 32, 64> q_kT_identity;
+    TASSIGN(q_kT_identity, 0x1c000);
     UbTile<float, 32, 128> G_to_2_in;
-    TASSIGN(G_to_2_in, 0x22000);
+    TASSIGN(G_to_2_in, 0x1e000);
     UbTile<float, 32, 128> exp_G_to_2;
-    TASSIGN(exp_G_to_2, 0x22000);
+    TASSIGN(exp_G_to_2, 0x1e000);
     UbTile<float, 32, 128> erase_exp_G_to_2;
-    TASSIGN(erase_exp_G_to_2, 0x26000);
+    TASSIGN(erase_exp_G_to_2, 0x26400);
     UbTile<float, 32, 128> k_exp_G_to_2;
-    TASSIGN(k_exp_G_to_2, 0x2a000);
+    TASSIGN(k_exp_G_to_2, 0x22000);
     UbTile<half, 32, 128> erase_exp_G_to_2_f16;
-    TASSIGN(erase_exp_G_to_2_f16, 0x8000);
+    TASSIGN(erase_exp_G_to_2_f16, 0x2a400);
     UbTile<half, 32, 128> k_exp_G_to_2_f16;
-    TASSIGN(k_exp_G_to_2_f16, 0xa000);
+    TASSIGN(k_exp_G_to_2_f16, 0x26400);
     UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0xe000);
+    TASSIGN(pairs_2_mask, 0x22000);
     UbTile<float, 32, 64> k_exp_G_to_product_5_in;
-    TASSIGN(k_exp_G_to_product_5_in, 0x14000);
+    TASSIGN(k_exp_G_to_product_5_in, 0x24000);
     UbTile<float, 32, 64> k_exp_G_to_4_2;
-    TASSIGN(k_exp_G_to_4_2, 0x14000);
+    TASSIGN(k_exp_G_to_4_2, 0x24000);
     UbTile<float, 32, 64> k_exp_G_to_4_2_sum;
-    TASSIGN(k_exp_G_to_4_2_sum, 0xc000);
+    TASSIGN(k_exp_G_to_4_2_sum, 0x1a000);
     UbTile<float, 32, 128> q_exp_G_to_2;
-    TASSIGN(q_exp_G_to_2, 0x22000);
+    TASSIGN(q_exp_G_to_2, 0x1e000);
     UbTile<half, 32, 128> q_exp_G_to_2_f16;
-    TASSIGN(q_exp_G_to_2_f16, 0x1a000);
+    TASSIGN(q_exp_G_to_2_f16, 0x22000);
+    UbTile<float, 32, 128> G_to_1_in;
+    TASSIGN(G_to_1_in, 0x1e000);
+    UbTile<float, 32, 128> exp_G_to_1;
+    TASSIGN(exp_G_to_1, 0x1e000);
     UbTile<float, 32, 64> pairs_2_mask_2;
     TASSIGN(pairs_2_mask_2, 0x22000);
     UbTile<float, 32, 64> q_exp_G_to_product_5_in;
@@ -1812,149 +2061,115 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     UbTile<float, 32, 64> q_exp_G_to_4_2;
     TASSIGN(q_exp_G_to_4_2, 0x24000);
     UbTile<float, 32, 64> q_exp_G_to_4_2_sum;
-    TASSIGN(q_exp_G_to_4_2_sum, 0x20000);
-    UbTile<float, 32, 128> G_to_1_in;
-    TASSIGN(G_to_1_in, 0x26000);
-    UbTile<float, 32, 128> exp_G_to_1;
-    TASSIGN(exp_G_to_1, 0x26000);
+    TASSIGN(q_exp_G_to_4_2_sum, 0x18000);
     UbTile<float, 32, 128> erase_exp_G_to_1;
-    TASSIGN(erase_exp_G_to_1, 0x2a000);
+    TASSIGN(erase_exp_G_to_1, 0x26400);
     UbTile<float, 32, 128> k_exp_G_to_1;
-    TASSIGN(k_exp_G_to_1, 0x8000);
+    TASSIGN(k_exp_G_to_1, 0x22000);
     UbTile<half, 32, 128> erase_exp_G_to_1_f16;
-    TASSIGN(erase_exp_G_to_1_f16, 0xe000);
+    TASSIGN(erase_exp_G_to_1_f16, 0x2a400);
     UbTile<half, 32, 128> k_exp_G_to_1_f16;
-    TASSIGN(k_exp_G_to_1_f16, 0x14000);
-    UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x1a000);
-    UbTile<float, 32, 64> k_exp_G_to_product_6_in;
-    TASSIGN(k_exp_G_to_product_6_in, 0x22000);
-    UbTile<float, 32, 64> k_exp_G_to_2_2;
-    TASSIGN(k_exp_G_to_2_2, 0x22000);
-    UbTile<float, 32, 64> Tinv_decayed_product;
-    TASSIGN(Tinv_decayed_product, 0xc000);
+    TASSIGN(k_exp_G_to_1_f16, 0x26400);
     UbTile<float, 32, 128> q_exp_G_to_1;
-    TASSIGN(q_exp_G_to_1, 0x26000);
+    TASSIGN(q_exp_G_to_1, 0x1e000);
     UbTile<half, 32, 128> q_exp_G_to_1_f16;
-    TASSIGN(q_exp_G_to_1_f16, 0x24000);
-    UbTile<float, 32, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0x26000);
-    UbTile<float, 32, 64> Tinv_strictly_lower;
-    TASSIGN(Tinv_strictly_lower, 0xc000);
-    UbTile<float, 32, 64> Tinv_strictly_neg;
-    TASSIGN(Tinv_strictly_neg, 0xc000);
-    UbTile<float, 32, 64> pairs_1_mask_3;
-    TASSIGN(pairs_1_mask_3, 0x28000);
-    UbTile<float, 32, 64> Tinv_strictly_2;
-    TASSIGN(Tinv_strictly_2, 0x28000);
-    UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x2a000);
-    UbTile<float, 32, 64> Tinv_rows_2;
-    TASSIGN(Tinv_rows_2, 0x28000);
-    UbTile<float, 32, 64> pairs_2_mask_3;
-    TASSIGN(pairs_2_mask_3, 0x2c000);
-    UbTile<float, 32, 64> Tinv_strictly_4;
-    TASSIGN(Tinv_strictly_4, 0x2c000);
-    UbTile<float, 32, 64> pairs_4_mask_3;
-    TASSIGN(pairs_4_mask_3, 0x8000);
-    UbTile<float, 32, 64> Tinv_strictly_8;
-    TASSIGN(Tinv_strictly_8, 0x8000);
-    UbTile<float, 32, 64> pairs_8_mask_3;
-    TASSIGN(pairs_8_mask_3, 0xa000);
-    UbTile<float, 32, 64> Tinv_strictly_16;
-    TASSIGN(Tinv_strictly_16, 0xa000);
-    UbTile<float, 32, 64> pairs_16_mask_3;
-    TASSIGN(pairs_16_mask_3, 0xe000);
-    UbTile<float, 32, 64> Tinv_strictly_32;
-    TASSIGN(Tinv_strictly_32, 0xe000);
-    UbTile<float, 32, 64> pairs_32_mask_3;
-    TASSIGN(pairs_32_mask_3, 0x14000);
-    UbTile<float, 32, 64> Tinv_strictly_64;
-    TASSIGN(Tinv_strictly_64, 0xc000);
-    UbTile<float, 1, 128> last_G;
-    TASSIGN(last_G, 0x1a000);
-    UbTile<half, 32, 64> Tinv_strictly_4_f16;
-    TASSIGN(Tinv_strictly_4_f16, 0x1a200);
-    UbTile<half, 32, 64> Tinv_rows_2_f16;
-    TASSIGN(Tinv_rows_2_f16, 0x22000);
-    UbTile<half, 32, 64> Tinv_strictly_8_f16;
-    TASSIGN(Tinv_strictly_8_f16, 0x23000);
-    UbTile<half, 32, 64> Tinv_strictly_16_f16;
-    TASSIGN(Tinv_strictly_16_f16, 0x24000);
+    TASSIGN(q_exp_G_to_1_f16, 0x22000);
+    UbTile<float, 32, 64> pairs_1_mask;
+    TASSIGN(pairs_1_mask, 0x1e000);
+    UbTile<float, 32, 64> k_exp_G_to_product_6_in;
+    TASSIGN(k_exp_G_to_product_6_in, 0x20000);
+    UbTile<float, 32, 64> k_exp_G_to_2_2;
+    TASSIGN(k_exp_G_to_2_2, 0x20000);
+    UbTile<float, 32, 64> Tinv_decayed_product;
+    TASSIGN(Tinv_decayed_product, 0x1a000);
     UbTile<float, 32, 128> G_in_2;
-    TASSIGN(G_in_2, 0x25000);
+    TASSIGN(G_in_2, 0x22000);
     UbTile<float, 32, 128> exp_G;
-    TASSIGN(exp_G, 0x8000);
+    TASSIGN(exp_G, 0x1e000);
     UbTile<float, 32, 128> exp_G_erase;
-    TASSIGN(exp_G_erase, 0x1c000);
-    UbTile<half, 32, 64> Tinv_strictly_32_f16;
-    TASSIGN(Tinv_strictly_32_f16, 0x14000);
-    UbTile<half, 32, 64> Tinv_strictly_64_f16;
-    TASSIGN(Tinv_strictly_64_f16, 0x15000);
+    TASSIGN(exp_G_erase, 0x14000);
+    UbTile<float, 32, 64> strictly_lower_mask;
+    TASSIGN(strictly_lower_mask, 0x26400);
+    UbTile<float, 32, 64> Tinv_strictly_lower;
+    TASSIGN(Tinv_strictly_lower, 0x1a000);
+    UbTile<half, 32, 64> Tinv_strictly_lower_f16;
+    TASSIGN(Tinv_strictly_lower_f16, 0x26400);
     UbTile<half, 32, 128> exp_G_erase_f16;
-    TASSIGN(exp_G_erase_f16, 0x22000);
-    UbTile<half, 32, 128> v;
-    TASSIGN(v, 0x2c000);
-    UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0xc000);
-    UbTile<half, 32, 128> w;
-    TASSIGN(w, 0x14000);
-    UbTile<float, 32, 128> w_f32;
-    TASSIGN(w_f32, 0x1a200);
-    UbTile<float, 32, 128> w_v;
-    TASSIGN(w_v, 0xc000);
+    TASSIGN(exp_G_erase_f16, 0x1a000);
+    UbTile<float, 32, 16> Tinv_diagonal_stack;
+    TASSIGN(Tinv_diagonal_stack, 0x14000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16;
+    TASSIGN(pairs_1_mask_of_16, 0x14800);
+    UbTile<float, 32, 16> Tinv_diagonal_2;
+    TASSIGN(Tinv_diagonal_2, 0x14800);
+    UbTile<float, 32, 16> eye_mask_of_16;
+    TASSIGN(eye_mask_of_16, 0x15000);
+    UbTile<float, 32, 16> Tinv_rows_2;
+    TASSIGN(Tinv_rows_2, 0x14800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16;
+    TASSIGN(pairs_2_mask_of_16, 0x15000);
+    UbTile<float, 32, 16> Tinv_diagonal_4;
+    TASSIGN(Tinv_diagonal_4, 0x15000);
+    UbTile<half, 32, 16> Tinv_diagonal_4_f16;
+    TASSIGN(Tinv_diagonal_4_f16, 0x15800);
+    UbTile<half, 32, 16> Tinv_rows_2_f16;
+    TASSIGN(Tinv_rows_2_f16, 0x15000);
+    UbTile<float, 32, 16> pairs_4_mask_of_16;
+    TASSIGN(pairs_4_mask_of_16, 0x14800);
+    UbTile<float, 32, 16> Tinv_diagonal_8;
+    TASSIGN(Tinv_diagonal_8, 0x14800);
+    UbTile<half, 32, 16> Tinv_diagonal_8_f16;
+    TASSIGN(Tinv_diagonal_8_f16, 0x15000);
+    UbTile<float, 32, 16> pairs_8_mask_of_16;
+    TASSIGN(pairs_8_mask_of_16, 0x14800);
+    UbTile<float, 32, 16> Tinv_diagonal_16;
+    TASSIGN(Tinv_diagonal_16, 0x14000);
+    UbTile<half, 32, 16> Tinv_diagonal_16_f16;
+    TASSIGN(Tinv_diagonal_16_f16, 0x14800);
     UbTile<float, 32, 128> expand_last_G;
-    TASSIGN(expand_last_G, 0x1a200);
+    TASSIGN(expand_last_G, 0x14000);
     UbTile<float, 32, 128> last_G_minus_G;
-    TASSIGN(last_G_minus_G, 0x1a200);
+    TASSIGN(last_G_minus_G, 0x14000);
     UbTile<float, 32, 128> decay_to_end;
-    TASSIGN(decay_to_end, 0x1a200);
+    TASSIGN(decay_to_end, 0x14000);
     UbTile<float, 32, 128> k_decay_to_end;
-    TASSIGN(k_decay_to_end, 0x16000);
+    TASSIGN(k_decay_to_end, 0xc000);
     UbTile<half, 32, 128> k_decay_to_end_f16;
-    TASSIGN(k_decay_to_end_f16, 0x22000);
+    TASSIGN(k_decay_to_end_f16, 0x14000);
     UbTile<float, 32, 128> exp_G_q;
     TASSIGN(exp_G_q, 0x10000);
     UbTile<float, 32, 64> pairs_1_mask_2;
-    TASSIGN(pairs_1_mask_2, 0x24000);
+    TASSIGN(pairs_1_mask_2, 0xe000);
     UbTile<float, 32, 64> q_exp_G_to_product_6_in;
-    TASSIGN(q_exp_G_to_product_6_in, 0x26000);
+    TASSIGN(q_exp_G_to_product_6_in, 0xc000);
     UbTile<float, 32, 64> q_exp_G_to_2_2;
-    TASSIGN(q_exp_G_to_2_2, 0x26000);
+    TASSIGN(q_exp_G_to_2_2, 0xc000);
     UbTile<half, 32, 128> exp_G_q_f16;
-    TASSIGN(exp_G_q_f16, 0x28000);
+    TASSIGN(exp_G_q_f16, 0xe000);
     UbTile<float, 32, 64> q_exp_G_to_2_2_sum;
-    TASSIGN(q_exp_G_to_2_2_sum, 0x20000);
-    UbTile<float, 32, 64> q_kT_in;
-    TASSIGN(q_kT_in, 0x2c000);
-    UbTile<float, 32, 64> q_kT_identity;
-    TASSIGN(q_kT_identity, 0x2c000);
+    TASSIGN(q_exp_G_to_2_2_sum, 0x18000);
     UbTile<float, 32, 64> operand_of_o;
-    TASSIGN(operand_of_o, 0x20000);
+    TASSIGN(operand_of_o, 0x18000);
     UbTile<half, 32, 64> operand_of_o_f16;
-    TASSIGN(operand_of_o_f16, 0x8000);
-    UbTile<float, 1, 128> chunk_decay;
-    TASSIGN(chunk_decay, 0x1a000);
-    UbCol<float, 64> chunk_decay_col;
-    TASSIGN(chunk_decay_col, 0x1a000 + sub * 256);
+    TASSIGN(operand_of_o_f16, 0xc000);
     UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x10000);
+    TASSIGN(chunk_decay_S, 0xc000);
     UbTile<float, 32, 128> exp_G_erase_S_in;
-    TASSIGN(exp_G_erase_S_in, 0x18000);
+    TASSIGN(exp_G_erase_S_in, 0x14000);
     UbTile<float, 32, 128> operand_of_U;
-    TASSIGN(operand_of_U, 0xc000);
+    TASSIGN(operand_of_U, 0x8000);
     UbTile<half, 32, 128> operand_of_U_f16;
-    TASSIGN(operand_of_U_f16, 0x1c000);
+    TASSIGN(operand_of_U_f16, 0x14000);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x1e000);
+    TASSIGN(S_next_part_in, 0x14000);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x0);
     UbTile<float, 32, 128> o_sum_in;
-    TASSIGN(o_sum_in, 0x26000);
+    TASSIGN(o_sum_in, 0x8000);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x26000);
+    TASSIGN(o, 0x8000);
     UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x2a000);
+    TASSIGN(o_f16, 0xc000);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -1969,7 +2184,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_S -> k_raw
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -1983,15 +2197,17 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_f16);
             }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_f16 -> g_raw
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_f16 -> g_raw
             UbPart<float, 32, 128> g_raw(part, 128);
-            TASSIGN(g_raw, 0xc000);
+            TASSIGN(g_raw, 0x8000);
             if (part > 0) {
                 auto from = view(g_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TLOAD(g_raw, from);
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g
-            fill_rows(g, g_raw, part, 0xc000);
+            fill_rows(g, g_raw, part, 0x8000);
             pipe_barrier(PIPE_V);
             // G = cumsum(g)
             TEXP(exp_g, g);
@@ -2006,40 +2222,93 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto to = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, exp_g_times_0_sum);
             }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // exp_g_times_0_sum -> k_raw
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_S -> k_raw
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // exp_g_times_0_sum -> k_raw
             UbPart<half, 32, 128> k_raw(part, 128);
-            TASSIGN(k_raw, 0x14000);
+            TASSIGN(k_raw, 0x8000);
             if (part > 0) {
                 auto from = view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
                 TLOAD(k_raw, from);
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw -> k
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw -> k
-            fill_rows(k, k_raw, part, 0x14000);
+            fill_rows(k, k_raw, part, 0x8000);
             pipe_barrier(PIPE_V);
             TCVT(k_f32, k, RoundMode::CAST_NONE);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k -> b_raw
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k -> b_raw
             UbPart<half, 32, 128> b_raw(part, 128);
-            TASSIGN(b_raw, 0x1a000);
+            TASSIGN(b_raw, 0x8000);
             if (part > 0) {
                 auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TLOAD(b_raw, from);
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw -> b
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw -> b
-            fill_rows(b_, b_raw, part, 0x1a000);
+            fill_rows(b_, b_raw, part, 0x8000);
             pipe_barrier(PIPE_V);
             TCVT(b_f32, b_, RoundMode::CAST_NONE);
             pipe_barrier(PIPE_V);
             // erase = k * b
             TMUL(erase, k_f32, b_f32);
+            UbPart<half, 32, 128> v_raw(part, 128);
+            TASSIGN(v_raw, 0x10000);
+            if (part > 0) {
+                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(v_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw -> v
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw -> v
+            fill_rows(v, v_raw, part, 0x10000);
+            pipe_barrier(PIPE_V);
+            TCVT(v_f32, v, RoundMode::CAST_NONE);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> w_raw
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> w_raw
+            UbPart<half, 32, 128> w_raw(part, 128);
+            TASSIGN(w_raw, 0x10000);
+            if (part > 0) {
+                auto from = view(w_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(w_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // w_raw -> w
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // w_raw -> w
+            fill_rows(w, w_raw, part, 0x10000);
+            pipe_barrier(PIPE_V);
+            TCVT(w_f32, w, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // U = Tinv @ (v * w - (erase * exp_G) @ S)
+            TMUL(w_v, v_f32, w_f32);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // w_f32 -> q_raw
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // w_f32 -> q_raw
+            UbPart<half, 32, 128> q_raw(part, 128);
+            TASSIGN(q_raw, 0x18000);
+            if (part > 0) {
+                auto from = view(q_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
+                TLOAD(q_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_raw -> q
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_raw -> q
+            fill_rows(q, q_raw, part, 0x18000);
+            pipe_barrier(PIPE_V);
+            TCVT(q_f32, q, RoundMode::CAST_NONE);
+            wait_flag_dev(1);  // G_channel -> last_G
+            // last_G = last(G)
+            {
+                auto from = view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
+                TLOAD(last_G, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // last_G -> chunk_decay
+            // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // last_G -> chunk_decay
+            TEXP(chunk_decay, last_G);
             wait_flag_dev(1);  // G_to_32_channel -> G_to_32_in
             {
                 auto from = view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(G_to_32_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_32_in -> exp_G_to_32
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_32_in -> exp_G_to_32
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_32_in -> exp_G_to_32
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_32_in -> exp_G_to_32
             // exp_G_to_32 = exp(to_middle(G))
             TEXP(exp_G_to_32, G_to_32_in);
             pipe_barrier(PIPE_V);
@@ -2059,14 +2328,17 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 TSTORE(to, erase_exp_G_to_32_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_32_f16_channel -> erase_exp_G_to_32_f16_in
+            pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_32_f16, k_exp_G_to_32, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_G_to_32_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // k_exp_G_to_32 -> pairs_32_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_G_to_32_f16 -> store
             {
                 auto to = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, k_exp_G_to_32_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // k_exp_G_to_32 -> pairs_32_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
@@ -2080,21 +2352,9 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k_exp_G_to_product_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_in -> k_exp_G_to_64
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_in -> k_exp_G_to_64
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_in -> k_exp_G_to_64
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_in -> k_exp_G_to_64
             TMUL(k_exp_G_to_64, k_exp_G_to_product_in, pairs_32_mask);
-            UbPart<half, 32, 128> q_raw(part, 128);
-            TASSIGN(q_raw, 0xe000);
-            if (part > 0) {
-                auto from = view(q_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
-                TLOAD(q_raw, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_raw -> q
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_raw -> q
-            fill_rows(q, q_raw, part, 0xe000);
-            pipe_barrier(PIPE_V);
-            TCVT(q_f32, q, RoundMode::CAST_NONE);
-            pipe_barrier(PIPE_V);
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
             // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
@@ -2103,12 +2363,14 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             pipe_barrier(PIPE_V);
             TCVT(q_exp_G_to_32_f16, q_exp_G_to_32, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_32_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_32 -> pairs_32_mask_2
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_32_f16 -> store
             {
                 auto to = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, q_exp_G_to_32_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_32 -> pairs_32_mask_2
             {
                 auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_32_mask_2, from);
@@ -2118,15 +2380,17 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(q_exp_G_to_product_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_in -> q_exp_G_to_64
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_in -> q_exp_G_to_64
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_in -> q_exp_G_to_64
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_in -> q_exp_G_to_64
             TMUL(q_exp_G_to_64, q_exp_G_to_product_in, pairs_32_mask_2);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_32_mask_2 -> G_to_16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_32_mask_2 -> G_to_16_in
             {
                 auto from = view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(G_to_16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_16_in -> exp_G_to_16
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_16_in -> exp_G_to_16
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_16_in -> exp_G_to_16
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_16_in -> exp_G_to_16
             // exp_G_to_16 = exp(to_middle(G))
             TEXP(exp_G_to_16, G_to_16_in);
             pipe_barrier(PIPE_V);
@@ -2145,15 +2409,19 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto to = view(erase_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, erase_exp_G_to_16_f16);
             }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // erase_exp_G_to_16_f16 -> k_exp_G_to_16_f16
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_16_f16_channel -> erase_exp_G_to_16_f16_in
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // erase_exp_G_to_16_f16 -> k_exp_G_to_16_f16
             TCVT(k_exp_G_to_16_f16, k_exp_G_to_16, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_16_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // k_exp_G_to_16 -> pairs_16_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_16_f16 -> store
             {
                 auto to = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, k_exp_G_to_16_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // k_exp_G_to_16 -> pairs_16_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
@@ -2167,8 +2435,8 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k_exp_G_to_product_2_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_2_in -> k_exp_G_to_32_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_2_in -> k_exp_G_to_32_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_2_in -> k_exp_G_to_32_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_2_in -> k_exp_G_to_32_2
             TMUL(k_exp_G_to_32_2, k_exp_G_to_product_2_in, pairs_16_mask);
             pipe_barrier(PIPE_V);
             TADD(k_exp_G_to_64_sum, k_exp_G_to_64, k_exp_G_to_32_2);
@@ -2180,14 +2448,14 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             pipe_barrier(PIPE_V);
             TCVT(q_exp_G_to_16_f16, q_exp_G_to_16, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_16_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_16 -> pairs_16_mask_2
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // q_exp_G_to_16 -> pairs_16_mask_2
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_16_f16 -> store
             {
                 auto to = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, q_exp_G_to_16_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_16 -> pairs_16_mask_2
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // q_exp_G_to_16 -> pairs_16_mask_2
             {
                 auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_16_mask_2, from);
@@ -2197,17 +2465,19 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(q_exp_G_to_product_2_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
             TMUL(q_exp_G_to_32_2, q_exp_G_to_product_2_in, pairs_16_mask_2);
             pipe_barrier(PIPE_V);
             TADD(q_exp_G_to_64_sum, q_exp_G_to_64, q_exp_G_to_32_2);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_exp_G_to_32_2 -> G_to_8_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_exp_G_to_32_2 -> G_to_8_in
             {
                 auto from = view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(G_to_8_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_8_in -> exp_G_to_8
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_8_in -> exp_G_to_8
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_8_in -> exp_G_to_8
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_8_in -> exp_G_to_8
             // exp_G_to_8 = exp(to_middle(G))
             TEXP(exp_G_to_8, G_to_8_in);
             pipe_barrier(PIPE_V);
@@ -2226,15 +2496,19 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto to = view(erase_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, erase_exp_G_to_8_f16);
             }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // erase_exp_G_to_8_f16 -> k_exp_G_to_8_f16
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_8_f16_channel -> erase_exp_G_to_8_f16_in
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // erase_exp_G_to_8_f16 -> k_exp_G_to_8_f16
             TCVT(k_exp_G_to_8_f16, k_exp_G_to_8, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_8_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k_exp_G_to_8 -> pairs_8_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_8_f16 -> store
             {
                 auto to = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, k_exp_G_to_8_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k_exp_G_to_8 -> pairs_8_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
@@ -2248,8 +2522,8 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k_exp_G_to_product_3_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_3_in -> k_exp_G_to_16_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_3_in -> k_exp_G_to_16_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_exp_G_to_product_3_in -> k_exp_G_to_16_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_exp_G_to_product_3_in -> k_exp_G_to_16_2
             TMUL(k_exp_G_to_16_2, k_exp_G_to_product_3_in, pairs_8_mask);
             pipe_barrier(PIPE_V);
             TADD(k_exp_G_to_16_sum, k_exp_G_to_64_sum, k_exp_G_to_16_2);
@@ -2278,17 +2552,19 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(q_exp_G_to_product_3_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
             TMUL(q_exp_G_to_16_2, q_exp_G_to_product_3_in, pairs_8_mask_2);
             pipe_barrier(PIPE_V);
             TADD(q_exp_G_to_16_sum, q_exp_G_to_64_sum, q_exp_G_to_16_2);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_exp_G_to_16_2 -> G_to_4_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_exp_G_to_16_2 -> G_to_4_in
             {
                 auto from = view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(G_to_4_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_4_in -> exp_G_to_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_4_in -> exp_G_to_4
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_to_4_in -> exp_G_to_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_to_4_in -> exp_G_to_4
             // exp_G_to_4 = exp(to_middle(G))
             TEXP(exp_G_to_4, G_to_4_in);
             pipe_barrier(PIPE_V);
@@ -2302,22 +2578,24 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             pipe_barrier(PIPE_V);
             TCVT(erase_exp_G_to_4_f16, erase_exp_G_to_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // erase_exp_G_to_4_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // erase_exp_G_to_4 -> pairs_4_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // erase_exp_G_to_4_f16 -> store
             {
                 auto to = view(erase_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, erase_exp_G_to_4_f16);
             }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // erase_exp_G_to_4_f16 -> k_exp_G_to_4_f16
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_4_f16_channel -> erase_exp_G_to_4_f16_in
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // erase_exp_G_to_4_f16 -> k_exp_G_to_4_f16
             TCVT(k_exp_G_to_4_f16, k_exp_G_to_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_G_to_4_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k_exp_G_to_4 -> pairs_4_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_G_to_4_f16 -> store
             {
                 auto to = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, k_exp_G_to_4_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // erase_exp_G_to_4 -> pairs_4_mask
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k_exp_G_to_4 -> pairs_4_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
@@ -2331,8 +2609,8 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k_exp_G_to_product_4_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_exp_G_to_product_4_in -> k_exp_G_to_8_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_exp_G_to_product_4_in -> k_exp_G_to_8_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_exp_G_to_product_4_in -> k_exp_G_to_8_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_exp_G_to_product_4_in -> k_exp_G_to_8_2
             TMUL(k_exp_G_to_8_2, k_exp_G_to_product_4_in, pairs_4_mask);
             pipe_barrier(PIPE_V);
             TADD(k_exp_G_to_8_2_sum, k_exp_G_to_16_sum, k_exp_G_to_8_2);
@@ -2344,12 +2622,14 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             pipe_barrier(PIPE_V);
             TCVT(q_exp_G_to_4_f16, q_exp_G_to_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_4_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // q_exp_G_to_4 -> pairs_4_mask_2
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_4_f16 -> store
             {
                 auto to = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, q_exp_G_to_4_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // q_exp_G_to_4 -> pairs_4_mask_2
             {
                 auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_4_mask_2, from);
@@ -2359,17 +2639,32 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(q_exp_G_to_product_4_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
             TMUL(q_exp_G_to_8_2, q_exp_G_to_product_4_in, pairs_4_mask_2);
             pipe_barrier(PIPE_V);
             TADD(q_exp_G_to_8_2_sum, q_exp_G_to_16_sum, q_exp_G_to_8_2);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // q_exp_G_to_8_2 -> eye_mask
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // q_exp_G_to_8_2 -> eye_mask
+            {
+                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(eye_mask, from);
+            }
+            {
+                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_kT_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in -> q_kT_identity
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in -> q_kT_identity
+            TMUL(q_kT_identity, q_kT_in, eye_mask);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // eye_mask -> G_to_2_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // eye_mask -> G_to_2_in
             {
                 auto from = view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(G_to_2_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_to_2_in -> exp_G_to_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_to_2_in -> exp_G_to_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // G_to_2_in -> exp_G_to_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // G_to_2_in -> exp_G_to_2
             // exp_G_to_2 = exp(to_middle(G))
             TEXP(exp_G_to_2, G_to_2_in);
             pipe_barrier(PIPE_V);
@@ -2389,14 +2684,17 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 TSTORE(to, erase_exp_G_to_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_2_f16_channel -> erase_exp_G_to_2_f16_in
+            pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_2_f16, k_exp_G_to_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k_exp_G_to_2 -> pairs_2_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_2_f16 -> store
             {
                 auto to = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, k_exp_G_to_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k_exp_G_to_2 -> pairs_2_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
@@ -2410,8 +2708,8 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k_exp_G_to_product_5_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_exp_G_to_product_5_in -> k_exp_G_to_4_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_exp_G_to_product_5_in -> k_exp_G_to_4_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_exp_G_to_product_5_in -> k_exp_G_to_4_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_exp_G_to_product_5_in -> k_exp_G_to_4_2
             TMUL(k_exp_G_to_4_2, k_exp_G_to_product_5_in, pairs_2_mask);
             pipe_barrier(PIPE_V);
             TADD(k_exp_G_to_4_2_sum, k_exp_G_to_8_2_sum, k_exp_G_to_4_2);
@@ -2423,14 +2721,28 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             pipe_barrier(PIPE_V);
             TCVT(q_exp_G_to_2_f16, q_exp_G_to_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_exp_G_to_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_2 -> pairs_2_mask_2
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_2 -> G_to_1_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_exp_G_to_2_f16 -> store
             {
                 auto to = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, q_exp_G_to_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_2 -> pairs_2_mask_2
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_exp_G_to_2_f16 -> pairs_2_mask_2
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_2 -> G_to_1_in
+            {
+                auto from = view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(G_to_1_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // G_to_1_in -> exp_G_to_1
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // G_to_1_in -> exp_G_to_1
+            // exp_G_to_1 = exp(to_middle(G))
+            TEXP(exp_G_to_1, G_to_1_in);
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_exp_G_to_2_f16 -> pairs_2_mask_2
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
             {
                 auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_2_mask_2, from);
@@ -2440,28 +2752,19 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(q_exp_G_to_product_5_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
             TMUL(q_exp_G_to_4_2, q_exp_G_to_product_5_in, pairs_2_mask_2);
             pipe_barrier(PIPE_V);
             TADD(q_exp_G_to_4_2_sum, q_exp_G_to_8_2_sum, q_exp_G_to_4_2);
-            {
-                auto from = view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_1_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_1_in -> exp_G_to_1
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_1_in -> exp_G_to_1
-            // exp_G_to_1 = exp(to_middle(G))
-            TEXP(exp_G_to_1, G_to_1_in);
-            pipe_barrier(PIPE_V);
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
             TMUL(erase_exp_G_to_1, erase, exp_G_to_1);
+            pipe_barrier(PIPE_V);
             // k_exp_G_to_1 = k * exp_G_to_1
             TMUL(k_exp_G_to_1, k_f32, exp_G_to_1);
-            pipe_barrier(PIPE_V);
             TCVT(erase_exp_G_to_1_f16, erase_exp_G_to_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // erase_exp_G_to_1_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // erase_exp_G_to_1_f16 -> store
@@ -2470,6 +2773,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 TSTORE(to, erase_exp_G_to_1_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_1_f16_channel -> erase_exp_G_to_1_f16_in
+            pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_1_f16, k_exp_G_to_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_1_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_1_f16 -> store
@@ -2478,6 +2782,23 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 TSTORE(to, k_exp_G_to_1_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in
+            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
+            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
+            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
+            // exp_G) @ S)
+            TMUL(q_exp_G_to_1, q_f32, exp_G_to_1);
+            pipe_barrier(PIPE_V);
+            TCVT(q_exp_G_to_1_f16, q_exp_G_to_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_1_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_exp_G_to_1 -> pairs_1_mask
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_1_f16 -> store
+            {
+                auto to = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, q_exp_G_to_1_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_1_f16 -> G_in_2
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_exp_G_to_1 -> pairs_1_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
@@ -2491,29 +2812,24 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k_exp_G_to_product_6_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_6_in -> k_exp_G_to_2_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_6_in -> k_exp_G_to_2_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_6_in -> k_exp_G_to_2_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_6_in -> k_exp_G_to_2_2
             TMUL(k_exp_G_to_2_2, k_exp_G_to_product_6_in, pairs_1_mask);
             pipe_barrier(PIPE_V);
             TADD(Tinv_decayed_product, k_exp_G_to_4_2_sum, k_exp_G_to_2_2);
-            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
-            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
-            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
-            // exp_G) @ S)
-            TMUL(q_exp_G_to_1, q_f32, exp_G_to_1);
-            pipe_barrier(PIPE_V);
-            TCVT(q_exp_G_to_1_f16, q_exp_G_to_1, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_1_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // q_exp_G_to_1 -> strictly_lower_mask
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_1_f16 -> store
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_1_f16 -> G_in_2
             {
-                auto to = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_1_f16);
+                auto from = view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(G_in_2, from);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // q_exp_G_to_1_f16 -> Tinv_strictly_16_f16
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_1_f16 -> G_in_2
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // q_exp_G_to_1 -> strictly_lower_mask
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_in_2 -> exp_G
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_in_2 -> exp_G
+            pipe_barrier(PIPE_V);
+            // exp_G = exp(G)
+            TEXP(exp_G, G_in_2);
+            pipe_barrier(PIPE_V);
+            // U = Tinv @ (v * w - (erase * exp_G) @ S)
+            TMUL(exp_G_erase, erase, exp_G);
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
@@ -2522,201 +2838,144 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(strictly_lower_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // strictly_lower_mask -> Tinv_strictly_lower
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // strictly_lower_mask -> Tinv_strictly_lower
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask -> Tinv_strictly_lower
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask -> Tinv_strictly_lower
             TMUL(Tinv_strictly_lower, Tinv_decayed_product, strictly_lower_mask);
             pipe_barrier(PIPE_V);
-            TMULS(Tinv_strictly_neg, Tinv_strictly_lower, -1.0f);
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_3, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_3 -> Tinv_strictly_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_3 -> Tinv_strictly_2
-            pipe_barrier(PIPE_V);
-            TMUL(Tinv_strictly_2, Tinv_strictly_neg, pairs_1_mask_3);
-            // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
-            // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
-            // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
-            // exp_G) @ S)
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask -> Tinv_rows_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask -> Tinv_rows_2
-            pipe_barrier(PIPE_V);
-            // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
-            // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
-            // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
-            // @ k_exp_G_to_1.T)))
-            TADD(Tinv_rows_2, eye_mask, Tinv_strictly_2);
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_3, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_2_mask_3 -> Tinv_strictly_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_2_mask_3 -> Tinv_strictly_4
-            TMUL(Tinv_strictly_4, Tinv_strictly_neg, pairs_2_mask_3);
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_3, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_4_mask_3 -> Tinv_strictly_8
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_4_mask_3 -> Tinv_strictly_8
-            TMUL(Tinv_strictly_8, Tinv_strictly_neg, pairs_4_mask_3);
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_3, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_3 -> Tinv_strictly_16
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_3 -> Tinv_strictly_16
-            TMUL(Tinv_strictly_16, Tinv_strictly_neg, pairs_8_mask_3);
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_3, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_16_mask_3 -> Tinv_strictly_32
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_16_mask_3 -> Tinv_strictly_32
-            TMUL(Tinv_strictly_32, Tinv_strictly_neg, pairs_16_mask_3);
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_3, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_32_mask_3 -> Tinv_strictly_64
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_32_mask_3 -> Tinv_strictly_64
-            pipe_barrier(PIPE_V);
-            TMUL(Tinv_strictly_64, Tinv_strictly_neg, pairs_32_mask_3);
-            // last_G = last(G)
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
-                TLOAD(last_G, from);
-            }
-            // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
-            TCVT(Tinv_strictly_4_f16, Tinv_strictly_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_strictly_4_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_strictly_4_f16 -> store
-            {
-                auto to = view(Tinv_strictly_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_strictly_4_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_strictly_4_f16_channel -> Tinv_strictly_4_f16_in
-            TCVT(Tinv_rows_2_f16, Tinv_rows_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // Tinv_rows_2 -> G_in_2
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
-            {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_rows_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-            TCVT(Tinv_strictly_8_f16, Tinv_strictly_8, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_strictly_8_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_strictly_8_f16 -> store
-            {
-                auto to = view(Tinv_strictly_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_strictly_8_f16);
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_strictly_8_f16 -> exp_G_erase_f16
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_strictly_8_f16_channel -> Tinv_strictly_8_f16_in
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // q_exp_G_to_1_f16 -> Tinv_strictly_16_f16
-            TCVT(Tinv_strictly_16_f16, Tinv_strictly_16, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_strictly_16_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // Tinv_rows_2 -> G_in_2
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_1_f16 -> G_in_2
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_in_2, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_in_2 -> exp_G
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_in_2 -> exp_G
-            pipe_barrier(PIPE_V);
-            // exp_G = exp(G)
-            TEXP(exp_G, G_in_2);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_strictly_16_f16 -> store
-            {
-                auto to = view(Tinv_strictly_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_strictly_16_f16);
-            }
-            pipe_barrier(PIPE_V);
-            // U = Tinv @ (v * w - (erase * exp_G) @ S)
-            TMUL(exp_G_erase, erase, exp_G);
-            TCVT(Tinv_strictly_32_f16, Tinv_strictly_32, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_strictly_32_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_strictly_32_f16 -> store
-            {
-                auto to = view(Tinv_strictly_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_strictly_32_f16);
-            }
-            TCVT(Tinv_strictly_64_f16, Tinv_strictly_64, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // Tinv_strictly_64_f16 -> store
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_strictly_8_f16 -> exp_G_erase_f16
+            TCVT(Tinv_strictly_lower_f16, Tinv_strictly_lower, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_strictly_lower_f16 -> store
             pipe_barrier(PIPE_V);
             TCVT(exp_G_erase_f16, exp_G_erase, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // exp_G_erase_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // Tinv_strictly_64_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_G_erase_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_erase -> pairs_1_mask_of_16
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_strictly_lower_f16 -> store
             {
-                auto to = view(Tinv_strictly_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_strictly_64_f16);
+                auto to = view(Tinv_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_strictly_lower_f16);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // Tinv_strictly_64_f16 -> w_raw
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // exp_G_erase_f16 -> store
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_strictly_lower_f16_channel -> Tinv_strictly_lower_f16_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_G_erase_f16 -> store
             {
                 auto to = view(exp_G_erase_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, exp_G_erase_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_G_erase_f16_channel -> exp_G_erase_f16_in
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // exp_G_erase_f16 -> k_decay_to_end_f16
-            UbPart<half, 32, 128> v_raw(part, 128);
-            TASSIGN(v_raw, 0x2c000);
-            if (part > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(v_raw, from);
+            pipe_barrier(PIPE_V);
+            for (int64_t i = 0; i < 32; i += 16) {
+                UbBlock<half, 16, 64, 16> Tinv_diagonal_stack_from;
+                TASSIGN(Tinv_diagonal_stack_from, 0x26400 + (i * 65 + sub * 32) * 2);
+                UbTile<float, 16, 16> Tinv_diagonal_stack_to;
+                TASSIGN(Tinv_diagonal_stack_to, 0x14000 + i * 64);
+                TCVT(Tinv_diagonal_stack_to, Tinv_diagonal_stack_from, RoundMode::CAST_NONE);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // v_raw -> v
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // v_raw -> v
-            fill_rows(v, v_raw, part, 0x2c000);
-            pipe_barrier(PIPE_V);
-            TCVT(v_f32, v, RoundMode::CAST_NONE);
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // Tinv_strictly_64_f16 -> w_raw
-            UbPart<half, 32, 128> w_raw(part, 128);
-            TASSIGN(w_raw, 0x14000);
-            if (part > 0) {
-                auto from = view(w_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(w_raw, from);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_erase -> pairs_1_mask_of_16
+            {
+                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_1_mask_of_16, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // w_raw -> w
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // w_raw -> w
-            fill_rows(w, w_raw, part, 0x14000);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16 -> Tinv_diagonal_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16 -> Tinv_diagonal_2
             pipe_barrier(PIPE_V);
-            TCVT(w_f32, w, RoundMode::CAST_NONE);
+            TMUL(Tinv_diagonal_2, Tinv_diagonal_stack, pairs_1_mask_of_16);
+            {
+                auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(eye_mask_of_16, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // eye_mask_of_16 -> Tinv_rows_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // eye_mask_of_16 -> Tinv_rows_2
             pipe_barrier(PIPE_V);
-            TMUL(w_v, v_f32, w_f32);
+            TSUB(Tinv_rows_2, Tinv_diagonal_2, eye_mask_of_16);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // eye_mask_of_16 -> pairs_2_mask_of_16
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // eye_mask_of_16 -> pairs_2_mask_of_16
+            {
+                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_2_mask_of_16, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_2_mask_of_16 -> Tinv_diagonal_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_2_mask_of_16 -> Tinv_diagonal_4
+            TMUL(Tinv_diagonal_4, Tinv_diagonal_stack, pairs_2_mask_of_16);
             pipe_barrier(PIPE_V);
+            TCVT(Tinv_diagonal_4_f16, Tinv_diagonal_4, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_diagonal_4_f16 -> store
+            pipe_barrier(PIPE_V);
+            TCVT(Tinv_rows_2_f16, Tinv_rows_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // Tinv_rows_2 -> pairs_4_mask_of_16
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_diagonal_4_f16 -> store
+            {
+                auto to = view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, Tinv_diagonal_4_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_4_f16_channel -> Tinv_diagonal_4_f16_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16 -> store
+            {
+                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, Tinv_rows_2_f16);
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16 -> Tinv_diagonal_8_f16
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // Tinv_rows_2 -> pairs_4_mask_of_16
+            {
+                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_4_mask_of_16, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_4_mask_of_16 -> Tinv_diagonal_8
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_4_mask_of_16 -> Tinv_diagonal_8
+            TMUL(Tinv_diagonal_8, Tinv_diagonal_stack, pairs_4_mask_of_16);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16 -> Tinv_diagonal_8_f16
+            pipe_barrier(PIPE_V);
+            TCVT(Tinv_diagonal_8_f16, Tinv_diagonal_8, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_diagonal_8_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // Tinv_diagonal_8 -> pairs_8_mask_of_16
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_diagonal_8_f16 -> store
+            {
+                auto to = view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, Tinv_diagonal_8_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_8_f16_channel -> Tinv_diagonal_8_f16_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // Tinv_diagonal_8 -> pairs_8_mask_of_16
+            {
+                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_8_mask_of_16, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask_of_16 -> Tinv_diagonal_16
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask_of_16 -> Tinv_diagonal_16
+            TMUL(Tinv_diagonal_16, Tinv_diagonal_stack, pairs_8_mask_of_16);
+            pipe_barrier(PIPE_V);
+            TCVT(Tinv_diagonal_16_f16, Tinv_diagonal_16, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // Tinv_diagonal_16_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // Tinv_diagonal_16_f16 -> store
+            {
+                auto to = view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, Tinv_diagonal_16_f16);
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // Tinv_diagonal_16_f16 -> expand_last_G
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_16_f16_channel -> Tinv_diagonal_16_f16_in
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // Tinv_diagonal_16_f16 -> expand_last_G
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             TCOLEXPAND(expand_last_G, last_G);
             pipe_barrier(PIPE_V);
             TSUB(last_G_minus_G, expand_last_G, G_in_2);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // G_in_2 -> pairs_1_mask_2
             pipe_barrier(PIPE_V);
             TEXP(decay_to_end, last_G_minus_G);
             pipe_barrier(PIPE_V);
             TMUL(k_decay_to_end, k_f32, decay_to_end);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // exp_G_erase_f16 -> k_decay_to_end_f16
             pipe_barrier(PIPE_V);
             TCVT(k_decay_to_end_f16, k_decay_to_end, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_decay_to_end_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_decay_to_end_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_decay_to_end_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k_decay_to_end -> pairs_1_mask_2
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_decay_to_end_f16 -> store
             {
                 auto to = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, k_decay_to_end_f16);
             }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_decay_to_end_f16 -> exp_G_erase_S_in
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
             // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
             // exp_G) @ S)
             TMUL(exp_G_q, q_f32, exp_G);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // G_in_2 -> pairs_1_mask_2
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k_decay_to_end -> pairs_1_mask_2
             {
                 auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_1_mask_2, from);
@@ -2731,49 +2990,41 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMUL(q_exp_G_to_2_2, q_exp_G_to_product_6_in, pairs_1_mask_2);
             pipe_barrier(PIPE_V);
             TCVT(exp_G_q_f16, exp_G_q, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_G_q_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // exp_G_q_f16 -> store
             TADD(q_exp_G_to_2_2_sum, q_exp_G_to_4_2_sum, q_exp_G_to_2_2);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_G_q_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // exp_G_q_f16 -> store
             {
                 auto to = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, exp_G_q_f16);
             }
-            {
-                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_kT_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_identity
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_identity
-            TMUL(q_kT_identity, q_kT_in, eye_mask);
             pipe_barrier(PIPE_V);
             TADD(operand_of_o, q_exp_G_to_2_2_sum, q_kT_identity);
             pipe_barrier(PIPE_V);
             TCVT(operand_of_o_f16, operand_of_o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_o_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_o_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // operand_of_o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // operand_of_o_f16 -> store
             {
                 auto to = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, operand_of_o_f16);
             }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // operand_of_o_f16 -> chunk_decay_S
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // operand_of_o_f16 -> chunk_decay_S
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
-            TEXP(chunk_decay, last_G);
-            pipe_barrier(PIPE_V);
             TROWEXPANDMUL(chunk_decay_S, S, chunk_decay_col);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_col -> exp_G_erase_S_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_col -> exp_G_erase_S_in
             wait_flag_dev(1);  // exp_G_erase_S_channel -> exp_G_erase_S_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_decay_to_end_f16 -> exp_G_erase_S_in
             {
                 auto from = view(exp_G_erase_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(exp_G_erase_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // exp_G_erase_S_in -> operand_of_U
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // exp_G_erase_S_in -> operand_of_U
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // exp_G_erase_S_in -> operand_of_U
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // exp_G_erase_S_in -> operand_of_U
             // U = Tinv @ (v * w - (erase * exp_G) @ S)
             TSUB(operand_of_U, w_v, exp_G_erase_S_in);
             pipe_barrier(PIPE_V);
             TCVT(operand_of_U_f16, operand_of_U, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_U_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_U_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_U_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_U_f16 -> store
             {
                 auto to = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, operand_of_U_f16);
@@ -2784,18 +3035,17 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
                 auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             TADD(S_next, chunk_decay_S, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_S -> k_raw
             wait_flag_dev(1);  // o_sum_channel -> o_sum_in
             {
                 auto from = view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(o_sum_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // o_sum_in -> o
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // o_sum_in -> o
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // o_sum_in -> o
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // o_sum_in -> o
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
             // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
@@ -2803,16 +3053,15 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMULS(o, o_sum_in, scale);
             pipe_barrier(PIPE_V);
             TCVT(o_f16, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16 -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x2a000);
+                TASSIGN(valid, 0xc000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // chunk_decay_S -> k_raw
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
@@ -2839,6 +3088,7 @@ extern "C" int call_gated_delta_rule_2_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
+    uint8_t *minus_identity_float16_bytes,
     uint8_t *lower_mask_bytes,
     uint8_t *to_middle_32_of_0_1_bytes,
     uint8_t *to_middle_16_of_0_1_bytes,
@@ -2854,7 +3104,12 @@ extern "C" int call_gated_delta_rule_2_o_S_fp16(
     uint8_t *pairs_1_mask_bytes,
     uint8_t *eye_mask_bytes,
     uint8_t *strictly_lower_mask_bytes,
-    uint8_t *identity_float16_C_bytes,
+    uint8_t *pairs_1_mask_of_16_bytes,
+    uint8_t *eye_mask_of_16_bytes,
+    uint8_t *pairs_2_mask_of_16_bytes,
+    uint8_t *pairs_4_mask_of_16_bytes,
+    uint8_t *pairs_8_mask_of_16_bytes,
+    uint8_t *identity_float16_16_bytes,
     uint8_t *exp_g_times_0_sum_channel_bytes,
     uint8_t *G_channel_bytes,
     uint8_t *G_to_32_channel_bytes,
@@ -2894,12 +3149,11 @@ extern "C" int call_gated_delta_rule_2_o_S_fp16(
     uint8_t *q_exp_G_to_1_f16_channel_bytes,
     uint8_t *q_exp_G_to_product_6_channel_bytes,
     uint8_t *q_kT_channel_bytes,
-    uint8_t *Tinv_strictly_4_f16_channel_bytes,
+    uint8_t *Tinv_strictly_lower_f16_channel_bytes,
+    uint8_t *Tinv_diagonal_4_f16_channel_bytes,
     uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *Tinv_strictly_8_f16_channel_bytes,
-    uint8_t *Tinv_strictly_16_f16_channel_bytes,
-    uint8_t *Tinv_strictly_32_f16_channel_bytes,
-    uint8_t *Tinv_strictly_64_f16_channel_bytes,
+    uint8_t *Tinv_diagonal_8_f16_channel_bytes,
+    uint8_t *Tinv_diagonal_16_f16_channel_bytes,
     uint8_t *exp_G_erase_f16_channel_bytes,
     uint8_t *S_f16_channel_bytes,
     uint8_t *exp_G_erase_S_channel_bytes,
@@ -2923,7 +3177,7 @@ extern "C" int call_gated_delta_rule_2_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_2_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, b_bytes, w_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_mask_bytes, to_middle_32_of_0_1_bytes, to_middle_16_of_0_1_bytes, to_middle_8_of_0_1_bytes, to_middle_4_of_0_1_bytes, to_middle_2_of_0_1_bytes, to_middle_1_of_0_1_bytes, pairs_32_mask_bytes, pairs_16_mask_bytes, pairs_8_mask_bytes, pairs_4_mask_bytes, pairs_2_mask_bytes, pairs_1_mask_bytes, eye_mask_bytes, strictly_lower_mask_bytes, identity_float16_C_bytes, exp_g_times_0_sum_channel_bytes, G_channel_bytes, G_to_32_channel_bytes, erase_exp_G_to_32_f16_channel_bytes, k_exp_G_to_32_f16_channel_bytes, k_exp_G_to_product_channel_bytes, q_exp_G_to_32_f16_channel_bytes, q_exp_G_to_product_channel_bytes, G_to_16_channel_bytes, erase_exp_G_to_16_f16_channel_bytes, k_exp_G_to_16_f16_channel_bytes, k_exp_G_to_product_2_channel_bytes, q_exp_G_to_16_f16_channel_bytes, q_exp_G_to_product_2_channel_bytes, G_to_8_channel_bytes, erase_exp_G_to_8_f16_channel_bytes, k_exp_G_to_8_f16_channel_bytes, k_exp_G_to_product_3_channel_bytes, q_exp_G_to_8_f16_channel_bytes, q_exp_G_to_product_3_channel_bytes, G_to_4_channel_bytes, erase_exp_G_to_4_f16_channel_bytes, k_exp_G_to_4_f16_channel_bytes, k_exp_G_to_product_4_channel_bytes, q_exp_G_to_4_f16_channel_bytes, q_exp_G_to_product_4_channel_bytes, G_to_2_channel_bytes, erase_exp_G_to_2_f16_channel_bytes, k_exp_G_to_2_f16_channel_bytes, k_exp_G_to_product_5_channel_bytes, q_exp_G_to_2_f16_channel_bytes, q_exp_G_to_product_5_channel_bytes, G_to_1_channel_bytes, erase_exp_G_to_1_f16_channel_bytes, k_exp_G_to_1_f16_channel_bytes, k_exp_G_to_product_6_channel_bytes, q_exp_G_to_1_f16_channel_bytes, q_exp_G_to_product_6_channel_bytes, q_kT_channel_bytes, Tinv_strictly_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, Tinv_strictly_8_f16_channel_bytes, Tinv_strictly_16_f16_channel_bytes, Tinv_strictly_32_f16_channel_bytes, Tinv_strictly_64_f16_channel_bytes, exp_G_erase_f16_channel_bytes, S_f16_channel_bytes, exp_G_erase_S_channel_bytes, operand_of_U_f16_channel_bytes, operand_of_o_f16_channel_bytes, exp_G_q_f16_channel_bytes, o_sum_channel_bytes, k_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_rule_2_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, b_bytes, w_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, lower_mask_bytes, to_middle_32_of_0_1_bytes, to_middle_16_of_0_1_bytes, to_middle_8_of_0_1_bytes, to_middle_4_of_0_1_bytes, to_middle_2_of_0_1_bytes, to_middle_1_of_0_1_bytes, pairs_32_mask_bytes, pairs_16_mask_bytes, pairs_8_mask_bytes, pairs_4_mask_bytes, pairs_2_mask_bytes, pairs_1_mask_bytes, eye_mask_bytes, strictly_lower_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, exp_g_times_0_sum_channel_bytes, G_channel_bytes, G_to_32_channel_bytes, erase_exp_G_to_32_f16_channel_bytes, k_exp_G_to_32_f16_channel_bytes, k_exp_G_to_product_channel_bytes, q_exp_G_to_32_f16_channel_bytes, q_exp_G_to_product_channel_bytes, G_to_16_channel_bytes, erase_exp_G_to_16_f16_channel_bytes, k_exp_G_to_16_f16_channel_bytes, k_exp_G_to_product_2_channel_bytes, q_exp_G_to_16_f16_channel_bytes, q_exp_G_to_product_2_channel_bytes, G_to_8_channel_bytes, erase_exp_G_to_8_f16_channel_bytes, k_exp_G_to_8_f16_channel_bytes, k_exp_G_to_product_3_channel_bytes, q_exp_G_to_8_f16_channel_bytes, q_exp_G_to_product_3_channel_bytes, G_to_4_channel_bytes, erase_exp_G_to_4_f16_channel_bytes, k_exp_G_to_4_f16_channel_bytes, k_exp_G_to_product_4_channel_bytes, q_exp_G_to_4_f16_channel_bytes, q_exp_G_to_product_4_channel_bytes, G_to_2_channel_bytes, erase_exp_G_to_2_f16_channel_bytes, k_exp_G_to_2_f16_channel_bytes, k_exp_G_to_product_5_channel_bytes, q_exp_G_to_2_f16_channel_bytes, q_exp_G_to_product_5_channel_bytes, G_to_1_channel_bytes, erase_exp_G_to_1_f16_channel_bytes, k_exp_G_to_1_f16_channel_bytes, k_exp_G_to_product_6_channel_bytes, q_exp_G_to_1_f16_channel_bytes, q_exp_G_to_product_6_channel_bytes, q_kT_channel_bytes, Tinv_strictly_lower_f16_channel_bytes, Tinv_diagonal_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, Tinv_diagonal_8_f16_channel_bytes, Tinv_diagonal_16_f16_channel_bytes, exp_G_erase_f16_channel_bytes, S_f16_channel_bytes, exp_G_erase_S_channel_bytes, operand_of_U_f16_channel_bytes, operand_of_o_f16_channel_bytes, exp_G_q_f16_channel_bytes, o_sum_channel_bytes, k_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -4185,46 +4439,57 @@ class Host:
         return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
 
 
-def _unit_lower_inverse(x: Any) -> Any:
+def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
-    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    return inverse
 
 
-def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+def _decayed_product(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
     return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
 
 
-def _decayed_matmul(p: Any, b: Any, x: Any, before: Any = None, transposed: bool = False) -> Any:
+def _decayed_matmul(p: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None,
+                    transposed: bool = False) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(-1) > 0
     each = p[..., None] * torch.where(kept[..., None], decay, 0.0)
     return (each * b[..., :, None, :]).sum(-3) if transposed else (each * b[..., None, :, :]).sum(-2)
 
 
-class Check:
-    """Compares a module's kernels with its page in float64 on a small problem.
+#: A function of the module: the page on float64 tiles, (inputs, states, numbers) -> outputs, outputs of the chunk, next states.
+_Page = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
 
-    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
-    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
-    parts too: some have a warm-up, and some need summaries of all parts before them. Rows are as large as they may be without
+
+@dataclass(frozen=True)
+class Expected:
+    """The page's results in float64. outs: [T, HV, ...]. finals: [N, HV, ...]. after: for each state, by (sequence, chunk), the
+    state after a chunk [HV, ...]. saved: for each output of chunks, the same."""
+
+    outs: list[torch.Tensor]
+    finals: list[torch.Tensor]
+    after: list[dict[tuple[int, int], torch.Tensor]]
+    saved: list[dict[tuple[int, int], torch.Tensor]]
+
+
+def parent_of(n: int, t: int) -> int:
+    """The parent of token t of sequence n in a tree of draft tokens: an earlier token, or -1 for the initial state."""
+    return (7 * t + n) % (t + 1) - 1
+
+
+class CheckProblem:
+    """The problem of a self-check.
+
+    It has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged tail. One
+    token is repeated. Heads forget nothing, little and much. There are initial states. Rows are as large as they may be without
     results that grow beyond what every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
-    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
-    ACCEPTED_TF32 = 3e-2
-    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
-    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
-    #: there is compared with this many times that change, if that is more than the gradient.
-    OF_ROUNDING, MOST = 16, 0.25
     #: Half of the distance from 1 to the next number of a dtype.
     ROUNDING = {"float32": 2 ** -24, "float16": 2 ** -11, "bfloat16": 2 ** -8}
-    #: The value of memory that no call may write.
-    MARK = 7.0
     #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
     #: module's chunk.
     STEP = 16
@@ -4238,81 +4503,19 @@ class Check:
     LARGEST = 256.0
     #: The least input between 0 and 1, and the least mean log decay of a head for forms.
     LEAST = 1e-6
-    #: Guard elements before and after each tensor of the kernels.
-    GUARD = 1 << 16
-    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
-    INSTANCES = 512
-    INSTANCES_BY_TOKEN = 64
 
-    def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
-        """tables, host, page: those of the module. function: the function under test, as callers see it.
+    def __init__(self, tables: Tables, page: _Page | None, reads: Mapping[str, Callable[..., torch.Tensor]],
+                 draws: Mapping[str, Callable[..., torch.Tensor]]) -> None:
+        """tables, page: those of the module. reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py):
+        what the page reads, and samples."""
+        self.tables, self.page, self.reads, self.draws = tables, page, reads, draws
 
-        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
-        self.tables, self.page, self.host, self.function = tables, page, host, function
-        self.reads, self.draws = reads or {}, draws or {}
-        self.done: Any = set()
-        self.lock = threading.RLock()
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    def __call__(self, device: Any = None, heads: Any = None) -> Any:
-        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
-        error is too large. heads: H and HV, if kernels are compiled for them."""
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        with self.lock:
-            found = self.errors(device, heads)
-            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
-                     if not error <= accepted]
-            if wrong:
-                self.done.discard((device, heads or self.heads()))
-                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
-        return found
-
-    def once(self, device: Any, heads: Any) -> None:
-        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
-        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
-            return
-        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
-            if (device, heads) in self.done:
-                return
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
-            self(device, heads)
-
-    def heads(self) -> Any:
-        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
-        if self.tables.heads:
-            return tuple(self.tables.heads.values())
-        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
-        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
-
-    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
-        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
-        given, and final states are wanted."""
-        heads = heads or self.heads()
-        found: Any = {}
-        host, in_parts = self.host, self.tables.part_cost is not None
-        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks, host.plans
-            try:
-                host.poison, host.plans = True, {}
-                for chunks in parts:
-                    for call in calls:
-                        if in_parts:  # short parts, so that there are many
-                            host.part_chunks = chunks
-                        for n, (error, accepted) in self.compared(device, heads, *call).items():
-                            known = found.get(n, (0.0, accepted))[0]
-                            found[n] = (known if known > error or math.isnan(known) else error), accepted
-                        host.plans.clear()
-            except BaseException:
-                self.done.discard((device, heads))
-                raise
-            finally:
-                host.poison, host.part_chunks, host.plans = before
-        return found
-
-    # --- the problem --------------------------------------------------------------------------------------------------
-    def lengths(self, packed: bool) -> Any:
+    def lengths(self, packed: bool) -> list[int]:
         """Tokens of each sequence. If packed, a pool skips the third."""
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
@@ -4321,17 +4524,18 @@ class Check:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def problem(self, lengths: Any, heads: Any, given: bool) -> Any:
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool) -> tuple[dict[str, torch.Tensor], Expected]:
         """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
         for factor in self.FACTORS:
             x = self.drawn(lengths, heads, factor)
-            outs, finals, after, saved = found = self.expected(x, lengths, heads, given)
-            by_chunk = (s for by in (*after, *saved) for s in by.values())
-            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *by_chunk)):
+            found = self.expected(x, lengths, heads, given)
+            by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
                 break
         return x, found
 
-    def by_rounding(self, x: Any, lengths: Any, heads: Any, given: bool, outs: Any, tf32: bool) -> Any:
+    def by_rounding(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool,
+                    outs: Sequence[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
         """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
         if not self.tables.backward:
             return [torch.zeros_like(y) for y in outs]
@@ -4340,14 +4544,15 @@ class Check:
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(row[0] for row in self.tables.chunk_inputs)]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        return [y - want for y, want in zip(self.expected(near, lengths, heads, given)[0], outs, strict=True)]
+        return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
 
-    def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
+    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
         factor: of rows that are not log decays."""
-        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
+        out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
@@ -4383,18 +4588,19 @@ class Check:
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def of_chunk(self, n: int, name: str, tiles: Any, rows: Any = None) -> Any:
+    def of_chunk(self, n: int, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
         states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
         states = self.tables.initial
         _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
-        dims = dims if n < len(states) else (rows, *dims[1:])
+        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *dims[1:])
         tiles = tiles.mT if name.endswith("_vk") else tiles
-        places = (..., *map(slice, dims))
-        return tiles[places]
+        for axis, most in zip(range(-len(limits), 0), limits, strict=True):
+            tiles = tiles if most is None else tiles.narrow(axis, 0, most)
+        return tiles
 
-    def read(self, name: str, x: Any) -> Any:
+    def read(self, name: str, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
         if name not in self.reads:
@@ -4402,14 +4608,14 @@ class Check:
         of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
         return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
-    def kv_order(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
         """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
-    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
-        states after chunks [HV, ...], by (sequence, chunk), and one of dicts of outputs of chunks [HV, ...]."""
+    def expected(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool) -> Expected:
+        """The page's results in float64. given: whether initial states count."""
         tables = self.tables
+        assert self.page is not None
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws or not self.reads]
@@ -4417,16 +4623,16 @@ class Check:
         initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start, by_page = len(tables.outputs), 0, bool(tables.chunk_inputs or tables.saved)
         shapes = [(heads[1], sum(lengths), *dims) for _, dims, _ in tables.outputs]
-        outs: Any = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
-        finals: Any = [[] for _ in initial]
-        after: Any = [{} for _ in initial]
-        saved: Any = [{} for _ in tables.saved]
+        outs = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
+        finals: list[list[torch.Tensor]] = [[] for _ in initial]
+        after: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in initial]
+        saved: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in tables.saved]
         for n, length in enumerate(lengths):
             states = [s[n] for s in initial]
             step = tables.chunk if by_page else min(self.STEP, tables.chunk)  # so that there is a state after each chunk
             for t in range(0, length, step)[::-1 if tables.backward else 1]:
                 if "retrieve_parent_token" in tables.indices and t:
-                    parent = self.parent(n, t)
+                    parent = parent_of(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
                 of_chunk = [self.of_chunk(i, name, x[name][n, t // step], rows.stop - rows.start).double()
@@ -4441,37 +4647,51 @@ class Check:
                 if t + step <= length and (t + step) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
-            for kept, s, first in zip(finals, states, initial, strict=True):
-                kept.append(s.expand_as(first[n]))
+            for of_state, s, first in zip(finals, states, initial, strict=True):
+                of_state.append(s.expand_as(first[n]))
             start += length
-        return [y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved
+        return Expected([y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved)
 
-    # --- the call -----------------------------------------------------------------------------------------------------
-    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+
+class CheckCall:
+    """The arguments of a call with the sequences of a `CheckProblem`, in the module's layout, with guards, gaps and marks around
+    all that kernels write."""
+
+    #: The value of memory that no call may write.
+    MARK = 7.0
+    #: Guard elements before and after each tensor of the kernels.
+    GUARD = 1 << 16
+
+    def __init__(self, problem: CheckProblem) -> None:
+        """problem: of the module that is called."""
+        self.problem, self.tables = problem, problem.tables
+
+    # --- memory ---
+    def guarded(self, x: torch.Tensor, shape: Sequence[int], fill: float) -> torch.Tensor:
         """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
         size = math.prod(shape)
         return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
 
-    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+    def placed(self, x: torch.Tensor, rows: int, fill: float = math.nan) -> torch.Tensor:
         """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
-        x = x.unflatten(0, (rows, -1))
+        x = x.view(rows, len(x) // rows, *x.shape[1:])
         x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
-    def pool(self, x: Any, slots: Any, count: int) -> Any:
+    def pool(self, x: torch.Tensor, slots: torch.Tensor, count: int) -> torch.Tensor:
         """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
         size = x[0].numel()
-        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].view(count, *x.shape[1:])
         pool[slots] = x
         return pool
 
-    @staticmethod
-    def parent(n: int, t: int) -> int:
-        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
-        return (7 * t + n) % (t + 1) - 1
+    # --- where states lie ---
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
+        return self.tables.pool and n % 5 == 2
 
-    def places(self, lengths: Any) -> Any:
+    def places(self, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
         count, width = len(lengths), max(lengths) + 1
         rows = torch.arange(count, 0, -1, device="cpu")
@@ -4481,19 +4701,7 @@ class Check:
         accepted = "num_accepted_tokens" in self.tables.indices
         return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
 
-    def integers(self, lengths: Any, once: int, device: Any) -> Any:
-        """The tensors of integers, by name. once: how many sequences differ."""
-        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
-        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
-        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
-                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
-                "intermediate_state_indices": rows,
-                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
-                                                       for n in range(len(lengths))], device="cpu"),
-                "checkpoint_rows": self.rows(lengths)}
-        return {name: made[name].to(torch.int32).to(device) for name in names}
-
-    def rows(self, lengths: Any) -> Any:
+    def rows(self, lengths: Sequence[int]) -> torch.Tensor:
         """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
         chunk."""
         chunk, start = self.tables.chunk, 0
@@ -4503,13 +4711,32 @@ class Check:
             start += length
         return rows
 
-    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
-        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
-        tables, (packed, given, wanted) = self.tables, call
+    def chunk_slots(self, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
+        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+
+    def integers(self, lengths: Sequence[int], once: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        (first, slots, rows), width = self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[parent_of(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
+        return {name: made[name].to(torch.int32).to(device) for name in self.tables.numbers}
+
+    # --- the arguments ---
+    def arguments(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], device: torch.device,
+                  call: tuple[bool, bool, bool]) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN. call: whether sequences are
+        packed, initial states are given, and final states are wanted."""
+        tables, (packed, given, wanted), dtypes = self.tables, call, self.problem.DTYPES
         rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
-        slots: Any = None
         copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
-        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments: dict[str, Any] = {"output_final_state": wanted} if tables.final or tables.in_place else {}
         arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
         for name, *_ in tables.inputs:
             y = x[name].to(device)
@@ -4525,102 +4752,68 @@ class Check:
             arguments[name] = tiles
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
-            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=dtypes[dtype], device=device), rows, self.MARK)
         if packed:
             arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        slots = self.states(arguments, x, lengths, copies, device, given)
+        self.buffers(arguments, x, lengths, (sum(lengths) + spare) // tables.chunk + 1, device, wanted)
+        return arguments, slots
+
+    def states(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], copies: int,
+               device: torch.device, given: bool) -> torch.Tensor | None:
+        """Add the initial states to the arguments. Returns the slots of the sequences in a pool."""
+        tables = self.tables
         for name, _ in tables.initial if given else ():
             y = torch.cat([x[name].to(device)] * copies)
             arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
-        if tables.pool:
-            slots, all_slots, _ = self.places(lengths)
-            count = (slots if all_slots is None else all_slots).numel() + 2
-            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
-        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
-            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
-            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        if not tables.pool:
+            return None
+        slots, all_slots, _ = self.places(lengths)
+        count = (slots if all_slots is None else all_slots).numel() + 2
+        arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        return slots
+
+    def buffers(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], positions: int,
+                device: torch.device, wanted: bool) -> None:
+        """Add the memory for checkpoints and final states to the arguments. positions: of checkpoints, where callers say them."""
+        tables = self.tables
+        pairs = list(zip(tables.checkpoints, tables.initial, strict=True)) if tables.rows or tables.positions else []
+        for (name, dims), (initial, _) in pairs:
+            y = x[initial].to(device)
+            lead = (positions,) if tables.positions else (len(lengths) + 2, max(lengths) + 1)
+            arguments[name] = self.guarded(y, (*lead, y.shape[1], *dims), self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
-                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
-        return arguments, slots
+                               self.guarded(y, (len(lengths), y.shape[1], *dims), self.MARK))
 
-    def chunk_slots(self, lengths: Any) -> Any:
-        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
-        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+    # --- what it may write ---
+    @property
+    def kept(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
 
-    def is_skipped(self, n: int) -> bool:
-        """True if the pool's slot of this sequence is -1."""
-        return self.tables.pool and n % 5 == 2
+    def stored_by_token(self, lengths: Sequence[int], served: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots and slots is not None else (rows[n], t) if self.tables.rows else ()
 
-    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
-        """(error, accepted error) by output of one call."""
-        tables, once = self.tables, self.lengths(packed)
-        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
-        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, (outs, finals, after, saved) = self.problem(once, heads, given)
-        lengths = once * copies
-        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
-        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
-        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
-        for n in served:
-            written[starts[n]:starts[n + 1]] = True
-        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
-        results = self.function(**arguments)
+    def writable(self, arguments: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """The arguments that kernels write to, by name: all memory of their storage, with guards and gaps, and a copy of it."""
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
+        return {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in (*self.tables.outs, *states, *rows)
+                if n in arguments}
 
-        found, accepted, tf32 = {}, self.ACCEPTED[tables.dtype], tables.tf32 and device.type == "cuda"
-        if tf32:
-            accepted = self.ACCEPTED_TF32
-        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
-            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        rounding = self.by_rounding(x, once, heads, given, outs, tf32)
-        for (name, *_), got, want, change in zip(tables.outputs, results[:len(outs)], outs, rounding, strict=True):
-            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
-            each = rows.flatten(0, 1)[:starts[-1]].cpu().split(lengths)
-            both = list(zip(want.split(once), change.split(once), strict=True))
-            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
-            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
-            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
-        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
-        for name, (_, dims), got, want in zip(names, tables.initial, states, finals, strict=True):
-            if got is not None and not tables.slots:
-                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
-                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
-                found[name] = worst(each), accepted
-        by_token = self.stored_by_token(lengths, served)
-        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
-            got = self.kv_order(arguments[name].cpu()[by_token], dims)
-            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
-                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
-        if tables.positions:
-            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
-        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.kv_order(got.cpu(), dims)
-            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
-                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
-        for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
-            got, tiles = self.of_chunk(m, name, results[len(results) - len(saved) + m]), dict[Any, Any]()
-            for slot, n, i in self.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
-                y = want[n % len(once), i]
-                tiles.setdefault((n, i if m < len(tables.initial) else 0), []).append((got[slot][:, :y.shape[1]].cpu(), y))
-            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            found[name] = worst([off(*x) for x in pairs]), accepted
-        own = served if slots is None else slots[served].to(device)
-        return found | self.beside(arguments, writable, written, by_token, own, lengths)
-
-    def beside(self, arguments: Any, writable: Any, written: Any, by_token: Any, slots: Any, lengths: Any) -> Any:
+    def beside(self, arguments: Mapping[str, Any], writable: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+               written: torch.Tensor, by_token: tuple[torch.Tensor, ...], slots: Any, lengths: Sequence[int]
+               ) -> dict[str, tuple[float, float]]:
         """(inf, 0) by name of memory in which something changed that the call may not write, else (0, 0).
 
-        writable: for each, all memory of its storage now and before the call. written: tokens of sequences. by_token, slots: the
-        tiles of states that the call writes."""
+        writable: as `writable` gave it before the call. written: tokens of sequences. by_token, slots: the tiles of states that
+        the call writes."""
         tables, found = self.tables, {}
         for name, (now, before) in writable.items():
             own = torch.zeros(now.shape, dtype=torch.bool, device=now.device).as_strided(
@@ -4637,49 +4830,205 @@ class Check:
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
-    @property
-    def by_token(self) -> bool:
-        """Whether a call keeps or reads a state for each token."""
-        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    @property
-    def kept(self) -> Any:
-        """Rows of the tensors that hold a state for each token."""
-        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
-
-    def stored_by_token(self, lengths: Any, served: Any) -> Any:
-        """The indices of the tiles in which the states after all tokens of the served sequences are."""
-        _, slots, rows = self.places(lengths)
-        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
-        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
-
-    def writable(self, arguments: Any) -> Any:
-        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
-        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
-        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
-
-
-def tokens_of(lengths: Any, served: Any) -> Any:
+def tokens_of(lengths: Sequence[int], served: Sequence[int]) -> list[tuple[int, int]]:
     """The tokens of these sequences, as pairs (sequence, token)."""
     return [(n, t) for n in served for t in range(lengths[n])]
 
 
-def whole(x: Any) -> Any:
+def whole(x: torch.Tensor) -> torch.Tensor:
     """All memory of the storage of a tensor."""
     return x.new_empty(0).set_(x.untyped_storage())
 
 
-def off(got: Any, want: Any, least: Any = None) -> Any:
+#: By the name of an output: its error, as RMSE over RMS, and the error that is accepted.
+_Errors = dict[str, tuple[float, float]]
+
+
+class Check:
+    """Compares a module's kernels with its page in float64 on a `CheckProblem`. A build with parts runs in parts too: some have a
+    warm-up, and some need summaries of all parts before them."""
+
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
+    ACCEPTED_TF32 = 3e-2
+    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
+    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
+    #: there is compared with this many times that change, if that is more than the gradient.
+    OF_ROUNDING, MOST = 16, 0.25
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
+    INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
+
+    def __init__(self, tables: Tables, page: _Page | None, host: Any, function: Callable[..., Any] | None,
+                 reads: Mapping[str, Callable[..., torch.Tensor]] | None = None,
+                 draws: Mapping[str, Callable[..., torch.Tensor]] | None = None) -> None:
+        """tables, host, page: those of the module. function: the function under test, as callers see it. reads, draws: as for
+        `CheckProblem`."""
+        self.tables, self.host, self.function = tables, host, function
+        self.problem = CheckProblem(tables, page, reads or {}, draws or {})
+        self.call = CheckCall(self.problem)
+        self.done: set[tuple[torch.device, tuple[int, int]]] = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: torch.device | str | None = None, heads: tuple[int, int] | None = None) -> _Errors:
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: torch.device, heads: tuple[int, int]) -> None:
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
+            self(device, heads)
+
+    def heads(self) -> tuple[int, int]:
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
+        if self.tables.heads:
+            h, hv = self.tables.heads.values()
+            return h, hv
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
+
+    def errors(self, device: torch.device, heads: tuple[int, int] | None = None,
+               calls: Sequence[tuple[bool, bool, bool]] = ((True, True, True), (False, False, True))) -> _Errors:
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
+        heads = heads or self.heads()
+        found: _Errors = {}
+        host, in_parts = self.host, self.tables.part_cost is not None
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below call `once`
+            before = host.poison, host.part_chunks, host.plans
+            try:
+                host.poison, host.plans = True, {}
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # short parts, so that there are many
+                            host.part_chunks = chunks
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        host.plans.clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                host.poison, host.part_chunks, host.plans = before
+        return found
+
+    def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool) -> _Errors:
+        """(error, accepted error) by output of one call."""
+        tables, once = self.tables, self.problem.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
+        instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
+        lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
+        x, want = self.problem.solved(once, heads, given)
+        arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
+        for n in served:
+            written[starts[n]:starts[n + 1]] = True
+        writable = self.call.writable(arguments)
+        assert self.function is not None
+        results = self.function(**arguments)
+
+        tf32 = tables.tf32 and device.type == "cuda"
+        accepted = self.ACCEPTED_TF32 if tf32 else self.ACCEPTED[tables.dtype]
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        count = len(want.outs)
+        change = self.problem.by_rounding(x, once, heads, given, want.outs, tf32)
+        found = self.of_outputs(results[:count], want, change, (lengths, once, served), accepted)
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        errors = self.of_states(results[count:], arguments, want, slots, (lengths, once, served))
+        saved = results[len(results) - len(want.saved):]
+        errors |= self.of_chunks(saved, want, (lengths, once))
+        found |= {n: (error, accepted) for n, error in errors.items()}
+        own = served if slots is None else slots[served].to(device)
+        return found | self.call.beside(arguments, writable, written, self.call.stored_by_token(lengths, served), own, lengths)
+
+    def of_outputs(self, results: Sequence[torch.Tensor], want: Expected, change: Sequence[torch.Tensor],
+                   rows: tuple[Sequence[int], Sequence[int], Sequence[int]], accepted: float) -> _Errors:
+        """(error, accepted error) by output. change: by how much rounding of inputs changes each. rows: lengths of the call's
+        sequences, of the problem's, and the numbers of those that are served."""
+        (lengths, once, served), found = rows, dict[str, tuple[float, float]]()
+        for (name, *_), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
+            tokens = got if self.tables.layout == "bthd" else got.transpose(1, 2)
+            each = torch.split(tokens.flatten(0, 1)[:sum(lengths)].cpu(), list(lengths))
+            both = list(zip(*(torch.split(y, list(once)) for y in (of_all, by_all)), strict=True))
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
+            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
+            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
+        return found
+
+    def of_states(self, results: Sequence[torch.Tensor | None], arguments: Mapping[str, Any], want: Expected,
+                  slots: torch.Tensor | None, rows: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> dict[str, float]:
+        """Errors of final states, of states by token, and of checkpoints, by name. results: those after the outputs. rows: as for
+        `of_outputs`."""
+        tables, (lengths, once, served), found = self.tables, rows, dict[str, float]()
+        starts, kv_order = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()], self.problem.kv_order
+        states, at_chunks = results[:len(want.finals)], results[len(want.finals):]
+        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
+        for name, (_, dims), got, final in zip(names, tables.initial, states, want.finals, strict=True):
+            if got is not None and not tables.slots:
+                mine = kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
+                found[name] = worst([off(mine[n][None], final[n % len(once)][None]) for n in served])
+        by_token = self.call.stored_by_token(lengths, served)
+        for (name, dims), after in zip(self.call.kept, want.after, strict=True) if self.call.kept else ():
+            mine = kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], after[n % len(once), t][None]) for y, (n, t) in
+                                               zip(mine, tokens_of(lengths, served), strict=True)])
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
+        for (name, dims), got, after in zip(tables.checkpoints, at_chunks, want.after, strict=False):
+            assert got is not None
+            mine = kv_order(got.cpu(), dims)
+            found[name] = worst([off(mine[starts[n] // tables.chunk + i][None], after[n % len(once), i][None])
+                                 for n in served for i in range(lengths[n] // tables.chunk)])
+        return found
+
+    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, rows: tuple[Sequence[int], Sequence[int]]
+                  ) -> dict[str, float]:
+        """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
+        (lengths, once), found = rows, dict[str, float]()
+        for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
+            mine = self.problem.of_chunk(m, name, got)
+            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
+                y = of_chunk[n % len(once), i]
+                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((mine[slot][:, :y.shape[1]].cpu(), y))
+            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            found[name] = worst([off(*x) for x in pairs])
+        return found
+
+
+def off(got: torch.Tensor, want: torch.Tensor, least: torch.Tensor | None = None) -> torch.Tensor:
     """RMSE over RMS of the worst head. got, want, least: [tokens, heads, ...]. An RMS is at least that of `least`."""
     got, least = got.double(), torch.zeros_like(want) if least is None else least
     error, size, other = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want, least))
     return (error / size.maximum(other).clamp_min(1e-30)).sqrt().max()
 
 
-def worst(errors: Any) -> float:
+def worst(errors: Sequence[torch.Tensor]) -> float:
     """The largest error; NaN if any is NaN."""
-    return float(torch.stack(errors).max()) if errors else 0.0
+    return float(torch.stack(list(errors)).max()) if errors else 0.0
 
 
 #: How temporary names begin: of folders in which an artefact is made, and of files that the package's cache writes.
@@ -4832,6 +5181,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])

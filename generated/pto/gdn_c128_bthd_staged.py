@@ -26,38 +26,34 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "G": ("gated_delta_rule_G_fp16", ["lower_64_mask"], [0, 1, 0, 0]),
+    "G": ("gated_delta_rule_G_fp16", [], [0, 1, 0]),
     "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_kT_channel"], [0, 0, 0, 1, 0, 2, 0]),
-    "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "pairs_64_mask", "identity_float16_64", "Tinv_rows_2_f16_channel", "minus_A_4_f16_channel", "minus_A_8_f16_channel", "minus_A_16_f16_channel", "minus_A_32_f16_channel", "minus_A_64_f16_channel", "minus_A_128_f16_channel", "Tinv_channel", "Tinv_rows_2_f16_channel1", "minus_A_4_f16_channel1", "minus_A_8_f16_channel1", "minus_A_16_f16_channel1", "minus_A_32_f16_channel1", "minus_A_64_f16_channel1", "minus_A_128_f16_channel1", "Tinv_channel1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "Tinv": ("gated_delta_rule_Tinv_fp16", ["minus_identity_float16", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "diagonal_stack_A_4_f16_channel", "Tinv_rows_2_f16_channel", "diagonal_stack_A_8_f16_channel", "diagonal_stack_16_f16_channel", "diagonal_stack_A_4_f16_channel1", "Tinv_rows_2_f16_channel1", "diagonal_stack_A_8_f16_channel1", "diagonal_stack_16_f16_channel1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "U_weight_U_offset": ("gated_delta_rule_U_weight_U_offset_fp16", ["beta_v_f16_channel", "beta_exp_G_k_f16_channel"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
-    "S_U": ("gated_delta_rule_S_U_fp16", ["S_f16_channel", "U_weight_S_channel", "U_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
+    "S_U": ("gated_delta_rule_S_U_fp16", ["S_f16_0_channel", "S_f16_1_channel", "U_weight_S_0_channel", "U_weight_S_1_channel", "U_decay_to_end_f16_0_channel", "U_decay_to_end_f16_1_channel", "S_next_0_part_channel", "S_next_1_part_channel"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "q_S_channel1", "q_kT_channel1", "q_kT_D_f16_channel1", "o_sum_part_channel1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
     "k_kT_channel": ([128, 128], "float32"),
-    "Tinv_rows_2_f16_channel": ([128, 128], "float16"),
-    "minus_A_4_f16_channel": ([128, 128], "float16"),
-    "minus_A_8_f16_channel": ([128, 128], "float16"),
-    "minus_A_16_f16_channel": ([128, 128], "float16"),
-    "minus_A_32_f16_channel": ([128, 128], "float16"),
-    "minus_A_64_f16_channel": ([128, 128], "float16"),
-    "minus_A_128_f16_channel": ([128, 128], "float16"),
-    "Tinv_channel": ([128, 128], "float32"),
-    "Tinv_rows_2_f16_channel1": ([128, 128], "float16"),
-    "minus_A_4_f16_channel1": ([128, 128], "float16"),
-    "minus_A_8_f16_channel1": ([128, 128], "float16"),
-    "minus_A_16_f16_channel1": ([128, 128], "float16"),
-    "minus_A_32_f16_channel1": ([128, 128], "float16"),
-    "minus_A_64_f16_channel1": ([128, 128], "float16"),
-    "minus_A_128_f16_channel1": ([128, 128], "float16"),
-    "Tinv_channel1": ([128, 128], "float32"),
+    "diagonal_stack_A_4_f16_channel": ([128, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ([128, 16], "float16"),
+    "diagonal_stack_A_8_f16_channel": ([128, 16], "float16"),
+    "diagonal_stack_16_f16_channel": ([128, 16], "float16"),
+    "diagonal_stack_A_4_f16_channel1": ([128, 16], "float16"),
+    "Tinv_rows_2_f16_channel1": ([128, 16], "float16"),
+    "diagonal_stack_A_8_f16_channel1": ([128, 16], "float16"),
+    "diagonal_stack_16_f16_channel1": ([128, 16], "float16"),
     "beta_v_f16_channel": ([128, 128], "float16"),
     "beta_exp_G_k_f16_channel": ([128, 128], "float16"),
-    "S_f16_channel": ([128, 128], "float16"),
-    "U_weight_S_channel": ([128, 128], "float32"),
-    "U_decay_to_end_f16_channel": ([128, 128], "float16"),
-    "S_next_part_channel": ([128, 128], "float32"),
+    "S_f16_0_channel": ([128, 64], "float16"),
+    "S_f16_1_channel": ([128, 64], "float16"),
+    "U_weight_S_0_channel": ([128, 64], "float32"),
+    "U_weight_S_1_channel": ([128, 64], "float32"),
+    "U_decay_to_end_f16_0_channel": ([128, 64], "float16"),
+    "U_decay_to_end_f16_1_channel": ([128, 64], "float16"),
+    "S_next_0_part_channel": ([128, 64], "float32"),
+    "S_next_1_part_channel": ([128, 64], "float32"),
     "q_S_channel": ([128, 128], "float32"),
     "q_kT_channel": ([128, 128], "float32"),
     "q_kT_D_f16_channel": ([128, 128], "float16"),
@@ -69,17 +65,14 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
-    "lower_64_mask": ("lower 1.0 0.0", [64, 64], "float32"),
     "strictly_lower_fill": ("strictly_lower 0.0 -inf", [128, 128], "float32"),
-    "eye_mask": ("eye 1.0 0.0", [128, 128], "float32"),
-    "pairs_1_mask": ("pairs:1 1.0 0.0", [128, 128], "float32"),
-    "pairs_2_mask": ("pairs:2 1.0 0.0", [128, 128], "float32"),
-    "pairs_4_mask": ("pairs:4 1.0 0.0", [128, 128], "float32"),
-    "pairs_8_mask": ("pairs:8 1.0 0.0", [128, 128], "float32"),
-    "pairs_16_mask": ("pairs:16 1.0 0.0", [128, 128], "float32"),
-    "pairs_32_mask": ("pairs:32 1.0 0.0", [128, 128], "float32"),
-    "pairs_64_mask": ("pairs:64 1.0 0.0", [128, 128], "float32"),
-    "identity_float16_64": ("eye 1.0 0.0", [64, 64], "float16"),
+    "minus_identity_float16": ("eye -1.0 0.0", [128, 128], "float16"),
+    "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [128, 16], "float32"),
+    "eye_mask_of_16": ("eye 1.0 0.0", [128, 16], "float32"),
+    "pairs_2_mask_of_16": ("pairs:2 1.0 0.0", [128, 16], "float32"),
+    "pairs_4_mask_of_16": ("pairs:4 1.0 0.0", [128, 16], "float32"),
+    "pairs_8_mask_of_16": ("pairs:8 1.0 0.0", [128, 16], "float32"),
+    "identity_float16_16": ("eye 1.0 0.0", [16, 16], "float16"),
     "lower_fill": ("lower 0.0 -inf", [128, 128], "float32"),
 }
 
@@ -102,6 +95,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -210,6 +205,53 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
 }
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int groups = 8, group = Rows / groups;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
+}
 #endif
 #endif
 
@@ -217,12 +259,10 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * @brief G over chunks.
  * g: input, token, [C] float32
  * G_ws: workspace, slot, [C] float32
- * lower_64_mask: workspace, const, [64, 64] float32
  */
 PTO_ENTRY void gated_delta_rule_G_fp16(
     __gm__ uint8_t *g_bytes,
     __gm__ uint8_t *G_ws_bytes,
-    __gm__ uint8_t *lower_64_mask_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -236,127 +276,56 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     set_ffts_base_addr(ffts);
     __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 64> lower_64_mask;
-    TASSIGN(lower_64_mask, 0x0);
-    UbWide<float, 128> g_wide;
-    TASSIGN(g_wide, 0x4000);
-    UbTile<float, 1, 128> g;
-    TASSIGN(g, 0x6000);
-    UbTile<float, 1, 128> exp_g;
-    TASSIGN(exp_g, 0x6200);
-    UbTile<float, 1, 128> exp_g_times_0;
-    TASSIGN(exp_g_times_0, 0x6200);
-    UbTile<float, 1, 128> g_max_minus_105;
-    TASSIGN(g_max_minus_105, 0x6000);
-    UbTile<float, 1, 128> exp_g_times_0_sum;
-    TASSIGN(exp_g_times_0_sum, 0x6000);
-    UbTile<float, 1, 64> exp_g_segment;
-    TASSIGN(exp_g_segment, 0x6000);
-    UbTile<float, 1, 64> exp_g_segment_2;
-    TASSIGN(exp_g_segment_2, 0x6100);
-    UbTile<float, 64, 64> exp_g_expand;
-    TASSIGN(exp_g_expand, 0x6400);
-    UbTile<float, 64, 64> exp_g_expand_2;
-    TASSIGN(exp_g_expand_2, 0xa400);
-    UbTile<float, 64, 64> exp_g_scaled;
-    TASSIGN(exp_g_scaled, 0x6400);
-    UbTile<float, 64, 64> lower_64_scaled;
-    TASSIGN(lower_64_scaled, 0xa400);
-    UbTile<float, 1, 64> exp_g_row_sum;
-    TASSIGN(exp_g_row_sum, 0x12400);
-    UbTile<float, 1, 64> lower_64_row_sum;
-    TASSIGN(lower_64_row_sum, 0x16500);
-    UbTile<float, 1, 64> lower_64_row_sum_2;
-    TASSIGN(lower_64_row_sum_2, 0x16500);
-    UbTile<float, 1, 128> G;
-    TASSIGN(G, 0x16600);
-    UbTile<float, 128, 8> g_scratch;
-    TASSIGN(g_scratch, 0x5000);
-    UbTile<float, 64, 64> exp_g_row_sum_scratch;
-    TASSIGN(exp_g_row_sum_scratch, 0xe400);
-    UbTile<float, 64, 64> lower_64_row_sum_scratch;
-    TASSIGN(lower_64_row_sum_scratch, 0x12500);
-    // G = cumsum(g)
-    {
-        auto from = view(lower_64_mask_gm, 64, 64, 64);
-        TLOAD(lower_64_mask, from);
-    }
+    UbTile<float, 128, 8> g;
+    TASSIGN(g, 0x0);
+    UbTile<float, 8, 128> G;
+    TASSIGN(G, 0x3000);
+    UbTile<float, 256, 8> G_scratch;
+    TASSIGN(G_scratch, 0x1000);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
-    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
-        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 128);
+    for (int64_t item = get_block_idx(); item < slots * ((HV + 15) / 16); item += get_block_num()) {
+        const int64_t hv = item % ((HV + 15) / 16) * 16, h = hv / (HV / H);
+        const int64_t heads = HV - hv < 16 ? HV - hv : 16;
+        const int64_t mine = part_of(heads, sub, 8);
+        const int64_t slot = item / ((HV + 15) / 16), n = sequence_of(cu_seqlens, N, slot, 128);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 128 - n;
         if (c * 128 >= length) continue;
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         const int64_t part = part_of(rows, sub, 64);
-        UbWidePart<float, 128> g_raw(rows);
-        TASSIGN(g_raw, 0x4000);
-        auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-        TLOAD(g_raw, g_raw_from);
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
-        fill_wide(g_raw, rows, 0x4000);
-        pipe_barrier(PIPE_V);
-        TTRANS(g, g_wide, g_scratch);
-        pipe_barrier(PIPE_V);
-        TEXP(exp_g, g);
-        pipe_barrier(PIPE_V);
-        TMULS(exp_g_times_0, exp_g, 0.0f);
-        TMAXS(g_max_minus_105, g, -105.0f);
-        pipe_barrier(PIPE_V);
-        TADD(exp_g_times_0_sum, g_max_minus_105, exp_g_times_0);
-        pipe_barrier(PIPE_V);
-        TCOLEXPAND(exp_g_expand, exp_g_segment);
-        TCOLEXPAND(exp_g_expand_2, exp_g_segment_2);
-        pipe_barrier(PIPE_V);
-        TMUL(exp_g_scaled, exp_g_expand, lower_64_mask);
-        TMUL(lower_64_scaled, exp_g_expand_2, lower_64_mask);
-        pipe_barrier(PIPE_V);
-        {
-            UbCol<float, 64> sums;
-            TASSIGN(sums, 0x12400);
-            TROWSUM(sums, exp_g_scaled, exp_g_row_sum_scratch);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
+        UbPart<float, 128, 8> g_raw(rows, mine);
+        TASSIGN(g_raw, 0x0);
+        if (mine > 0) {
+            auto from = view(g_gm + token_at(HV, hv + sub * 8, 1, b, T, t), rows, mine, token_stride(HV, 1));
+            TLOAD(g_raw, from);
         }
-        set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_g_row_sum -> last_exp_g_row_sum
-        {
-            UbCol<float, 64> sums;
-            TASSIGN(sums, 0x16500);
-            TROWSUM(sums, lower_64_scaled, lower_64_row_sum_scratch);
-        }
-        wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_g_row_sum -> last_exp_g_row_sum
-        const float last_exp_g_row_sum = exp_g_row_sum.GetValue(63);
-        pipe_barrier(PIPE_V);
-        TADDS(lower_64_row_sum_2, lower_64_row_sum, last_exp_g_row_sum);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
+        if (rows < 128 || mine < 8) fill_tile(g, g_raw, mine, 0x0);
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
         pipe_barrier(PIPE_V);
-        {
-            UbTile<float, 1, 64> to;
-            TASSIGN(to, 0x16600);
-            TMOV(to, exp_g_row_sum);
-        }
-        {
-            UbTile<float, 1, 64> to;
-            TASSIGN(to, 0x16700);
-            TMOV(to, lower_64_row_sum_2);
-        }
+        // G = cumsum(g)
+        running_sums<128, 8, true>(G, g, 0x1000, -105.0f);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
-        {
-            UbTile<float, 1, 64> mine;
-            TASSIGN(mine, 0x16600 + sub * 256);
-            auto to = view(G_ws_gm + (slot * HV + hv) * 128 + sub * 64, 1, 64, 64);
-            TSTORE(to, mine);
+        if (mine > 0) {
+            UbPart<float, 8, 128> valid(mine, 128);
+            TASSIGN(valid, 0x3000);
+            auto to = view(G_ws_gm + (slot * HV + hv) * 128 + sub * 1024, mine, 128, 128);
+            TSTORE(to, valid);
         }
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     }
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
 #endif
 #endif
@@ -367,7 +336,7 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
  * k: input, token, [C, K] float16
  * beta: input, token, [C] float32
  * G_ws: workspace, slot, [C] float32
- * A_ws: workspace, slot, [C, C] float32
+ * A_ws: workspace, slot, [C, C] float16
  * strictly_lower_fill: workspace, const, [C, C] float32
  * k_kT_channel: workspace, block, [C, C] float32
  */
@@ -392,7 +361,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
     __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ float *A_ws_gm = reinterpret_cast<__gm__ float *>(A_ws_bytes);
+    __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(A_ws_bytes);
     __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(strictly_lower_fill_bytes);
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
@@ -483,6 +452,8 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     TASSIGN(beta_k_kT, 0x12600);
     UbTile<float, 64, 128> A;
     TASSIGN(A, 0x12600);
+    UbTile<half, 64, 128> A_f16;
+    TASSIGN(A_f16, 0x1a600);
     UbTile<float, 128, 8> beta_scratch;
     TASSIGN(beta_scratch, 0x11400);
     // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
@@ -493,7 +464,8 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 128);
@@ -533,7 +505,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
         TEXP(D, lower_G_minus_G);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
         {
             auto from = view(k_kT_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
             TLOAD(k_kT_in, from);
@@ -545,79 +517,64 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         TROWEXPANDMUL(beta_k_kT, k_kT_in, beta_col);
         pipe_barrier(PIPE_V);
         TMUL(A, beta_k_kT, D);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
+        pipe_barrier(PIPE_V);
+        TCVT(A_f16, A, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16 -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16 -> store
         {
             auto to = view(A_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, A);
+            TSTORE(to, A_f16);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
 #endif
 #endif
 }
 
 /**
  * @brief Tinv over chunks.
- * A_ws: workspace, slot, [C, C] float32
+ * A_ws: workspace, slot, [C, C] float16
  * Tinv_ws: workspace, slot, [C, C] float16
- * eye_mask: workspace, const, [C, C] float32
- * pairs_1_mask: workspace, const, [C, C] float32
- * pairs_2_mask: workspace, const, [C, C] float32
- * pairs_4_mask: workspace, const, [C, C] float32
- * pairs_8_mask: workspace, const, [C, C] float32
- * pairs_16_mask: workspace, const, [C, C] float32
- * pairs_32_mask: workspace, const, [C, C] float32
- * pairs_64_mask: workspace, const, [C, C] float32
- * identity_float16_64: workspace, const, [64, 64] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
- * minus_A_4_f16_channel: workspace, block, [C, C] float16
- * minus_A_8_f16_channel: workspace, block, [C, C] float16
- * minus_A_16_f16_channel: workspace, block, [C, C] float16
- * minus_A_32_f16_channel: workspace, block, [C, C] float16
- * minus_A_64_f16_channel: workspace, block, [C, C] float16
- * minus_A_128_f16_channel: workspace, block, [C, C] float16
- * Tinv_channel: workspace, block, [C, C] float32
- * Tinv_rows_2_f16_channel1: workspace, block, [C, C] float16
- * minus_A_4_f16_channel1: workspace, block, [C, C] float16
- * minus_A_8_f16_channel1: workspace, block, [C, C] float16
- * minus_A_16_f16_channel1: workspace, block, [C, C] float16
- * minus_A_32_f16_channel1: workspace, block, [C, C] float16
- * minus_A_64_f16_channel1: workspace, block, [C, C] float16
- * minus_A_128_f16_channel1: workspace, block, [C, C] float16
- * Tinv_channel1: workspace, block, [C, C] float32
+ * minus_identity_float16: workspace, const, [C, C] float16
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32
+ * eye_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32
+ * identity_float16_16: workspace, const, [16, 16] float16
+ * diagonal_stack_A_4_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * diagonal_stack_A_8_f16_channel: workspace, block, [C, 16] float16
+ * diagonal_stack_16_f16_channel: workspace, block, [C, 16] float16
+ * diagonal_stack_A_4_f16_channel1: workspace, block, [C, 16] float16
+ * Tinv_rows_2_f16_channel1: workspace, block, [C, 16] float16
+ * diagonal_stack_A_8_f16_channel1: workspace, block, [C, 16] float16
+ * diagonal_stack_16_f16_channel1: workspace, block, [C, 16] float16
  */
 PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ uint8_t *A_ws_bytes,
     __gm__ uint8_t *Tinv_ws_bytes,
-    __gm__ uint8_t *eye_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_bytes,
-    __gm__ uint8_t *pairs_2_mask_bytes,
-    __gm__ uint8_t *pairs_4_mask_bytes,
-    __gm__ uint8_t *pairs_8_mask_bytes,
-    __gm__ uint8_t *pairs_16_mask_bytes,
-    __gm__ uint8_t *pairs_32_mask_bytes,
-    __gm__ uint8_t *pairs_64_mask_bytes,
-    __gm__ uint8_t *identity_float16_64_bytes,
+    __gm__ uint8_t *minus_identity_float16_bytes,
+    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
+    __gm__ uint8_t *eye_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
+    __gm__ uint8_t *identity_float16_16_bytes,
+    __gm__ uint8_t *diagonal_stack_A_4_f16_channel_bytes,
     __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_4_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_8_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_16_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_32_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_64_f16_channel_bytes,
-    __gm__ uint8_t *minus_A_128_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_channel_bytes,
+    __gm__ uint8_t *diagonal_stack_A_8_f16_channel_bytes,
+    __gm__ uint8_t *diagonal_stack_16_f16_channel_bytes,
+    __gm__ uint8_t *diagonal_stack_A_4_f16_channel1_bytes,
     __gm__ uint8_t *Tinv_rows_2_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_4_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_8_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_16_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_32_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_64_f16_channel1_bytes,
-    __gm__ uint8_t *minus_A_128_f16_channel1_bytes,
-    __gm__ uint8_t *Tinv_channel1_bytes,
+    __gm__ uint8_t *diagonal_stack_A_8_f16_channel1_bytes,
+    __gm__ uint8_t *diagonal_stack_16_f16_channel1_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -629,451 +586,322 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
-    __gm__ float *A_ws_gm = reinterpret_cast<__gm__ float *>(A_ws_bytes);
+    __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(A_ws_bytes);
     __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(Tinv_ws_bytes);
-    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
-    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
-    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
-    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
-    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
-    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
-    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
-    __gm__ float *pairs_64_mask_gm = reinterpret_cast<__gm__ float *>(pairs_64_mask_bytes);
-    __gm__ half *identity_float16_64_gm = reinterpret_cast<__gm__ half *>(identity_float16_64_bytes);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
+    __gm__ half *diagonal_stack_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_4_f16_channel_bytes);
     __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *minus_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_4_f16_channel_bytes);
-    __gm__ half *minus_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_8_f16_channel_bytes);
-    __gm__ half *minus_A_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_16_f16_channel_bytes);
-    __gm__ half *minus_A_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_32_f16_channel_bytes);
-    __gm__ half *minus_A_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_64_f16_channel_bytes);
-    __gm__ half *minus_A_128_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_128_f16_channel_bytes);
-    __gm__ float *Tinv_channel_gm = reinterpret_cast<__gm__ float *>(Tinv_channel_bytes);
+    __gm__ half *diagonal_stack_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_8_f16_channel_bytes);
+    __gm__ half *diagonal_stack_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_16_f16_channel_bytes);
+    __gm__ half *diagonal_stack_A_4_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_4_f16_channel1_bytes);
     __gm__ half *Tinv_rows_2_f16_channel1_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel1_bytes);
-    __gm__ half *minus_A_4_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_4_f16_channel1_bytes);
-    __gm__ half *minus_A_8_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_8_f16_channel1_bytes);
-    __gm__ half *minus_A_16_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_16_f16_channel1_bytes);
-    __gm__ half *minus_A_32_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_32_f16_channel1_bytes);
-    __gm__ half *minus_A_64_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_64_f16_channel1_bytes);
-    __gm__ half *minus_A_128_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_128_f16_channel1_bytes);
-    __gm__ float *Tinv_channel1_gm = reinterpret_cast<__gm__ float *>(Tinv_channel1_bytes);
+    __gm__ half *diagonal_stack_A_8_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_8_f16_channel1_bytes);
+    __gm__ half *diagonal_stack_16_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_16_f16_channel1_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
-    L1Tile<half, 128, 128> Tinv_rows_2_f16_in;
-    TASSIGN(Tinv_rows_2_f16_in, 0x0);
-    L1Tile<half, 128, 128> Tinv_rows_2_f16_in_h1;
-    TASSIGN(Tinv_rows_2_f16_in_h1, 0x8000);
-    TileLeft<half, 64, 64> identity_product_left;
-    TASSIGN(identity_product_left, 0x0);
-    L1Tile<half, 64, 64> identity;
-    TASSIGN(identity, 0x10000);
-    TileRight<half, 64, 64> identity_product_right;
-    TASSIGN(identity_product_right, 0x0);
-    TileAcc<float, 64, 64> identity_product;
-    TASSIGN(identity_product, 0x0);
-    TileLeft<half, 64, 64> identity_2_product_left;
-    TASSIGN(identity_2_product_left, 0x8000);
-    L1Tile<half, 64, 64> identity_2;
-    TASSIGN(identity_2, 0x12000);
-    TileRight<half, 64, 64> identity_2_product_right;
-    TASSIGN(identity_2_product_right, 0x8000);
-    TileAcc<float, 64, 64> identity_2_product;
-    TASSIGN(identity_2_product, 0x4000);
-    TileLeft<half, 64, 64> identity_product_left_h1;
-    TASSIGN(identity_product_left_h1, 0x0);
-    TileRight<half, 64, 64> identity_product_right_h1;
-    TASSIGN(identity_product_right_h1, 0x0);
-    TileAcc<float, 64, 64> identity_product_h1;
-    TASSIGN(identity_product_h1, 0x8000);
-    TileLeft<half, 64, 64> identity_2_product_left_h1;
-    TASSIGN(identity_2_product_left_h1, 0x8000);
-    TileRight<half, 64, 64> identity_2_product_right_h1;
-    TASSIGN(identity_2_product_right_h1, 0x8000);
-    TileAcc<float, 64, 64> identity_2_product_h1;
-    TASSIGN(identity_2_product_h1, 0xc000);
-    L1Tile<half, 128, 128> minus_A_4_f16_in;
-    TASSIGN(minus_A_4_f16_in, 0x14000);
-    L1Tile<half, 128, 128> minus_A_4_f16_in_h1;
-    TASSIGN(minus_A_4_f16_in_h1, 0x1c000);
-    TileLeft<half, 64, 64> Tinv_below_4_left;
+    L1Tile<half, 128, 128> minus_identity;
+    TASSIGN(minus_identity, 0x0);
+    L1Tile<half, 16, 16> identity;
+    TASSIGN(identity, 0x8000);
+    L1Tile<half, 128, 128> Tinv_zeros;
+    TASSIGN(Tinv_zeros, 0x8200);
+    L1Tile<half, 128, 128> A_cube;
+    TASSIGN(A_cube, 0x10200);
+    L1Tile<half, 128, 16> diagonal_stack_A_4_f16_in;
+    TASSIGN(diagonal_stack_A_4_f16_in, 0x18200);
+    L1Tile<half, 128, 16> Tinv_rows_2_f16_in;
+    TASSIGN(Tinv_rows_2_f16_in, 0x19200);
+    TileLeft<half, 128, 16> Tinv_below_4_left;
     TASSIGN(Tinv_below_4_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_4_right;
+    TileRight<half, 128, 16> Tinv_below_4_right;
     TASSIGN(Tinv_below_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4;
-    TASSIGN(Tinv_below_4, 0x10000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16;
-    TASSIGN(Tinv_below_4_f16, 0x24000);
-    TileLeft<half, 64, 64> Tinv_below_4_2_left;
-    TASSIGN(Tinv_below_4_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_4_2_right;
-    TASSIGN(Tinv_below_4_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_4_2;
-    TASSIGN(Tinv_below_4_2, 0x14000);
-    L1Tile<half, 64, 64> Tinv_below_4_2_f16;
-    TASSIGN(Tinv_below_4_2_f16, 0x26000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left;
+    TileAcc<float, 128, 16> Tinv_below_4;
+    TASSIGN(Tinv_below_4, 0x0);
+    L1Tile<half, 128, 16> diagonal_stack_A_8_f16_in;
+    TASSIGN(diagonal_stack_A_8_f16_in, 0x1a200);
+    L1Tile<half, 128, 16> Tinv_below_4_f16;
+    TASSIGN(Tinv_below_4_f16, 0x1b200);
+    TileLeft<half, 128, 16> identity_product_left;
+    TASSIGN(identity_product_left, 0x8000);
+    TileRight<half, 16, 16> identity_product_right;
+    TASSIGN(identity_product_right, 0x8000);
+    TileAcc<float, 128, 16> identity_product;
+    TASSIGN(identity_product, 0x2000);
+    L1Tile<half, 128, 16> diagonal_stack_A_4_f16_in_h1;
+    TASSIGN(diagonal_stack_A_4_f16_in_h1, 0x1c200);
+    L1Tile<half, 128, 16> Tinv_rows_2_f16_in_h1;
+    TASSIGN(Tinv_rows_2_f16_in_h1, 0x1d200);
+    TileLeft<half, 128, 16> Tinv_rows_4_left;
     TASSIGN(Tinv_rows_4_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_4_right;
+    TileRight<half, 128, 16> Tinv_rows_4_right;
     TASSIGN(Tinv_rows_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_4;
-    TASSIGN(Tinv_rows_4, 0x0);
-    TileLeft<half, 64, 64> Tinv_below_4_left_h1;
+    TileAcc<float, 128, 16> Tinv_rows_4;
+    TASSIGN(Tinv_rows_4, 0x2000);
+    L1Tile<half, 128, 16> diagonal_stack_16_f16_in;
+    TASSIGN(diagonal_stack_16_f16_in, 0x1e200);
+    L1Tile<half, 128, 16> Tinv_rows_4_f16;
+    TASSIGN(Tinv_rows_4_f16, 0x1f200);
+    TileLeft<half, 128, 16> Tinv_below_4_left_h1;
     TASSIGN(Tinv_below_4_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_4_right_h1;
+    TileRight<half, 128, 16> Tinv_below_4_right_h1;
     TASSIGN(Tinv_below_4_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_4_h1;
-    TASSIGN(Tinv_below_4_h1, 0x18000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16;
-    TASSIGN(Tinv_rows_4_f16, 0x28000);
-    TileLeft<half, 64, 64> Tinv_below_4_2_left_h1;
-    TASSIGN(Tinv_below_4_2_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_below_4_2_right_h1;
-    TASSIGN(Tinv_below_4_2_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4_2_h1;
-    TASSIGN(Tinv_below_4_2_h1, 0x1c000);
-    TileLeft<half, 64, 64> Tinv_rows_4_2_left;
-    TASSIGN(Tinv_rows_4_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_4_2_right;
-    TASSIGN(Tinv_rows_4_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_4_2;
-    TASSIGN(Tinv_rows_4_2, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16_h1;
-    TASSIGN(Tinv_below_4_f16_h1, 0x2a000);
-    L1Tile<half, 64, 64> Tinv_below_4_2_f16_h1;
-    TASSIGN(Tinv_below_4_2_f16_h1, 0x2c000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left_h1;
+    TileAcc<float, 128, 16> Tinv_below_4_h1;
+    TASSIGN(Tinv_below_4_h1, 0x4000);
+    L1Tile<half, 128, 16> diagonal_stack_A_8_f16_in_h1;
+    TASSIGN(diagonal_stack_A_8_f16_in_h1, 0x20200);
+    TileLeft<half, 128, 16> identity_product_left_h1;
+    TASSIGN(identity_product_left_h1, 0x0);
+    TileRight<half, 16, 16> identity_product_right_h1;
+    TASSIGN(identity_product_right_h1, 0x0);
+    TileAcc<float, 128, 16> identity_product_h1;
+    TASSIGN(identity_product_h1, 0x6000);
+    L1Tile<half, 128, 128> Tinv_zeros_h1;
+    TASSIGN(Tinv_zeros_h1, 0x21200);
+    L1Tile<half, 128, 16> Tinv_below_4_f16_h1;
+    TASSIGN(Tinv_below_4_f16_h1, 0x29200);
+    TileLeft<half, 128, 16> Tinv_below_8_left;
+    TASSIGN(Tinv_below_8_left, 0x8000);
+    TileRight<half, 128, 16> Tinv_below_8_right;
+    TASSIGN(Tinv_below_8_right, 0x8000);
+    TileAcc<float, 128, 16> Tinv_below_8;
+    TASSIGN(Tinv_below_8, 0x8000);
+    L1Tile<half, 128, 16> Tinv_below_8_f16;
+    TASSIGN(Tinv_below_8_f16, 0x2a200);
+    TileLeft<half, 128, 16> Tinv_rows_4_left_h1;
     TASSIGN(Tinv_rows_4_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_4_right_h1;
+    TileRight<half, 128, 16> Tinv_rows_4_right_h1;
     TASSIGN(Tinv_rows_4_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_4_h1;
-    TASSIGN(Tinv_rows_4_h1, 0x8000);
-    L1Tile<half, 64, 64> Tinv_rows_4_2_f16;
-    TASSIGN(Tinv_rows_4_2_f16, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_rows_4_2_left_h1;
-    TASSIGN(Tinv_rows_4_2_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_4_2_right_h1;
-    TASSIGN(Tinv_rows_4_2_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_4_2_h1;
-    TASSIGN(Tinv_rows_4_2_h1, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16_h1;
-    TASSIGN(Tinv_rows_4_f16_h1, 0x30000);
-    L1Tile<half, 64, 64> Tinv_rows_4_2_f16_h1;
-    TASSIGN(Tinv_rows_4_2_f16_h1, 0x32000);
-    L1Tile<half, 128, 128> minus_A_8_f16_in;
-    TASSIGN(minus_A_8_f16_in, 0x34000);
-    L1Tile<half, 128, 128> minus_A_8_f16_in_h1;
-    TASSIGN(minus_A_8_f16_in_h1, 0x3c000);
-    TileLeft<half, 64, 64> Tinv_below_8_left;
-    TASSIGN(Tinv_below_8_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_8_right;
-    TASSIGN(Tinv_below_8_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_8;
-    TASSIGN(Tinv_below_8, 0x10000);
-    TileLeft<half, 64, 64> Tinv_below_8_2_left;
-    TASSIGN(Tinv_below_8_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_8_2_right;
-    TASSIGN(Tinv_below_8_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_8_2;
-    TASSIGN(Tinv_below_8_2, 0x14000);
-    TileLeft<half, 64, 64> Tinv_below_8_left_h1;
+    TileAcc<float, 128, 16> Tinv_rows_4_h1;
+    TASSIGN(Tinv_rows_4_h1, 0x6000);
+    TileLeft<half, 128, 16> Tinv_rows_8_left;
+    TASSIGN(Tinv_rows_8_left, 0x8000);
+    TileRight<half, 128, 16> Tinv_rows_8_right;
+    TASSIGN(Tinv_rows_8_right, 0x8000);
+    TileAcc<float, 128, 16> Tinv_rows_8;
+    TASSIGN(Tinv_rows_8, 0x2000);
+    L1Tile<half, 128, 16> Tinv_rows_4_f16_h1;
+    TASSIGN(Tinv_rows_4_f16_h1, 0x2b200);
+    L1Tile<half, 128, 16> Tinv_rows_8_f16;
+    TASSIGN(Tinv_rows_8_f16, 0x2c200);
+    TileLeft<half, 128, 16> Tinv_below_8_left_h1;
     TASSIGN(Tinv_below_8_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_below_8_right_h1;
+    TileRight<half, 128, 16> Tinv_below_8_right_h1;
     TASSIGN(Tinv_below_8_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_8_h1;
-    TASSIGN(Tinv_below_8_h1, 0x18000);
-    L1Tile<half, 64, 64> Tinv_below_8_f16;
-    TASSIGN(Tinv_below_8_f16, 0x44000);
-    TileLeft<half, 64, 64> Tinv_below_8_2_left_h1;
-    TASSIGN(Tinv_below_8_2_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_8_2_right_h1;
-    TASSIGN(Tinv_below_8_2_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_8_2_h1;
-    TASSIGN(Tinv_below_8_2_h1, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_below_8_2_f16;
-    TASSIGN(Tinv_below_8_2_f16, 0x46000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left;
-    TASSIGN(Tinv_rows_8_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_8_right;
-    TASSIGN(Tinv_rows_8_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_8;
-    TASSIGN(Tinv_rows_8, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_8_f16_h1;
-    TASSIGN(Tinv_below_8_f16_h1, 0x48000);
-    TileLeft<half, 64, 64> Tinv_rows_8_2_left;
-    TASSIGN(Tinv_rows_8_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_8_2_right;
-    TASSIGN(Tinv_rows_8_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_8_2;
-    TASSIGN(Tinv_rows_8_2, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_8_2_f16_h1;
-    TASSIGN(Tinv_below_8_2_f16_h1, 0x4a000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left_h1;
+    TileAcc<float, 128, 16> Tinv_below_8_h1;
+    TASSIGN(Tinv_below_8_h1, 0xa000);
+    L1Tile<half, 128, 128> A_cube_h1;
+    TASSIGN(A_cube_h1, 0x2d200);
+    TileLeft<half, 128, 16> Tinv_below_16_left;
+    TASSIGN(Tinv_below_16_left, 0x8000);
+    TileRight<half, 128, 16> Tinv_below_16_right;
+    TASSIGN(Tinv_below_16_right, 0x8000);
+    TileAcc<float, 128, 16> Tinv_below_16;
+    TASSIGN(Tinv_below_16, 0xc000);
+    L1Tile<half, 128, 16> Tinv_below_8_f16_h1;
+    TASSIGN(Tinv_below_8_f16_h1, 0x35200);
+    L1Tile<half, 128, 16> Tinv_below_16_f16;
+    TASSIGN(Tinv_below_16_f16, 0x36200);
+    TileLeft<half, 128, 16> Tinv_rows_8_left_h1;
     TASSIGN(Tinv_rows_8_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_8_right_h1;
+    TileRight<half, 128, 16> Tinv_rows_8_right_h1;
     TASSIGN(Tinv_rows_8_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_8_h1;
-    TASSIGN(Tinv_rows_8_h1, 0x8000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16;
-    TASSIGN(Tinv_rows_8_f16, 0x4c000);
-    TileLeft<half, 64, 64> Tinv_rows_8_2_left_h1;
-    TASSIGN(Tinv_rows_8_2_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_8_2_right_h1;
-    TASSIGN(Tinv_rows_8_2_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_8_2_h1;
-    TASSIGN(Tinv_rows_8_2_h1, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_8_2_f16;
-    TASSIGN(Tinv_rows_8_2_f16, 0x4e000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16_h1;
-    TASSIGN(Tinv_rows_8_f16_h1, 0x50000);
-    L1Tile<half, 64, 64> Tinv_rows_8_2_f16_h1;
-    TASSIGN(Tinv_rows_8_2_f16_h1, 0x52000);
-    L1Tile<half, 128, 128> minus_A_16_f16_in;
-    TASSIGN(minus_A_16_f16_in, 0x54000);
-    L1Tile<half, 128, 128> minus_A_16_f16_in_h1;
-    TASSIGN(minus_A_16_f16_in_h1, 0x5c000);
-    TileLeft<half, 64, 64> Tinv_below_16_left;
-    TASSIGN(Tinv_below_16_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_16_right;
-    TASSIGN(Tinv_below_16_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_16;
-    TASSIGN(Tinv_below_16, 0x10000);
-    TileLeft<half, 64, 64> Tinv_below_16_2_left;
-    TASSIGN(Tinv_below_16_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_2_right;
-    TASSIGN(Tinv_below_16_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_2;
-    TASSIGN(Tinv_below_16_2, 0x14000);
-    TileLeft<half, 64, 64> Tinv_below_16_left_h1;
-    TASSIGN(Tinv_below_16_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_below_16_right_h1;
-    TASSIGN(Tinv_below_16_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_16_h1;
-    TASSIGN(Tinv_below_16_h1, 0x18000);
-    L1Tile<half, 64, 64> Tinv_below_16_f16;
-    TASSIGN(Tinv_below_16_f16, 0x64000);
-    TileLeft<half, 64, 64> Tinv_below_16_2_left_h1;
-    TASSIGN(Tinv_below_16_2_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_16_2_right_h1;
-    TASSIGN(Tinv_below_16_2_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_16_2_h1;
-    TASSIGN(Tinv_below_16_2_h1, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_below_16_2_f16;
-    TASSIGN(Tinv_below_16_2_f16, 0x66000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left;
-    TASSIGN(Tinv_rows_16_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_16_right;
-    TASSIGN(Tinv_rows_16_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_16_f16_h1;
-    TASSIGN(Tinv_below_16_f16_h1, 0x68000);
-    TileLeft<half, 64, 64> Tinv_rows_16_2_left;
-    TASSIGN(Tinv_rows_16_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_2_right;
-    TASSIGN(Tinv_rows_16_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_16_2;
-    TASSIGN(Tinv_rows_16_2, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_16_2_f16_h1;
-    TASSIGN(Tinv_below_16_2_f16_h1, 0x6a000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left_h1;
-    TASSIGN(Tinv_rows_16_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_16_right_h1;
-    TASSIGN(Tinv_rows_16_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_16_h1;
-    TASSIGN(Tinv_rows_16_h1, 0x8000);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16;
-    TASSIGN(Tinv_rows_16_f16, 0x6c000);
-    TileLeft<half, 64, 64> Tinv_rows_16_2_left_h1;
-    TASSIGN(Tinv_rows_16_2_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_16_2_right_h1;
-    TASSIGN(Tinv_rows_16_2_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_16_2_h1;
-    TASSIGN(Tinv_rows_16_2_h1, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_16_2_f16;
-    TASSIGN(Tinv_rows_16_2_f16, 0x6e000);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16_h1;
-    TASSIGN(Tinv_rows_16_f16_h1, 0x70000);
-    L1Tile<half, 64, 64> Tinv_rows_16_2_f16_h1;
-    TASSIGN(Tinv_rows_16_2_f16_h1, 0x72000);
-    L1Tile<half, 128, 128> minus_A_32_f16_in;
-    TASSIGN(minus_A_32_f16_in, 0x74000);
-    L1Tile<half, 128, 128> minus_A_32_f16_in_h1;
-    TASSIGN(minus_A_32_f16_in_h1, 0x0);
-    L1Tile<half, 128, 128> minus_A_64_f16_in;
-    TASSIGN(minus_A_64_f16_in, 0x8000);
-    L1Tile<half, 128, 128> minus_A_64_f16_in_h1;
-    TASSIGN(minus_A_64_f16_in_h1, 0x10000);
-    TileLeft<half, 64, 64> Tinv_below_32_left;
+    TileAcc<float, 128, 16> Tinv_rows_8_h1;
+    TASSIGN(Tinv_rows_8_h1, 0x6000);
+    TileLeft<half, 128, 16> Tinv_rows_16_left;
+    TASSIGN(Tinv_rows_16_left, 0x8000);
+    TileRight<half, 128, 16> Tinv_rows_16_right;
+    TASSIGN(Tinv_rows_16_right, 0x8000);
+    TileAcc<float, 128, 16> Tinv_rows_16;
+    TASSIGN(Tinv_rows_16, 0x2000);
+    L1Tile<half, 128, 16> Tinv_rows_8_f16_h1;
+    TASSIGN(Tinv_rows_8_f16_h1, 0x37200);
+    L1Tile<half, 128, 128> Tinv_blocks_16;
+    TASSIGN(Tinv_blocks_16, 0x8200);
+    L1Tile<half, 128, 16> diagonal_stack_16_f16_in_h1;
+    TASSIGN(diagonal_stack_16_f16_in_h1, 0x38200);
+    TileLeft<half, 64, 16> Tinv_below_32_left;
     TASSIGN(Tinv_below_32_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_32_right;
+    TileRight<half, 64, 16> Tinv_below_32_right;
     TASSIGN(Tinv_below_32_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_32;
-    TASSIGN(Tinv_below_32, 0x10000);
-    TileLeft<half, 64, 64> Tinv_below_32_2_left;
-    TASSIGN(Tinv_below_32_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_2_right;
-    TASSIGN(Tinv_below_32_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_2;
-    TASSIGN(Tinv_below_32_2, 0x14000);
-    L1Tile<half, 128, 128> minus_A_128_f16_in;
-    TASSIGN(minus_A_128_f16_in, 0x18000);
-    TileLeft<half, 64, 64> Tinv_below_32_left_h1;
-    TASSIGN(Tinv_below_32_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_below_32_right_h1;
-    TASSIGN(Tinv_below_32_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_32_h1;
-    TASSIGN(Tinv_below_32_h1, 0x18000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16;
-    TASSIGN(Tinv_below_32_f16, 0x20000);
-    TileLeft<half, 64, 64> Tinv_below_32_2_left_h1;
-    TASSIGN(Tinv_below_32_2_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_2_right_h1;
-    TASSIGN(Tinv_below_32_2_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32_2_h1;
-    TASSIGN(Tinv_below_32_2_h1, 0x1c000);
-    L1Tile<half, 128, 128> minus_A_128_f16_in_h1;
-    TASSIGN(minus_A_128_f16_in_h1, 0x22000);
-    L1Tile<half, 64, 64> Tinv_below_32_2_f16;
-    TASSIGN(Tinv_below_32_2_f16, 0x2a000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left;
-    TASSIGN(Tinv_rows_32_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right;
-    TASSIGN(Tinv_rows_32_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32;
-    TASSIGN(Tinv_rows_32, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_32_f16_h1;
-    TASSIGN(Tinv_below_32_f16_h1, 0x2c000);
-    TileLeft<half, 64, 64> Tinv_rows_32_2_left;
-    TASSIGN(Tinv_rows_32_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_32_2_right;
-    TASSIGN(Tinv_rows_32_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_32_2;
-    TASSIGN(Tinv_rows_32_2, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_32_2_f16_h1;
-    TASSIGN(Tinv_below_32_2_f16_h1, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left_h1;
-    TASSIGN(Tinv_rows_32_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right_h1;
-    TASSIGN(Tinv_rows_32_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32_h1;
-    TASSIGN(Tinv_rows_32_h1, 0x8000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16;
-    TASSIGN(Tinv_rows_32_f16, 0x30000);
-    TileLeft<half, 64, 64> Tinv_rows_32_2_left_h1;
-    TASSIGN(Tinv_rows_32_2_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_32_2_right_h1;
-    TASSIGN(Tinv_rows_32_2_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_32_2_h1;
-    TASSIGN(Tinv_rows_32_2_h1, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_32_2_f16;
-    TASSIGN(Tinv_rows_32_2_f16, 0x32000);
-    TileLeft<half, 64, 64> Tinv_below_64_left;
+    TileAcc<float, 64, 16> Tinv_below_32;
+    TASSIGN(Tinv_below_32, 0xe000);
+    L1Tile<half, 64, 16> Tinv_below_32_f16;
+    TASSIGN(Tinv_below_32_f16, 0x39200);
+    TileLeft<half, 128, 16> Tinv_below_16_left_h1;
+    TASSIGN(Tinv_below_16_left_h1, 0x8000);
+    TileRight<half, 128, 16> Tinv_below_16_right_h1;
+    TASSIGN(Tinv_below_16_right_h1, 0x8000);
+    TileAcc<float, 128, 16> Tinv_below_16_h1;
+    TASSIGN(Tinv_below_16_h1, 0xf000);
+    TileLeft<half, 64, 16> Tinv_corner_32_left;
+    TASSIGN(Tinv_corner_32_left, 0x0);
+    TileRight<half, 64, 16> Tinv_corner_32_right;
+    TASSIGN(Tinv_corner_32_right, 0x0);
+    TileAcc<float, 64, 16> Tinv_corner_32;
+    TASSIGN(Tinv_corner_32, 0x11000);
+    L1Tile<half, 128, 16> Tinv_below_16_f16_h1;
+    TASSIGN(Tinv_below_16_f16_h1, 0x39a00);
+    L1Tile<half, 128, 128> Tinv_blocks_32;
+    TASSIGN(Tinv_blocks_32, 0x8200);
+    TileLeft<half, 128, 16> Tinv_rows_16_left_h1;
+    TASSIGN(Tinv_rows_16_left_h1, 0x8000);
+    TileRight<half, 128, 16> Tinv_rows_16_right_h1;
+    TASSIGN(Tinv_rows_16_right_h1, 0x8000);
+    TileAcc<float, 128, 16> Tinv_rows_16_h1;
+    TASSIGN(Tinv_rows_16_h1, 0x6000);
+    TileLeft<half, 32, 32> Tinv_below_64_left;
     TASSIGN(Tinv_below_64_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_64_right;
+    TileRight<half, 32, 32> Tinv_below_64_right;
     TASSIGN(Tinv_below_64_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_64;
-    TASSIGN(Tinv_below_64, 0x10000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16_h1;
-    TASSIGN(Tinv_rows_32_f16_h1, 0x34000);
-    TileLeft<half, 64, 64> Tinv_below_64_2_left;
+    TileAcc<float, 32, 32> Tinv_below_64;
+    TASSIGN(Tinv_below_64, 0x12000);
+    L1Tile<half, 128, 128> Tinv_blocks_16_h1;
+    TASSIGN(Tinv_blocks_16_h1, 0x21200);
+    TileLeft<half, 32, 32> Tinv_below_64_2_left;
     TASSIGN(Tinv_below_64_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_2_right;
+    TileRight<half, 32, 32> Tinv_below_64_2_right;
     TASSIGN(Tinv_below_64_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_2;
-    TASSIGN(Tinv_below_64_2, 0x14000);
-    L1Tile<half, 64, 64> Tinv_rows_32_2_f16_h1;
-    TASSIGN(Tinv_rows_32_2_f16_h1, 0x36000);
-    TileLeft<half, 64, 64> Tinv_below_64_left_h1;
+    TileAcc<float, 32, 32> Tinv_below_64_2;
+    TASSIGN(Tinv_below_64_2, 0x13000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16;
+    TASSIGN(Tinv_below_64_f16, 0x3aa00);
+    TileLeft<half, 64, 16> Tinv_below_32_left_h1;
+    TASSIGN(Tinv_below_32_left_h1, 0x0);
+    TileRight<half, 64, 16> Tinv_below_32_right_h1;
+    TASSIGN(Tinv_below_32_right_h1, 0x0);
+    TileAcc<float, 64, 16> Tinv_below_32_h1;
+    TASSIGN(Tinv_below_32_h1, 0x14000);
+    L1Tile<half, 32, 32> Tinv_below_64_2_f16;
+    TASSIGN(Tinv_below_64_2_f16, 0x3b200);
+    TileLeft<half, 32, 32> Tinv_corner_64_left;
+    TASSIGN(Tinv_corner_64_left, 0x8000);
+    TileRight<half, 32, 32> Tinv_corner_64_right;
+    TASSIGN(Tinv_corner_64_right, 0x8000);
+    TileAcc<float, 32, 32> Tinv_corner_64;
+    TASSIGN(Tinv_corner_64, 0x15000);
+    TileLeft<half, 32, 32> Tinv_corner_64_2_left;
+    TASSIGN(Tinv_corner_64_2_left, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_2_right;
+    TASSIGN(Tinv_corner_64_2_right, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64_2;
+    TASSIGN(Tinv_corner_64_2, 0x16000);
+    L1Tile<half, 128, 128> Tinv_blocks_64;
+    TASSIGN(Tinv_blocks_64, 0x8200);
+    L1Tile<half, 128, 128> Tinv_blocks_64_2;
+    TASSIGN(Tinv_blocks_64_2, 0x8200);
+    L1Tile<half, 64, 16> Tinv_below_32_f16_h1;
+    TASSIGN(Tinv_below_32_f16_h1, 0x3ba00);
+    TileLeft<half, 64, 64> Tinv_below_128_left;
+    TASSIGN(Tinv_below_128_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_128_right;
+    TASSIGN(Tinv_below_128_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_128;
+    TASSIGN(Tinv_below_128, 0x17000);
+    TileLeft<half, 64, 16> Tinv_corner_32_left_h1;
+    TASSIGN(Tinv_corner_32_left_h1, 0x0);
+    TileRight<half, 64, 16> Tinv_corner_32_right_h1;
+    TASSIGN(Tinv_corner_32_right_h1, 0x0);
+    TileAcc<float, 64, 16> Tinv_corner_32_h1;
+    TASSIGN(Tinv_corner_32_h1, 0x1b000);
+    L1Tile<half, 64, 64> Tinv_below_128_f16;
+    TASSIGN(Tinv_below_128_f16, 0x3c200);
+    L1Tile<half, 128, 128> Tinv_blocks_32_h1;
+    TASSIGN(Tinv_blocks_32_h1, 0x21200);
+    TileLeft<half, 64, 64> Tinv_corner_128_left;
+    TASSIGN(Tinv_corner_128_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_corner_128_right;
+    TASSIGN(Tinv_corner_128_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_corner_128;
+    TASSIGN(Tinv_corner_128, 0x1c000);
+    TileLeft<half, 32, 32> Tinv_below_64_left_h1;
     TASSIGN(Tinv_below_64_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_below_64_right_h1;
+    TileRight<half, 32, 32> Tinv_below_64_right_h1;
     TASSIGN(Tinv_below_64_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_64_h1;
-    TASSIGN(Tinv_below_64_h1, 0x18000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16;
-    TASSIGN(Tinv_below_64_f16, 0x38000);
-    TileLeft<half, 64, 64> Tinv_below_64_2_left_h1;
+    TileAcc<float, 32, 32> Tinv_below_64_h1;
+    TASSIGN(Tinv_below_64_h1, 0x0);
+    L1Tile<half, 128, 128> Tinv_blocks_128;
+    TASSIGN(Tinv_blocks_128, 0x8200);
+    TileLeft<half, 32, 32> Tinv_below_64_2_left_h1;
     TASSIGN(Tinv_below_64_2_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_2_right_h1;
+    TileRight<half, 32, 32> Tinv_below_64_2_right_h1;
     TASSIGN(Tinv_below_64_2_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64_2_h1;
-    TASSIGN(Tinv_below_64_2_h1, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_below_64_2_f16;
-    TASSIGN(Tinv_below_64_2_f16, 0x3a000);
-    TileLeft<half, 64, 64> Tinv_rows_64_left;
-    TASSIGN(Tinv_rows_64_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_64_right;
-    TASSIGN(Tinv_rows_64_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_64;
-    TASSIGN(Tinv_rows_64, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_64_f16_h1;
-    TASSIGN(Tinv_below_64_f16_h1, 0x3c000);
-    TileLeft<half, 64, 64> Tinv_rows_64_2_left;
-    TASSIGN(Tinv_rows_64_2_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_64_2_right;
-    TASSIGN(Tinv_rows_64_2_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_64_2;
-    TASSIGN(Tinv_rows_64_2, 0x4000);
-    L1Tile<half, 64, 64> Tinv_below_64_2_f16_h1;
-    TASSIGN(Tinv_below_64_2_f16_h1, 0x3e000);
-    TileLeft<half, 64, 64> Tinv_rows_64_left_h1;
-    TASSIGN(Tinv_rows_64_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_64_right_h1;
-    TASSIGN(Tinv_rows_64_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_64_h1;
-    TASSIGN(Tinv_rows_64_h1, 0x8000);
-    L1Tile<half, 64, 64> Tinv_rows_64_f16;
-    TASSIGN(Tinv_rows_64_f16, 0x40000);
-    TileLeft<half, 64, 64> Tinv_rows_64_2_left_h1;
-    TASSIGN(Tinv_rows_64_2_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_rows_64_2_right_h1;
-    TASSIGN(Tinv_rows_64_2_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_rows_64_2_h1;
-    TASSIGN(Tinv_rows_64_2_h1, 0xc000);
-    L1Tile<half, 64, 64> Tinv_rows_64_2_f16;
-    TASSIGN(Tinv_rows_64_2_f16, 0x42000);
-    TileLeft<half, 64, 64> Tinv_below_left;
-    TASSIGN(Tinv_below_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_right;
-    TASSIGN(Tinv_below_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below;
-    TASSIGN(Tinv_below, 0x10000);
-    L1Tile<half, 64, 64> Tinv_rows_64_f16_h1;
-    TASSIGN(Tinv_rows_64_f16_h1, 0x44000);
-    TileLeft<half, 64, 64> Tinv_zero_left;
-    TASSIGN(Tinv_zero_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_zero_right;
-    TASSIGN(Tinv_zero_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_zero;
-    TASSIGN(Tinv_zero, 0x14000);
-    TileLeft<half, 64, 64> Tinv_below_left_h1;
-    TASSIGN(Tinv_below_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_below_right_h1;
-    TASSIGN(Tinv_below_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_h1;
-    TASSIGN(Tinv_below_h1, 0x18000);
-    L1Tile<half, 64, 64> Tinv_rows_64_2_f16_h1;
-    TASSIGN(Tinv_rows_64_2_f16_h1, 0x46000);
-    L1Tile<half, 64, 64> Tinv_below_f16;
-    TASSIGN(Tinv_below_f16, 0x48000);
-    TileLeft<half, 64, 64> Tinv_zero_left_h1;
-    TASSIGN(Tinv_zero_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_zero_right_h1;
-    TASSIGN(Tinv_zero_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_zero_h1;
-    TASSIGN(Tinv_zero_h1, 0x1c000);
-    TileLeft<half, 64, 64> Tinv_corner_left;
-    TASSIGN(Tinv_corner_left, 0x0);
-    TileRight<half, 64, 64> Tinv_corner_right;
-    TASSIGN(Tinv_corner_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_corner;
-    TASSIGN(Tinv_corner, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_f16_h1;
-    TASSIGN(Tinv_below_f16_h1, 0x4a000);
-    TileLeft<half, 64, 64> Tinv_corner_left_h1;
-    TASSIGN(Tinv_corner_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_corner_right_h1;
-    TASSIGN(Tinv_corner_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_corner_h1;
-    TASSIGN(Tinv_corner_h1, 0x8000);
+    TileAcc<float, 32, 32> Tinv_below_64_2_h1;
+    TASSIGN(Tinv_below_64_2_h1, 0x1000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16_h1;
+    TASSIGN(Tinv_below_64_f16_h1, 0x3e200);
+    TileLeft<half, 128, 128> Tinv_left;
+    TASSIGN(Tinv_left, 0x0);
+    TileRight<half, 128, 128> Tinv_right;
+    TASSIGN(Tinv_right, 0x0);
+    TileAcc<float, 128, 128> Tinv;
+    TASSIGN(Tinv, 0x2000);
+    L1Tile<half, 32, 32> Tinv_below_64_2_f16_h1;
+    TASSIGN(Tinv_below_64_2_f16_h1, 0x3ea00);
+    TileLeft<half, 32, 32> Tinv_corner_64_left_h1;
+    TASSIGN(Tinv_corner_64_left_h1, 0x8000);
+    TileRight<half, 32, 32> Tinv_corner_64_right_h1;
+    TASSIGN(Tinv_corner_64_right_h1, 0x8000);
+    TileAcc<float, 32, 32> Tinv_corner_64_h1;
+    TASSIGN(Tinv_corner_64_h1, 0x12000);
+    TileLeft<half, 32, 32> Tinv_corner_64_2_left_h1;
+    TASSIGN(Tinv_corner_64_2_left_h1, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_2_right_h1;
+    TASSIGN(Tinv_corner_64_2_right_h1, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64_2_h1;
+    TASSIGN(Tinv_corner_64_2_h1, 0x13000);
+    L1Tile<half, 128, 128> Tinv_blocks_64_h1;
+    TASSIGN(Tinv_blocks_64_h1, 0x21200);
+    L1Tile<half, 128, 128> Tinv_blocks_64_2_h1;
+    TASSIGN(Tinv_blocks_64_2_h1, 0x21200);
+    TileLeft<half, 64, 64> Tinv_below_128_left_h1;
+    TASSIGN(Tinv_below_128_left_h1, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_128_right_h1;
+    TASSIGN(Tinv_below_128_right_h1, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_128_h1;
+    TASSIGN(Tinv_below_128_h1, 0x14000);
+    L1Tile<half, 64, 64> Tinv_below_128_f16_h1;
+    TASSIGN(Tinv_below_128_f16_h1, 0x3f200);
+    TileLeft<half, 64, 64> Tinv_corner_128_left_h1;
+    TASSIGN(Tinv_corner_128_left_h1, 0x0);
+    TileRight<half, 64, 64> Tinv_corner_128_right_h1;
+    TASSIGN(Tinv_corner_128_right_h1, 0x0);
+    TileAcc<float, 64, 64> Tinv_corner_128_h1;
+    TASSIGN(Tinv_corner_128_h1, 0x18000);
+    L1Tile<half, 128, 128> Tinv_blocks_128_h1;
+    TASSIGN(Tinv_blocks_128_h1, 0x21200);
+    TileLeft<half, 128, 128> Tinv_left_h1;
+    TASSIGN(Tinv_left_h1, 0x8000);
+    TileRight<half, 128, 128> Tinv_right_h1;
+    TASSIGN(Tinv_right_h1, 0x8000);
+    TileAcc<float, 128, 128> Tinv_h1;
+    TASSIGN(Tinv_h1, 0x0);
+    // Tinv = unit_lower_inverse(A)
+    {
+        auto from = view(minus_identity_float16_gm, 128, 128, 128);
+        TLOAD(minus_identity, from);
+    }
+    {
+        auto from = view(identity_float16_16_gm, 16, 16, 16);
+        TLOAD(identity, from);
+    }
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_128 -> Tinv_zeros
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // diagonal_stack_A_4_f16_channel -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // diagonal_stack_A_8_f16_channel -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // diagonal_stack_A_4_f16_channel1 -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // Tinv_rows_2_f16_channel1 -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // diagonal_stack_16_f16_channel -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // diagonal_stack_A_8_f16_channel1 -> store
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16_h1 -> Tinv_below_4
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left_h1 -> identity_product_left
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_128_h1 -> Tinv_zeros_h1
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
         const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
         const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
@@ -1083,796 +911,955 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         if (c * 128 >= length) continue;
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_128 -> Tinv_zeros
+        TEXPANDS(Tinv_zeros, 0.0f);
+        {
+            auto from = view(A_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
+            TLOAD(A_cube, from);
+        }
+        wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in
+        {
+            auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16);
+            TLOAD(diagonal_stack_A_4_f16_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_A_4_f16_in -> Tinv_below_4_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // diagonal_stack_A_4_f16_channel -> store
         wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
         {
-            auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+            auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16);
             TLOAD(Tinv_rows_2_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_2_f16_in -> identity_product_left
-        // Tinv = unit_lower_inverse(A)
-        wait_flag_dev(0);  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
-        {
-            auto from = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(Tinv_rows_2_f16_in_h1, from);
-        }
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_2_f16_in -> identity_product_left
-        TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
-        {
-            auto from = view(identity_float16_64_gm, 64, 64, 64);
-            TLOAD(identity, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // identity -> identity_product_right
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // identity -> identity_product_right
-        TEXTRACT(identity_product_right, identity, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // identity_product_right -> identity_product
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // identity_product_right -> identity_product
-        TMATMUL(identity_product, identity_product_left, identity_product_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left -> identity_product_left_h1
-        TEXTRACT(identity_2_product_left, Tinv_rows_2_f16_in, 64, 64);
-        {
-            auto from = view(identity_float16_64_gm, 64, 64, 64);
-            TLOAD(identity_2, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // identity_2 -> identity_2_product_right
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // identity_2 -> identity_2_product_right
-        TEXTRACT(identity_2_product_right, identity_2, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_2_product_right -> identity_2_product
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_2_product_right -> identity_2_product
-        TMATMUL(identity_2_product, identity_2_product_left, identity_2_product_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_2_product_left -> identity_2_product_left_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left -> identity_product_left_h1
-        TEXTRACT(identity_product_left_h1, Tinv_rows_2_f16_in_h1, 0, 0);
-        TEXTRACT(identity_product_right_h1, identity, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_h1 -> identity_product_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_product_right_h1 -> identity_product_h1
-        TMATMUL(identity_product_h1, identity_product_left_h1, identity_product_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // identity_product_left_h1 -> Tinv_below_4_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_2_product_left -> identity_2_product_left_h1
-        TEXTRACT(identity_2_product_left_h1, Tinv_rows_2_f16_in_h1, 64, 64);
-        TEXTRACT(identity_2_product_right_h1, identity_2, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_2_product_right_h1 -> identity_2_product_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_2_product_right_h1 -> identity_2_product_h1
-        TMATMUL(identity_2_product_h1, identity_2_product_left_h1, identity_2_product_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // identity_2_product_left_h1 -> Tinv_below_4_2_left
-        wait_flag_dev(0);  // minus_A_4_f16_channel -> minus_A_4_f16_in
-        {
-            auto from = view(minus_A_4_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_4_f16_in, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in -> Tinv_below_4_left
-        wait_flag_dev(0);  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_h1
-        {
-            auto from = view(minus_A_4_f16_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_4_f16_in_h1, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_4_f16_in_h1 -> Tinv_below_4_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in -> Tinv_below_4_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // identity_product_left_h1 -> Tinv_below_4_left
-        TEXTRACT(Tinv_below_4_left, minus_A_4_f16_in, 0, 0);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_A_4_f16_in -> Tinv_below_4_left
+        TEXTRACT(Tinv_below_4_left, diagonal_stack_A_4_f16_in, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
         TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right -> Tinv_below_4
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right -> Tinv_below_4
-        TMATMUL(Tinv_below_4, Tinv_below_4_left, Tinv_below_4_right);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16_h1 -> Tinv_below_4
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_4_out;
+            TASSIGN(Tinv_below_4_out, 0x0 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_4_left;
+            TASSIGN(Tinv_below_4_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_4_right;
+            TASSIGN(Tinv_below_4_right, 0x0 + i * 32);
+            TMATMUL(Tinv_below_4_out, Tinv_below_4_left, Tinv_below_4_right);
+        }
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left -> Tinv_rows_4_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_left -> Tinv_rows_4_left
+        wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in
+        {
+            auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16);
+            TLOAD(diagonal_stack_A_8_f16_in, from);
+        }
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // diagonal_stack_A_8_f16_channel -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
         TMOV(Tinv_below_4_f16, Tinv_below_4);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // identity_2_product_left_h1 -> Tinv_below_4_2_left
-        TEXTRACT(Tinv_below_4_2_left, minus_A_4_f16_in, 64, 64);
-        TEXTRACT(Tinv_below_4_2_right, Tinv_rows_2_f16_in, 64, 64);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_4_2_right -> Tinv_below_4_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_4_2_right -> Tinv_below_4_2
-        TMATMUL(Tinv_below_4_2, Tinv_below_4_2_left, Tinv_below_4_2_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_2 -> Tinv_below_4_2_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_4_2_left -> Tinv_below_4_left_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_2 -> Tinv_below_4_2_f16
-        TMOV(Tinv_below_4_2_f16, Tinv_below_4_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_2_f16 -> Tinv_rows_4_2_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left -> Tinv_rows_4_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left_h1 -> identity_product_left
+        TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
+        TEXTRACT(identity_product_right, identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_product_right -> identity_product
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_product_right -> identity_product
+        TMATMUL(identity_product, identity_product_left, identity_product_right);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // identity_product_left -> Tinv_below_4_left_h1
+        wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel1 -> diagonal_stack_A_4_f16_in_h1
+        {
+            auto from = view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16);
+            TLOAD(diagonal_stack_A_4_f16_in_h1, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_h1 -> Tinv_below_4_left_h1
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // diagonal_stack_A_4_f16_channel1 -> store
+        wait_flag_dev(0);  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
+        {
+            auto from = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16);
+            TLOAD(Tinv_rows_2_f16_in_h1, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_h1 -> Tinv_below_4_right_h1
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // Tinv_rows_2_f16_channel1 -> store
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_left -> Tinv_rows_4_left
         TEXTRACT(Tinv_rows_4_left, Tinv_rows_2_f16_in, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
         TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_rows_4
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_rows_4
-        TMATMUL_ACC(Tinv_rows_4, identity_product, Tinv_rows_4_left, Tinv_rows_4_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_4_left -> Tinv_below_4_2_left_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_4_2_left -> Tinv_below_4_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_4_f16_in_h1 -> Tinv_below_4_left_h1
-        TEXTRACT(Tinv_below_4_left_h1, minus_A_4_f16_in_h1, 0, 0);
-        TEXTRACT(Tinv_below_4_right_h1, Tinv_rows_2_f16_in_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
-        TMATMUL(Tinv_below_4_h1, Tinv_below_4_left_h1, Tinv_below_4_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left_h1 -> Tinv_rows_4_2_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_4_right -> Tinv_rows_4
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_4_right -> Tinv_rows_4
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_4_out;
+            TASSIGN(Tinv_rows_4_out, 0x2000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_4_left;
+            TASSIGN(Tinv_rows_4_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_4_right;
+            TASSIGN(Tinv_rows_4_right, 0x0 + i * 32);
+            TMATMUL_ACC(Tinv_rows_4_out, Tinv_rows_4_out, Tinv_rows_4_left, Tinv_rows_4_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4 -> Tinv_rows_4_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_left -> identity_product_left_h1
+        wait_flag_dev(0);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in
+        {
+            auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16);
+            TLOAD(diagonal_stack_16_f16_in, from);
+        }
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // diagonal_stack_16_f16_channel -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4 -> Tinv_rows_4_f16
         TMOV(Tinv_rows_4_f16, Tinv_rows_4);
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_4_left -> Tinv_below_4_2_left_h1
-        TEXTRACT(Tinv_below_4_2_left_h1, minus_A_4_f16_in_h1, 64, 64);
-        TEXTRACT(Tinv_below_4_2_right_h1, Tinv_rows_2_f16_in_h1, 64, 64);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_2_right_h1 -> Tinv_below_4_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_2_right_h1 -> Tinv_below_4_2_h1
-        TMATMUL(Tinv_below_4_2_h1, Tinv_below_4_2_left_h1, Tinv_below_4_2_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_4_2_h1 -> Tinv_below_4_2_f16_h1
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_2_left_h1 -> Tinv_rows_4_left_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left_h1 -> Tinv_rows_4_2_left
-        TEXTRACT(Tinv_rows_4_2_left, Tinv_rows_2_f16_in, 64, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_2_f16 -> Tinv_rows_4_2_right
-        TEXTRACT(Tinv_rows_4_2_right, Tinv_below_4_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_4_2_right -> Tinv_rows_4_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_4_2_right -> Tinv_rows_4_2
-        TMATMUL_ACC(Tinv_rows_4_2, identity_2_product, Tinv_rows_4_2_left, Tinv_rows_4_2_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4_2 -> Tinv_rows_4_2_f16
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_2_left -> Tinv_rows_4_2_left_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_h1 -> Tinv_below_4_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // identity_product_left -> Tinv_below_4_left_h1
+        TEXTRACT(Tinv_below_4_left_h1, diagonal_stack_A_4_f16_in_h1, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_h1 -> Tinv_below_4_right_h1
+        TEXTRACT(Tinv_below_4_right_h1, Tinv_rows_2_f16_in_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_4_h1_out;
+            TASSIGN(Tinv_below_4_h1_out, 0x4000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_4_h1_left;
+            TASSIGN(Tinv_below_4_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_4_h1_right;
+            TASSIGN(Tinv_below_4_h1_right, 0x8000 + i * 32);
+            TMATMUL(Tinv_below_4_h1_out, Tinv_below_4_h1_left, Tinv_below_4_h1_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left_h1 -> Tinv_below_8_left
+        wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel1 -> diagonal_stack_A_8_f16_in_h1
+        {
+            auto from = view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16);
+            TLOAD(diagonal_stack_A_8_f16_in_h1, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_A_8_f16_in_h1 -> Tinv_below_8_left_h1
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // diagonal_stack_A_8_f16_channel1 -> store
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_left -> identity_product_left_h1
+        TEXTRACT(identity_product_left_h1, Tinv_rows_2_f16_in_h1, 0, 0);
+        TEXTRACT(identity_product_right_h1, identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_product_right_h1 -> identity_product_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_product_right_h1 -> identity_product_h1
+        TMATMUL(identity_product_h1, identity_product_left_h1, identity_product_right_h1);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // identity_product_left_h1 -> Tinv_rows_4_left_h1
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_128_h1 -> Tinv_zeros_h1
+        TEXPANDS(Tinv_zeros_h1, 0.0f);
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
         TMOV(Tinv_below_4_f16_h1, Tinv_below_4_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_f16_h1 -> Tinv_rows_4_right_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_4_2_h1 -> Tinv_below_4_2_f16_h1
-        TMOV(Tinv_below_4_2_f16_h1, Tinv_below_4_2_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_4_2_f16_h1 -> Tinv_rows_4_2_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_2_left_h1 -> Tinv_rows_4_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left_h1 -> Tinv_below_8_left
+        TEXTRACT(Tinv_below_8_left, diagonal_stack_A_8_f16_in, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
+        TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right -> Tinv_below_8
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right -> Tinv_below_8
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_8_out;
+            TASSIGN(Tinv_below_8_out, 0x8000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_8_left;
+            TASSIGN(Tinv_below_8_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_8_right;
+            TASSIGN(Tinv_below_8_right, 0x8000 + i * 32);
+            TMATMUL(Tinv_below_8_out, Tinv_below_8_left, Tinv_below_8_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
+        TMOV(Tinv_below_8_f16, Tinv_below_8);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // identity_product_left_h1 -> Tinv_rows_4_left_h1
         TEXTRACT(Tinv_rows_4_left_h1, Tinv_rows_2_f16_in_h1, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_f16_h1 -> Tinv_rows_4_right_h1
         TEXTRACT(Tinv_rows_4_right_h1, Tinv_below_4_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
-        TMATMUL_ACC(Tinv_rows_4_h1, identity_product_h1, Tinv_rows_4_left_h1, Tinv_rows_4_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_4_h1 -> Tinv_rows_4_f16_h1
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_left_h1 -> Tinv_below_8_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4_2 -> Tinv_rows_4_2_f16
-        TMOV(Tinv_rows_4_2_f16, Tinv_rows_4_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_4_2_f16 -> Tinv_below_8_2_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_2_left -> Tinv_rows_4_2_left_h1
-        TEXTRACT(Tinv_rows_4_2_left_h1, Tinv_rows_2_f16_in_h1, 64, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_4_2_f16_h1 -> Tinv_rows_4_2_right_h1
-        TEXTRACT(Tinv_rows_4_2_right_h1, Tinv_below_4_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_2_right_h1 -> Tinv_rows_4_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_2_right_h1 -> Tinv_rows_4_2_h1
-        TMATMUL_ACC(Tinv_rows_4_2_h1, identity_2_product_h1, Tinv_rows_4_2_left_h1, Tinv_rows_4_2_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_4_2_h1 -> Tinv_rows_4_2_f16_h1
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_2_left_h1 -> Tinv_below_8_2_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_4_h1 -> Tinv_rows_4_f16_h1
-        TMOV(Tinv_rows_4_f16_h1, Tinv_rows_4_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_4_f16_h1 -> Tinv_below_8_right_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_4_2_h1 -> Tinv_rows_4_2_f16_h1
-        TMOV(Tinv_rows_4_2_f16_h1, Tinv_rows_4_2_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_4_2_f16_h1 -> Tinv_below_8_2_right_h1
-        wait_flag_dev(0);  // minus_A_8_f16_channel -> minus_A_8_f16_in
-        {
-            auto from = view(minus_A_8_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_8_f16_in, from);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_4_h1_out;
+            TASSIGN(Tinv_rows_4_h1_out, 0x6000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_4_h1_left;
+            TASSIGN(Tinv_rows_4_h1_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_4_h1_right;
+            TASSIGN(Tinv_rows_4_h1_right, 0x0 + i * 32);
+            TMATMUL_ACC(Tinv_rows_4_h1_out, Tinv_rows_4_h1_out, Tinv_rows_4_h1_left, Tinv_rows_4_h1_right);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in -> Tinv_below_8_left
-        wait_flag_dev(0);  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_h1
-        {
-            auto from = view(minus_A_8_f16_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_8_f16_in_h1, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_8_f16_in_h1 -> Tinv_below_8_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in -> Tinv_below_8_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_left_h1 -> Tinv_below_8_left
-        TEXTRACT(Tinv_below_8_left, minus_A_8_f16_in, 0, 0);
-        TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right -> Tinv_below_8
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right -> Tinv_below_8
-        TMATMUL(Tinv_below_8, Tinv_below_8_left, Tinv_below_8_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_left -> Tinv_below_8_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_8 -> Tinv_below_8_f16
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_2_left_h1 -> Tinv_below_8_2_left
-        TEXTRACT(Tinv_below_8_2_left, minus_A_8_f16_in, 64, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_4_2_f16 -> Tinv_below_8_2_right
-        TEXTRACT(Tinv_below_8_2_right, Tinv_rows_4_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_2_right -> Tinv_below_8_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_2_right -> Tinv_below_8_2
-        TMATMUL(Tinv_below_8_2, Tinv_below_8_2_left, Tinv_below_8_2_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_8_2_left -> Tinv_below_8_2_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_8_2 -> Tinv_below_8_2_f16
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_left -> Tinv_below_8_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_8_f16_in_h1 -> Tinv_below_8_left_h1
-        TEXTRACT(Tinv_below_8_left_h1, minus_A_8_f16_in_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_4_f16_h1 -> Tinv_below_8_right_h1
-        TEXTRACT(Tinv_below_8_right_h1, Tinv_rows_4_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
-        TMATMUL(Tinv_below_8_h1, Tinv_below_8_left_h1, Tinv_below_8_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left_h1 -> Tinv_rows_8_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_8 -> Tinv_below_8_f16
-        TMOV(Tinv_below_8_f16, Tinv_below_8);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_8_f16 -> Tinv_rows_8_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_8_2_left -> Tinv_below_8_2_left_h1
-        TEXTRACT(Tinv_below_8_2_left_h1, minus_A_8_f16_in_h1, 64, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_4_2_f16_h1 -> Tinv_below_8_2_right_h1
-        TEXTRACT(Tinv_below_8_2_right_h1, Tinv_rows_4_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_2_right_h1 -> Tinv_below_8_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_2_right_h1 -> Tinv_below_8_2_h1
-        TMATMUL(Tinv_below_8_2_h1, Tinv_below_8_2_left_h1, Tinv_below_8_2_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_8_2_left_h1 -> Tinv_rows_8_2_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8_2_h1 -> Tinv_below_8_2_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_8_2 -> Tinv_below_8_2_f16
-        TMOV(Tinv_below_8_2_f16, Tinv_below_8_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_8_2_f16 -> Tinv_rows_8_2_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left_h1 -> Tinv_rows_8_left
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4_h1 -> Tinv_rows_4_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_4_left_h1 -> Tinv_below_8_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
         TEXTRACT(Tinv_rows_8_left, Tinv_rows_4_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_rows_8_right
         TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right -> Tinv_rows_8
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right -> Tinv_rows_8
-        TMATMUL_ACC(Tinv_rows_8, Tinv_rows_4, Tinv_rows_8_left, Tinv_rows_8_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_rows_8_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8 -> Tinv_rows_8_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right -> Tinv_rows_8
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right -> Tinv_rows_8
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_8_out;
+            TASSIGN(Tinv_rows_8_out, 0x2000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_8_left;
+            TASSIGN(Tinv_rows_8_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_8_right;
+            TASSIGN(Tinv_rows_8_right, 0x8000 + i * 32);
+            TMATMUL_ACC(Tinv_rows_8_out, Tinv_rows_8_out, Tinv_rows_8_left, Tinv_rows_8_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4_h1 -> Tinv_rows_4_f16_h1
+        TMOV(Tinv_rows_4_f16_h1, Tinv_rows_4_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_4_f16_h1 -> Tinv_below_8_right_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
+        TMOV(Tinv_rows_8_f16, Tinv_rows_8);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_below_16_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_4_left_h1 -> Tinv_below_8_left_h1
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_A_8_f16_in_h1 -> Tinv_below_8_left_h1
+        TEXTRACT(Tinv_below_8_left_h1, diagonal_stack_A_8_f16_in_h1, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_4_f16_h1 -> Tinv_below_8_right_h1
+        TEXTRACT(Tinv_below_8_right_h1, Tinv_rows_4_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_8_h1_out;
+            TASSIGN(Tinv_below_8_h1_out, 0xa000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_8_h1_left;
+            TASSIGN(Tinv_below_8_h1_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_8_h1_right;
+            TASSIGN(Tinv_below_8_h1_right, 0x0 + i * 32);
+            TMATMUL(Tinv_below_8_h1_out, Tinv_below_8_h1_left, Tinv_below_8_h1_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_left_h1 -> Tinv_rows_8_left_h1
+        {
+            auto from = view(A_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
+            TLOAD(A_cube_h1, from);
+        }
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
+        TEXTRACT(Tinv_below_16_left, diagonal_stack_16_f16_in, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_below_16_right
+        TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right -> Tinv_below_16
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right -> Tinv_below_16
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_16_out;
+            TASSIGN(Tinv_below_16_out, 0xc000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_16_left;
+            TASSIGN(Tinv_below_16_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_16_right;
+            TASSIGN(Tinv_below_16_right, 0x8000 + i * 32);
+            TMATMUL(Tinv_below_16_out, Tinv_below_16_left, Tinv_below_16_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
         TMOV(Tinv_below_8_f16_h1, Tinv_below_8_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_f16_h1 -> Tinv_rows_8_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_8_2_left_h1 -> Tinv_rows_8_2_left
-        TEXTRACT(Tinv_rows_8_2_left, Tinv_rows_4_2_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_8_2_f16 -> Tinv_rows_8_2_right
-        TEXTRACT(Tinv_rows_8_2_right, Tinv_below_8_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_2_right -> Tinv_rows_8_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_2_right -> Tinv_rows_8_2
-        TMATMUL_ACC(Tinv_rows_8_2, Tinv_rows_4_2, Tinv_rows_8_2_left, Tinv_rows_8_2_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_2_left -> Tinv_rows_8_2_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_2 -> Tinv_rows_8_2_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8_2_h1 -> Tinv_below_8_2_f16_h1
-        TMOV(Tinv_below_8_2_f16_h1, Tinv_below_8_2_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_2_f16_h1 -> Tinv_rows_8_2_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_rows_8_left_h1
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_f16_h1 -> Tinv_rows_8_right_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
+        TMOV(Tinv_below_16_f16, Tinv_below_16);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_rows_16_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_left_h1 -> Tinv_rows_8_left_h1
         TEXTRACT(Tinv_rows_8_left_h1, Tinv_rows_4_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_f16_h1 -> Tinv_rows_8_right_h1
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_f16_h1 -> Tinv_rows_8_right_h1
         TEXTRACT(Tinv_rows_8_right_h1, Tinv_below_8_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
-        TMATMUL_ACC(Tinv_rows_8_h1, Tinv_rows_4_h1, Tinv_rows_8_left_h1, Tinv_rows_8_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8 -> Tinv_rows_8_f16
-        TMOV(Tinv_rows_8_f16, Tinv_rows_8);
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_2_left -> Tinv_rows_8_2_left_h1
-        TEXTRACT(Tinv_rows_8_2_left_h1, Tinv_rows_4_2_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_2_f16_h1 -> Tinv_rows_8_2_right_h1
-        TEXTRACT(Tinv_rows_8_2_right_h1, Tinv_below_8_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_8_2_right_h1 -> Tinv_rows_8_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_8_2_right_h1 -> Tinv_rows_8_2_h1
-        TMATMUL_ACC(Tinv_rows_8_2_h1, Tinv_rows_4_2_h1, Tinv_rows_8_2_left_h1, Tinv_rows_8_2_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8_2_h1 -> Tinv_rows_8_2_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_2 -> Tinv_rows_8_2_f16
-        TMOV(Tinv_rows_8_2_f16, Tinv_rows_8_2);
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
-        TMOV(Tinv_rows_8_f16_h1, Tinv_rows_8_h1);
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8_2_h1 -> Tinv_rows_8_2_f16_h1
-        TMOV(Tinv_rows_8_2_f16_h1, Tinv_rows_8_2_h1);
-        wait_flag_dev(0);  // minus_A_16_f16_channel -> minus_A_16_f16_in
-        {
-            auto from = view(minus_A_16_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_16_f16_in, from);
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_8_h1_out;
+            TASSIGN(Tinv_rows_8_h1_out, 0x6000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_8_h1_left;
+            TASSIGN(Tinv_rows_8_h1_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_8_h1_right;
+            TASSIGN(Tinv_rows_8_h1_right, 0x0 + i * 32);
+            TMATMUL_ACC(Tinv_rows_8_h1_out, Tinv_rows_8_h1_out, Tinv_rows_8_h1_left, Tinv_rows_8_h1_right);
         }
-        wait_flag_dev(0);  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_h1
-        {
-            auto from = view(minus_A_16_f16_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_16_f16_in_h1, from);
-        }
-        pipe_barrier(PIPE_ALL);
-        TEXTRACT(Tinv_below_16_left, minus_A_16_f16_in, 0, 0);
-        TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_16_right -> Tinv_below_16
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_16_right -> Tinv_below_16
-        TMATMUL(Tinv_below_16, Tinv_below_16_left, Tinv_below_16_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_below_16_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
-        TEXTRACT(Tinv_below_16_2_left, minus_A_16_f16_in, 64, 64);
-        TEXTRACT(Tinv_below_16_2_right, Tinv_rows_8_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_2_right -> Tinv_below_16_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_2_right -> Tinv_below_16_2
-        TMATMUL(Tinv_below_16_2, Tinv_below_16_2_left, Tinv_below_16_2_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_2_left -> Tinv_below_16_2_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_16_2 -> Tinv_below_16_2_f16
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_below_16_left_h1
-        TEXTRACT(Tinv_below_16_left_h1, minus_A_16_f16_in_h1, 0, 0);
-        TEXTRACT(Tinv_below_16_right_h1, Tinv_rows_8_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
-        TMATMUL(Tinv_below_16_h1, Tinv_below_16_left_h1, Tinv_below_16_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
-        TMOV(Tinv_below_16_f16, Tinv_below_16);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_f16 -> Tinv_rows_16_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_2_left -> Tinv_below_16_2_left_h1
-        TEXTRACT(Tinv_below_16_2_left_h1, minus_A_16_f16_in_h1, 64, 64);
-        TEXTRACT(Tinv_below_16_2_right_h1, Tinv_rows_8_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_2_right_h1 -> Tinv_below_16_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_2_right_h1 -> Tinv_below_16_2_h1
-        TMATMUL(Tinv_below_16_2_h1, Tinv_below_16_2_left_h1, Tinv_below_16_2_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_2_left_h1 -> Tinv_rows_16_2_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_16_2_h1 -> Tinv_below_16_2_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_16_2 -> Tinv_below_16_2_f16
-        TMOV(Tinv_below_16_2_f16, Tinv_below_16_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_2_f16 -> Tinv_rows_16_2_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_left_h1 -> Tinv_below_32_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
         TEXTRACT(Tinv_rows_16_left, Tinv_rows_8_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_f16 -> Tinv_rows_16_right
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_rows_16_right
         TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right -> Tinv_rows_16
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right -> Tinv_rows_16
-        TMATMUL_ACC(Tinv_rows_16, Tinv_rows_8, Tinv_rows_16_left, Tinv_rows_16_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_16_left -> Tinv_rows_16_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_16 -> Tinv_rows_16_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
-        TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_2_left_h1 -> Tinv_rows_16_2_left
-        TEXTRACT(Tinv_rows_16_2_left, Tinv_rows_8_2_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_2_f16 -> Tinv_rows_16_2_right
-        TEXTRACT(Tinv_rows_16_2_right, Tinv_below_16_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_2_right -> Tinv_rows_16_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_2_right -> Tinv_rows_16_2
-        TMATMUL_ACC(Tinv_rows_16_2, Tinv_rows_8_2, Tinv_rows_16_2_left, Tinv_rows_16_2_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_2_left -> Tinv_rows_16_2_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_2 -> Tinv_rows_16_2_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_16_2_h1 -> Tinv_below_16_2_f16_h1
-        TMOV(Tinv_below_16_2_f16_h1, Tinv_below_16_2_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_2_f16_h1 -> Tinv_rows_16_2_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_16_left -> Tinv_rows_16_left_h1
-        TEXTRACT(Tinv_rows_16_left_h1, Tinv_rows_8_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
-        TEXTRACT(Tinv_rows_16_right_h1, Tinv_below_16_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
-        TMATMUL_ACC(Tinv_rows_16_h1, Tinv_rows_8_h1, Tinv_rows_16_left_h1, Tinv_rows_16_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_h1 -> Tinv_rows_16_f16_h1
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_16 -> Tinv_rows_16_f16
-        TMOV(Tinv_rows_16_f16, Tinv_rows_16);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16 -> Tinv_below_32_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_2_left -> Tinv_rows_16_2_left_h1
-        TEXTRACT(Tinv_rows_16_2_left_h1, Tinv_rows_8_2_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_2_f16_h1 -> Tinv_rows_16_2_right_h1
-        TEXTRACT(Tinv_rows_16_2_right_h1, Tinv_below_16_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_2_right_h1 -> Tinv_rows_16_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_2_right_h1 -> Tinv_rows_16_2_h1
-        TMATMUL_ACC(Tinv_rows_16_2_h1, Tinv_rows_8_2_h1, Tinv_rows_16_2_left_h1, Tinv_rows_16_2_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_2_h1 -> Tinv_rows_16_2_f16_h1
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_2_left_h1 -> Tinv_below_32_2_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_2 -> Tinv_rows_16_2_f16
-        TMOV(Tinv_rows_16_2_f16, Tinv_rows_16_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_16_2_f16 -> Tinv_below_32_2_right
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_h1 -> Tinv_rows_16_f16_h1
-        TMOV(Tinv_rows_16_f16_h1, Tinv_rows_16_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16_h1 -> Tinv_below_32_right_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_2_h1 -> Tinv_rows_16_2_f16_h1
-        TMOV(Tinv_rows_16_2_f16_h1, Tinv_rows_16_2_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_2_f16_h1 -> Tinv_below_32_2_right_h1
-        wait_flag_dev(0);  // minus_A_32_f16_channel -> minus_A_32_f16_in
-        {
-            auto from = view(minus_A_32_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_32_f16_in, from);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_16_out;
+            TASSIGN(Tinv_rows_16_out, 0x2000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_16_left;
+            TASSIGN(Tinv_rows_16_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_16_right;
+            TASSIGN(Tinv_rows_16_right, 0x8000 + i * 32);
+            TMATMUL_ACC(Tinv_rows_16_out, Tinv_rows_16_out, Tinv_rows_16_left, Tinv_rows_16_right);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_32_f16_in -> Tinv_below_32_left
-        wait_flag_dev(0);  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_h1
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
+        TMOV(Tinv_rows_8_f16_h1, Tinv_rows_8_h1);
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
         {
-            auto from = view(minus_A_32_f16_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_32_f16_in_h1, from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
+            TASSIGN(Tinv_blocks_16_0_0_from, 0x2000);
+            L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
+            TASSIGN(Tinv_blocks_16_0_0, 0x8200);
+            TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
+            TASSIGN(Tinv_blocks_16_1_0_from, 0x2400);
+            L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
+            TASSIGN(Tinv_blocks_16_1_0, 0x9400);
+            TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
+            TASSIGN(Tinv_blocks_16_2_0_from, 0x2800);
+            L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
+            TASSIGN(Tinv_blocks_16_2_0, 0xa600);
+            TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
+            TASSIGN(Tinv_blocks_16_3_0_from, 0x2c00);
+            L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
+            TASSIGN(Tinv_blocks_16_3_0, 0xb800);
+            TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_4_0_from;
+            TASSIGN(Tinv_blocks_16_4_0_from, 0x3000);
+            L1Tile<half, 16, 16> Tinv_blocks_16_4_0;
+            TASSIGN(Tinv_blocks_16_4_0, 0xca00);
+            TMOV(Tinv_blocks_16_4_0, Tinv_blocks_16_4_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_5_0_from;
+            TASSIGN(Tinv_blocks_16_5_0_from, 0x3400);
+            L1Tile<half, 16, 16> Tinv_blocks_16_5_0;
+            TASSIGN(Tinv_blocks_16_5_0, 0xdc00);
+            TMOV(Tinv_blocks_16_5_0, Tinv_blocks_16_5_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_6_0_from;
+            TASSIGN(Tinv_blocks_16_6_0_from, 0x3800);
+            L1Tile<half, 16, 16> Tinv_blocks_16_6_0;
+            TASSIGN(Tinv_blocks_16_6_0, 0xee00);
+            TMOV(Tinv_blocks_16_6_0, Tinv_blocks_16_6_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_7_0_from;
+            TASSIGN(Tinv_blocks_16_7_0_from, 0x3c00);
+            L1Tile<half, 16, 16> Tinv_blocks_16_7_0;
+            TASSIGN(Tinv_blocks_16_7_0, 0x10000);
+            TMOV(Tinv_blocks_16_7_0, Tinv_blocks_16_7_0_from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_32_f16_in_h1 -> Tinv_below_32_left_h1
-        wait_flag_dev(0);  // minus_A_64_f16_channel -> minus_A_64_f16_in
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16 -> Tinv_below_32_right
+        wait_flag_dev(0);  // diagonal_stack_16_f16_channel1 -> diagonal_stack_16_f16_in_h1
         {
-            auto from = view(minus_A_64_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_64_f16_in, from);
+            auto from = view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16);
+            TLOAD(diagonal_stack_16_f16_in_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // minus_A_64_f16_in -> Tinv_below_64_left
-        wait_flag_dev(0);  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_h1
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // diagonal_stack_16_f16_in_h1 -> Tinv_below_16_left_h1
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_left_h1 -> Tinv_below_32_left
         {
-            auto from = view(minus_A_64_f16_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_64_f16_in_h1, from);
+            TileLeft<half, 16, 16> Tinv_below_32_left_0;
+            TASSIGN(Tinv_below_32_left_0, 0x0);
+            TEXTRACT(Tinv_below_32_left_0, A_cube, 16, 0);
+            TileLeft<half, 16, 16> Tinv_below_32_left_1;
+            TASSIGN(Tinv_below_32_left_1, 0x200);
+            TEXTRACT(Tinv_below_32_left_1, A_cube, 48, 32);
+            TileLeft<half, 16, 16> Tinv_below_32_left_2;
+            TASSIGN(Tinv_below_32_left_2, 0x400);
+            TEXTRACT(Tinv_below_32_left_2, A_cube, 80, 64);
+            TileLeft<half, 16, 16> Tinv_below_32_left_3;
+            TASSIGN(Tinv_below_32_left_3, 0x600);
+            TEXTRACT(Tinv_below_32_left_3, A_cube, 112, 96);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_64_f16_in_h1 -> Tinv_below_64_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_32_f16_in -> Tinv_below_32_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left
-        TEXTRACT(Tinv_below_32_left, minus_A_32_f16_in, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16 -> Tinv_below_32_right
-        TEXTRACT(Tinv_below_32_right, Tinv_rows_16_f16, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16 -> Tinv_below_32_right
+        {
+            TileRight<half, 16, 16> Tinv_below_32_right_0;
+            TASSIGN(Tinv_below_32_right_0, 0x0);
+            TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
+            TileRight<half, 16, 16> Tinv_below_32_right_1;
+            TASSIGN(Tinv_below_32_right_1, 0x200);
+            TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
+            TileRight<half, 16, 16> Tinv_below_32_right_2;
+            TASSIGN(Tinv_below_32_right_2, 0x400);
+            TEXTRACT(Tinv_below_32_right_2, Tinv_blocks_16, 64, 64);
+            TileRight<half, 16, 16> Tinv_below_32_right_3;
+            TASSIGN(Tinv_below_32_right_3, 0x600);
+            TEXTRACT(Tinv_below_32_right_3, Tinv_blocks_16, 96, 96);
+        }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
-        TMATMUL(Tinv_below_32, Tinv_below_32_left, Tinv_below_32_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_32_left -> Tinv_below_32_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32 -> Tinv_below_32_f16
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_2_left_h1 -> Tinv_below_32_2_left
-        TEXTRACT(Tinv_below_32_2_left, minus_A_32_f16_in, 64, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_16_2_f16 -> Tinv_below_32_2_right
-        TEXTRACT(Tinv_below_32_2_right, Tinv_rows_16_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_32_2_right -> Tinv_below_32_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_32_2_right -> Tinv_below_32_2
-        TMATMUL(Tinv_below_32_2, Tinv_below_32_2_left, Tinv_below_32_2_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_2_left -> Tinv_below_32_2_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_2 -> Tinv_below_32_2_f16
-        wait_flag_dev(0);  // minus_A_128_f16_channel -> minus_A_128_f16_in
-        {
-            auto from = view(minus_A_128_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_128_f16_in, from);
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_32_out;
+            TASSIGN(Tinv_below_32_out, 0xe000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_32_left;
+            TASSIGN(Tinv_below_32_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_32_right;
+            TASSIGN(Tinv_below_32_right, 0x0 + i * 32);
+            TMATMUL(Tinv_below_32_out, Tinv_below_32_left, Tinv_below_32_right);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_128_f16_in -> Tinv_below_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_32_left -> Tinv_below_32_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_32_f16_in_h1 -> Tinv_below_32_left_h1
-        TEXTRACT(Tinv_below_32_left_h1, minus_A_32_f16_in_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16_h1 -> Tinv_below_32_right_h1
-        TEXTRACT(Tinv_below_32_right_h1, Tinv_rows_16_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
-        TMATMUL(Tinv_below_32_h1, Tinv_below_32_left_h1, Tinv_below_32_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_left_h1 -> Tinv_rows_32_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32 -> Tinv_below_32_f16
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_left -> Tinv_corner_32_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
         TMOV(Tinv_below_32_f16, Tinv_below_32);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_rows_32_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_2_left -> Tinv_below_32_2_left_h1
-        TEXTRACT(Tinv_below_32_2_left_h1, minus_A_32_f16_in_h1, 64, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_2_f16_h1 -> Tinv_below_32_2_right_h1
-        TEXTRACT(Tinv_below_32_2_right_h1, Tinv_rows_16_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_2_right_h1 -> Tinv_below_32_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_2_right_h1 -> Tinv_below_32_2_h1
-        TMATMUL(Tinv_below_32_2_h1, Tinv_below_32_2_left_h1, Tinv_below_32_2_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_32_2_left_h1 -> Tinv_rows_32_2_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32_2_h1 -> Tinv_below_32_2_f16_h1
-        wait_flag_dev(0);  // minus_A_128_f16_channel1 -> minus_A_128_f16_in_h1
-        {
-            auto from = view(minus_A_128_f16_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(minus_A_128_f16_in_h1, from);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_32_f16 -> Tinv_corner_32_right
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // diagonal_stack_16_f16_in_h1 -> Tinv_below_16_left_h1
+        TEXTRACT(Tinv_below_16_left_h1, diagonal_stack_16_f16_in_h1, 0, 0);
+        TEXTRACT(Tinv_below_16_right_h1, Tinv_rows_8_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_16_h1_out;
+            TASSIGN(Tinv_below_16_h1_out, 0xf000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_16_h1_left;
+            TASSIGN(Tinv_below_16_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_16_h1_right;
+            TASSIGN(Tinv_below_16_h1_right, 0x8000 + i * 32);
+            TMATMUL(Tinv_below_16_h1_out, Tinv_below_16_h1_left, Tinv_below_16_h1_right);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_128_f16_in_h1 -> Tinv_below_left_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_2 -> Tinv_below_32_2_f16
-        TMOV(Tinv_below_32_2_f16, Tinv_below_32_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_2_f16 -> Tinv_rows_32_2_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_left_h1 -> Tinv_rows_32_left
-        TEXTRACT(Tinv_rows_32_left, Tinv_rows_16_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_rows_32_right
-        TEXTRACT(Tinv_rows_32_right, Tinv_below_32_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_32_right -> Tinv_rows_32
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_32_right -> Tinv_rows_32
-        TMATMUL_ACC(Tinv_rows_32, Tinv_rows_16, Tinv_rows_32_left, Tinv_rows_32_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_left -> Tinv_rows_32_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_32 -> Tinv_rows_32_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
-        TMOV(Tinv_below_32_f16_h1, Tinv_below_32_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_32_f16_h1 -> Tinv_rows_32_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_32_2_left_h1 -> Tinv_rows_32_2_left
-        TEXTRACT(Tinv_rows_32_2_left, Tinv_rows_16_2_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_2_f16 -> Tinv_rows_32_2_right
-        TEXTRACT(Tinv_rows_32_2_right, Tinv_below_32_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_32_2_right -> Tinv_rows_32_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_32_2_right -> Tinv_rows_32_2
-        TMATMUL_ACC(Tinv_rows_32_2, Tinv_rows_16_2, Tinv_rows_32_2_left, Tinv_rows_32_2_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_2_left -> Tinv_rows_32_2_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_32_2 -> Tinv_rows_32_2_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32_2_h1 -> Tinv_below_32_2_f16_h1
-        TMOV(Tinv_below_32_2_f16_h1, Tinv_below_32_2_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_2_f16_h1 -> Tinv_rows_32_2_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_left -> Tinv_rows_32_left_h1
-        TEXTRACT(Tinv_rows_32_left_h1, Tinv_rows_16_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_32_f16_h1 -> Tinv_rows_32_right_h1
-        TEXTRACT(Tinv_rows_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_h1 -> Tinv_rows_32_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right_h1 -> Tinv_rows_32_h1
-        TMATMUL_ACC(Tinv_rows_32_h1, Tinv_rows_16_h1, Tinv_rows_32_left_h1, Tinv_rows_32_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left_h1 -> Tinv_below_64_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_h1 -> Tinv_rows_32_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_32 -> Tinv_rows_32_f16
-        TMOV(Tinv_rows_32_f16, Tinv_rows_32);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16 -> Tinv_below_64_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_2_left -> Tinv_rows_32_2_left_h1
-        TEXTRACT(Tinv_rows_32_2_left_h1, Tinv_rows_16_2_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_2_f16_h1 -> Tinv_rows_32_2_right_h1
-        TEXTRACT(Tinv_rows_32_2_right_h1, Tinv_below_32_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_2_right_h1 -> Tinv_rows_32_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_2_right_h1 -> Tinv_rows_32_2_h1
-        TMATMUL_ACC(Tinv_rows_32_2_h1, Tinv_rows_16_2_h1, Tinv_rows_32_2_left_h1, Tinv_rows_32_2_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_2_left_h1 -> Tinv_below_64_2_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_32_2_h1 -> Tinv_rows_32_2_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_32_2 -> Tinv_rows_32_2_f16
-        TMOV(Tinv_rows_32_2_f16, Tinv_rows_32_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_2_f16 -> Tinv_below_64_2_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left_h1 -> Tinv_below_64_left
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // minus_A_64_f16_in -> Tinv_below_64_left
-        TEXTRACT(Tinv_below_64_left, minus_A_64_f16_in, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16 -> Tinv_below_64_right
-        TEXTRACT(Tinv_below_64_right, Tinv_rows_32_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right -> Tinv_below_64
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right -> Tinv_below_64
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_left -> Tinv_corner_32_left
+        {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_0;
+            TASSIGN(Tinv_corner_32_left_0, 0x0);
+            TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
+            TileLeft<half, 16, 16> Tinv_corner_32_left_1;
+            TASSIGN(Tinv_corner_32_left_1, 0x200);
+            TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
+            TileLeft<half, 16, 16> Tinv_corner_32_left_2;
+            TASSIGN(Tinv_corner_32_left_2, 0x400);
+            TEXTRACT(Tinv_corner_32_left_2, Tinv_blocks_16, 80, 80);
+            TileLeft<half, 16, 16> Tinv_corner_32_left_3;
+            TASSIGN(Tinv_corner_32_left_3, 0x600);
+            TEXTRACT(Tinv_corner_32_left_3, Tinv_blocks_16, 112, 112);
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_32_f16 -> Tinv_corner_32_right
+        TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_32_right -> Tinv_corner_32
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_32_right -> Tinv_corner_32
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_corner_32_out;
+            TASSIGN(Tinv_corner_32_out, 0x11000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_corner_32_left;
+            TASSIGN(Tinv_corner_32_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_corner_32_right;
+            TASSIGN(Tinv_corner_32_right, 0x0 + i * 32);
+            TMATMUL(Tinv_corner_32_out, Tinv_corner_32_left, Tinv_corner_32_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_32 -> Tinv_blocks_32
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_corner_32_left -> Tinv_below_64_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
+        TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_32 -> Tinv_blocks_32
+        {
+            TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
+            TASSIGN(Tinv_blocks_32_0_0_from, 0x11000);
+            L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
+            TASSIGN(Tinv_blocks_32_0_0, 0x8400);
+            TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
+            TASSIGN(Tinv_blocks_32_1_0_from, 0x11400);
+            L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
+            TASSIGN(Tinv_blocks_32_1_0, 0xa800);
+            TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_32_2_0_from;
+            TASSIGN(Tinv_blocks_32_2_0_from, 0x11800);
+            L1Tile<half, 16, 16> Tinv_blocks_32_2_0;
+            TASSIGN(Tinv_blocks_32_2_0, 0xcc00);
+            TMOV(Tinv_blocks_32_2_0, Tinv_blocks_32_2_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_32_3_0_from;
+            TASSIGN(Tinv_blocks_32_3_0_from, 0x11c00);
+            L1Tile<half, 16, 16> Tinv_blocks_32_3_0;
+            TASSIGN(Tinv_blocks_32_3_0, 0xf000);
+            TMOV(Tinv_blocks_32_3_0, Tinv_blocks_32_3_0_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_32 -> Tinv_below_64_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
+        TEXTRACT(Tinv_rows_16_left_h1, Tinv_rows_8_f16_h1, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
+        TEXTRACT(Tinv_rows_16_right_h1, Tinv_below_16_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
+        for (int64_t i = 0; i < 128; i += 16) {
+            TileAcc<float, 16, 16> Tinv_rows_16_h1_out;
+            TASSIGN(Tinv_rows_16_h1_out, 0x6000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_rows_16_h1_left;
+            TASSIGN(Tinv_rows_16_h1_left, 0x8000 + i * 32);
+            TileRight<half, 16, 16> Tinv_rows_16_h1_right;
+            TASSIGN(Tinv_rows_16_h1_right, 0x8000 + i * 32);
+            TMATMUL_ACC(Tinv_rows_16_h1_out, Tinv_rows_16_h1_out, Tinv_rows_16_h1_left, Tinv_rows_16_h1_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_left_h1 -> Tinv_below_64_2_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_corner_32_left -> Tinv_below_64_left
+        TEXTRACT(Tinv_below_64_left, A_cube, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_32 -> Tinv_below_64_right
+        TEXTRACT(Tinv_below_64_right, Tinv_blocks_32, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_64_right -> Tinv_below_64
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_64_right -> Tinv_below_64
         TMATMUL(Tinv_below_64, Tinv_below_64_left, Tinv_below_64_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_below_64_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64 -> Tinv_below_64_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_h1 -> Tinv_rows_32_f16_h1
-        TMOV(Tinv_rows_32_f16_h1, Tinv_rows_32_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_h1 -> Tinv_below_64_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_2_left_h1 -> Tinv_below_64_2_left
-        TEXTRACT(Tinv_below_64_2_left, minus_A_64_f16_in, 64, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_2_f16 -> Tinv_below_64_2_right
-        TEXTRACT(Tinv_below_64_2_right, Tinv_rows_32_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_2_right -> Tinv_below_64_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_2_right -> Tinv_below_64_2
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_64 -> Tinv_below_64_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_left -> Tinv_below_32_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
+        {
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_0_0_from;
+            TASSIGN(Tinv_blocks_16_h1_0_0_from, 0x6000);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_0_0;
+            TASSIGN(Tinv_blocks_16_h1_0_0, 0x21200);
+            TMOV(Tinv_blocks_16_h1_0_0, Tinv_blocks_16_h1_0_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_1_0_from;
+            TASSIGN(Tinv_blocks_16_h1_1_0_from, 0x6400);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_1_0;
+            TASSIGN(Tinv_blocks_16_h1_1_0, 0x22400);
+            TMOV(Tinv_blocks_16_h1_1_0, Tinv_blocks_16_h1_1_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_2_0_from;
+            TASSIGN(Tinv_blocks_16_h1_2_0_from, 0x6800);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_2_0;
+            TASSIGN(Tinv_blocks_16_h1_2_0, 0x23600);
+            TMOV(Tinv_blocks_16_h1_2_0, Tinv_blocks_16_h1_2_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_3_0_from;
+            TASSIGN(Tinv_blocks_16_h1_3_0_from, 0x6c00);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_3_0;
+            TASSIGN(Tinv_blocks_16_h1_3_0, 0x24800);
+            TMOV(Tinv_blocks_16_h1_3_0, Tinv_blocks_16_h1_3_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_4_0_from;
+            TASSIGN(Tinv_blocks_16_h1_4_0_from, 0x7000);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_4_0;
+            TASSIGN(Tinv_blocks_16_h1_4_0, 0x25a00);
+            TMOV(Tinv_blocks_16_h1_4_0, Tinv_blocks_16_h1_4_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_5_0_from;
+            TASSIGN(Tinv_blocks_16_h1_5_0_from, 0x7400);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_5_0;
+            TASSIGN(Tinv_blocks_16_h1_5_0, 0x26c00);
+            TMOV(Tinv_blocks_16_h1_5_0, Tinv_blocks_16_h1_5_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_6_0_from;
+            TASSIGN(Tinv_blocks_16_h1_6_0_from, 0x7800);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_6_0;
+            TASSIGN(Tinv_blocks_16_h1_6_0, 0x27e00);
+            TMOV(Tinv_blocks_16_h1_6_0, Tinv_blocks_16_h1_6_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_7_0_from;
+            TASSIGN(Tinv_blocks_16_h1_7_0_from, 0x7c00);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_7_0;
+            TASSIGN(Tinv_blocks_16_h1_7_0, 0x29000);
+            TMOV(Tinv_blocks_16_h1_7_0, Tinv_blocks_16_h1_7_0_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_left_h1 -> Tinv_below_64_2_left
+        TEXTRACT(Tinv_below_64_2_left, A_cube, 96, 64);
+        TEXTRACT(Tinv_below_64_2_right, Tinv_blocks_32, 64, 64);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_64_2_right -> Tinv_below_64_2
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_64_2_right -> Tinv_below_64_2
         TMATMUL(Tinv_below_64_2, Tinv_below_64_2_left, Tinv_below_64_2_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_2_left -> Tinv_below_64_2_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_64_2 -> Tinv_below_64_2_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_32_2_h1 -> Tinv_rows_32_2_f16_h1
-        TMOV(Tinv_rows_32_2_f16_h1, Tinv_rows_32_2_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_32_2_f16_h1 -> Tinv_below_64_2_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_below_64_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_64_f16_in_h1 -> Tinv_below_64_left_h1
-        TEXTRACT(Tinv_below_64_left_h1, minus_A_64_f16_in_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_h1 -> Tinv_below_64_right_h1
-        TEXTRACT(Tinv_below_64_right_h1, Tinv_rows_32_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right_h1 -> Tinv_below_64_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right_h1 -> Tinv_below_64_h1
-        TMATMUL(Tinv_below_64_h1, Tinv_below_64_left_h1, Tinv_below_64_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_64_left_h1 -> Tinv_rows_64_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64 -> Tinv_below_64_f16
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64_2 -> Tinv_below_64_2_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_64_2_left -> Tinv_corner_64_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_64 -> Tinv_below_64_f16
         TMOV(Tinv_below_64_f16, Tinv_below_64);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_f16 -> Tinv_rows_64_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_2_left -> Tinv_below_64_2_left_h1
-        TEXTRACT(Tinv_below_64_2_left_h1, minus_A_64_f16_in_h1, 64, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_32_2_f16_h1 -> Tinv_below_64_2_right_h1
-        TEXTRACT(Tinv_below_64_2_right_h1, Tinv_rows_32_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_64_2_right_h1 -> Tinv_below_64_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_64_2_right_h1 -> Tinv_below_64_2_h1
-        TMATMUL(Tinv_below_64_2_h1, Tinv_below_64_2_left_h1, Tinv_below_64_2_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_2_left_h1 -> Tinv_rows_64_2_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_64_2_h1 -> Tinv_below_64_2_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_64_2 -> Tinv_below_64_2_f16
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_f16 -> Tinv_corner_64_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_left -> Tinv_below_32_left_h1
+        {
+            TileLeft<half, 16, 16> Tinv_below_32_left_h1_0;
+            TASSIGN(Tinv_below_32_left_h1_0, 0x0);
+            TEXTRACT(Tinv_below_32_left_h1_0, A_cube_h1, 16, 0);
+            TileLeft<half, 16, 16> Tinv_below_32_left_h1_1;
+            TASSIGN(Tinv_below_32_left_h1_1, 0x200);
+            TEXTRACT(Tinv_below_32_left_h1_1, A_cube_h1, 48, 32);
+            TileLeft<half, 16, 16> Tinv_below_32_left_h1_2;
+            TASSIGN(Tinv_below_32_left_h1_2, 0x400);
+            TEXTRACT(Tinv_below_32_left_h1_2, A_cube_h1, 80, 64);
+            TileLeft<half, 16, 16> Tinv_below_32_left_h1_3;
+            TASSIGN(Tinv_below_32_left_h1_3, 0x600);
+            TEXTRACT(Tinv_below_32_left_h1_3, A_cube_h1, 112, 96);
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
+        {
+            TileRight<half, 16, 16> Tinv_below_32_right_h1_0;
+            TASSIGN(Tinv_below_32_right_h1_0, 0x0);
+            TEXTRACT(Tinv_below_32_right_h1_0, Tinv_blocks_16_h1, 0, 0);
+            TileRight<half, 16, 16> Tinv_below_32_right_h1_1;
+            TASSIGN(Tinv_below_32_right_h1_1, 0x200);
+            TEXTRACT(Tinv_below_32_right_h1_1, Tinv_blocks_16_h1, 32, 32);
+            TileRight<half, 16, 16> Tinv_below_32_right_h1_2;
+            TASSIGN(Tinv_below_32_right_h1_2, 0x400);
+            TEXTRACT(Tinv_below_32_right_h1_2, Tinv_blocks_16_h1, 64, 64);
+            TileRight<half, 16, 16> Tinv_below_32_right_h1_3;
+            TASSIGN(Tinv_below_32_right_h1_3, 0x600);
+            TEXTRACT(Tinv_below_32_right_h1_3, Tinv_blocks_16_h1, 96, 96);
+        }
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_below_32_h1_out;
+            TASSIGN(Tinv_below_32_h1_out, 0x14000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_below_32_h1_left;
+            TASSIGN(Tinv_below_32_h1_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_below_32_h1_right;
+            TASSIGN(Tinv_below_32_h1_right, 0x0 + i * 32);
+            TMATMUL(Tinv_below_32_h1_out, Tinv_below_32_h1_left, Tinv_below_32_h1_right);
+        }
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_32_left_h1 -> Tinv_corner_64_2_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64_2 -> Tinv_below_64_2_f16
         TMOV(Tinv_below_64_2_f16, Tinv_below_64_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_64_2_f16 -> Tinv_rows_64_2_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_64_left_h1 -> Tinv_rows_64_left
-        TEXTRACT(Tinv_rows_64_left, Tinv_rows_32_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_f16 -> Tinv_rows_64_right
-        TEXTRACT(Tinv_rows_64_right, Tinv_below_64_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_64_right -> Tinv_rows_64
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_64_right -> Tinv_rows_64
-        TMATMUL_ACC(Tinv_rows_64, Tinv_rows_32, Tinv_rows_64_left, Tinv_rows_64_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_64_left -> Tinv_rows_64_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_64 -> Tinv_rows_64_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_64_2_f16 -> Tinv_corner_64_2_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_64_2_left -> Tinv_corner_64_left
+        TEXTRACT(Tinv_corner_64_left, Tinv_blocks_32, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_f16 -> Tinv_corner_64_right
+        TEXTRACT(Tinv_corner_64_right, Tinv_below_64_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_corner_64_right -> Tinv_corner_64
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_corner_64_right -> Tinv_corner_64
+        TMATMUL(Tinv_corner_64, Tinv_corner_64_left, Tinv_corner_64_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_64 -> Tinv_blocks_64
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_corner_64_left -> Tinv_below_128_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_32_left_h1 -> Tinv_corner_64_2_left
+        TEXTRACT(Tinv_corner_64_2_left, Tinv_blocks_32, 96, 96);
+        set_flag(PIPE_MTE1, PIPE_FIX, EVENT_ID0);  // Tinv_blocks_blocks_6 -> Tinv_blocks_64
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_64_2_f16 -> Tinv_corner_64_2_right
+        TEXTRACT(Tinv_corner_64_2_right, Tinv_below_64_2_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_2_right -> Tinv_corner_64_2
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_2_right -> Tinv_corner_64_2
+        TMATMUL(Tinv_corner_64_2, Tinv_corner_64_2_left, Tinv_corner_64_2_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2 -> Tinv_blocks_64_2
+        wait_flag(PIPE_MTE1, PIPE_FIX, EVENT_ID0);  // Tinv_blocks_blocks_6 -> Tinv_blocks_64
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_64 -> Tinv_blocks_64
+        {
+            TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
+            TASSIGN(Tinv_blocks_64_0_0_from, 0x15000);
+            L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
+            TASSIGN(Tinv_blocks_64_0_0, 0x8600);
+            TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
+            TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
+            TASSIGN(Tinv_blocks_64_0_16_from, 0x15800);
+            L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
+            TASSIGN(Tinv_blocks_64_0_16, 0x9600);
+            TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+        }
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2 -> Tinv_blocks_64_2
+        {
+            TileAcc<float, 32, 16> Tinv_blocks_64_2_0_0_from;
+            TASSIGN(Tinv_blocks_64_2_0_0_from, 0x16000);
+            L1Tile<half, 32, 16> Tinv_blocks_64_2_0_0;
+            TASSIGN(Tinv_blocks_64_2_0_0, 0xce00);
+            TMOV(Tinv_blocks_64_2_0_0, Tinv_blocks_64_2_0_0_from);
+            TileAcc<float, 32, 16> Tinv_blocks_64_2_0_16_from;
+            TASSIGN(Tinv_blocks_64_2_0_16_from, 0x16800);
+            L1Tile<half, 32, 16> Tinv_blocks_64_2_0_16;
+            TASSIGN(Tinv_blocks_64_2_0_16, 0xde00);
+            TMOV(Tinv_blocks_64_2_0_16, Tinv_blocks_64_2_0_16_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_64_2 -> Tinv_below_128_right
+        TMOV(Tinv_below_32_f16_h1, Tinv_below_32_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_corner_64_left -> Tinv_below_128_left
+        TEXTRACT(Tinv_below_128_left, A_cube, 64, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_64_2 -> Tinv_below_128_right
+        TEXTRACT(Tinv_below_128_right, Tinv_blocks_64_2, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_128_right -> Tinv_below_128
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_128_right -> Tinv_below_128
+        TMATMUL(Tinv_below_128, Tinv_below_128_left, Tinv_below_128_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_128 -> Tinv_below_128_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_128_left -> Tinv_corner_128_left
+        {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_0;
+            TASSIGN(Tinv_corner_32_left_h1_0, 0x0);
+            TEXTRACT(Tinv_corner_32_left_h1_0, Tinv_blocks_16_h1, 16, 16);
+            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_1;
+            TASSIGN(Tinv_corner_32_left_h1_1, 0x200);
+            TEXTRACT(Tinv_corner_32_left_h1_1, Tinv_blocks_16_h1, 48, 48);
+            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_2;
+            TASSIGN(Tinv_corner_32_left_h1_2, 0x400);
+            TEXTRACT(Tinv_corner_32_left_h1_2, Tinv_blocks_16_h1, 80, 80);
+            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_3;
+            TASSIGN(Tinv_corner_32_left_h1_3, 0x600);
+            TEXTRACT(Tinv_corner_32_left_h1_3, Tinv_blocks_16_h1, 112, 112);
+        }
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
+        TEXTRACT(Tinv_corner_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_32_right_h1 -> Tinv_corner_32_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_32_right_h1 -> Tinv_corner_32_h1
+        for (int64_t i = 0; i < 64; i += 16) {
+            TileAcc<float, 16, 16> Tinv_corner_32_h1_out;
+            TASSIGN(Tinv_corner_32_h1_out, 0x1b000 + i * 64);
+            TileLeft<half, 16, 16> Tinv_corner_32_h1_left;
+            TASSIGN(Tinv_corner_32_h1_left, 0x0 + i * 32);
+            TileRight<half, 16, 16> Tinv_corner_32_h1_right;
+            TASSIGN(Tinv_corner_32_h1_right, 0x0 + i * 32);
+            TMATMUL(Tinv_corner_32_h1_out, Tinv_corner_32_h1_left, Tinv_corner_32_h1_right);
+        }
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_corner_32_left_h1 -> Tinv_below_64_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_128 -> Tinv_below_128_f16
+        TMOV(Tinv_below_128_f16, Tinv_below_128);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_128_f16 -> Tinv_corner_128_right
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
+        {
+            TileAcc<float, 16, 16> Tinv_blocks_32_h1_0_0_from;
+            TASSIGN(Tinv_blocks_32_h1_0_0_from, 0x1b000);
+            L1Tile<half, 16, 16> Tinv_blocks_32_h1_0_0;
+            TASSIGN(Tinv_blocks_32_h1_0_0, 0x21400);
+            TMOV(Tinv_blocks_32_h1_0_0, Tinv_blocks_32_h1_0_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_32_h1_1_0_from;
+            TASSIGN(Tinv_blocks_32_h1_1_0_from, 0x1b400);
+            L1Tile<half, 16, 16> Tinv_blocks_32_h1_1_0;
+            TASSIGN(Tinv_blocks_32_h1_1_0, 0x23800);
+            TMOV(Tinv_blocks_32_h1_1_0, Tinv_blocks_32_h1_1_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_32_h1_2_0_from;
+            TASSIGN(Tinv_blocks_32_h1_2_0_from, 0x1b800);
+            L1Tile<half, 16, 16> Tinv_blocks_32_h1_2_0;
+            TASSIGN(Tinv_blocks_32_h1_2_0, 0x25c00);
+            TMOV(Tinv_blocks_32_h1_2_0, Tinv_blocks_32_h1_2_0_from);
+            TileAcc<float, 16, 16> Tinv_blocks_32_h1_3_0_from;
+            TASSIGN(Tinv_blocks_32_h1_3_0_from, 0x1bc00);
+            L1Tile<half, 16, 16> Tinv_blocks_32_h1_3_0;
+            TASSIGN(Tinv_blocks_32_h1_3_0, 0x28000);
+            TMOV(Tinv_blocks_32_h1_3_0, Tinv_blocks_32_h1_3_0_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_32_h1 -> Tinv_below_64_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_128_left -> Tinv_corner_128_left
+        TEXTRACT(Tinv_corner_128_left, Tinv_blocks_64_2, 64, 64);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_128_f16 -> Tinv_corner_128_right
+        TEXTRACT(Tinv_corner_128_right, Tinv_below_128_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_corner_128_right -> Tinv_corner_128
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_corner_128_right -> Tinv_corner_128
+        TMATMUL(Tinv_corner_128, Tinv_corner_128_left, Tinv_corner_128_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_128 -> Tinv_blocks_128
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_corner_128_left -> Tinv_below_64_2_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_corner_32_left_h1 -> Tinv_below_64_left_h1
+        TEXTRACT(Tinv_below_64_left_h1, A_cube_h1, 32, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_32_h1 -> Tinv_below_64_right_h1
+        TEXTRACT(Tinv_below_64_right_h1, Tinv_blocks_32_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_64_right_h1 -> Tinv_below_64_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_64_right_h1 -> Tinv_below_64_h1
+        TMATMUL(Tinv_below_64_h1, Tinv_below_64_left_h1, Tinv_below_64_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_left_h1 -> Tinv_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_128 -> Tinv_blocks_128
+        {
+            TileAcc<float, 64, 16> Tinv_blocks_128_0_0_from;
+            TASSIGN(Tinv_blocks_128_0_0_from, 0x1c000);
+            L1Tile<half, 64, 16> Tinv_blocks_128_0_0;
+            TASSIGN(Tinv_blocks_128_0_0, 0x8a00);
+            TMOV(Tinv_blocks_128_0_0, Tinv_blocks_128_0_0_from);
+            TileAcc<float, 64, 16> Tinv_blocks_128_0_16_from;
+            TASSIGN(Tinv_blocks_128_0_16_from, 0x1d000);
+            L1Tile<half, 64, 16> Tinv_blocks_128_0_16;
+            TASSIGN(Tinv_blocks_128_0_16, 0x9a00);
+            TMOV(Tinv_blocks_128_0_16, Tinv_blocks_128_0_16_from);
+            TileAcc<float, 64, 16> Tinv_blocks_128_0_32_from;
+            TASSIGN(Tinv_blocks_128_0_32_from, 0x1e000);
+            L1Tile<half, 64, 16> Tinv_blocks_128_0_32;
+            TASSIGN(Tinv_blocks_128_0_32, 0xaa00);
+            TMOV(Tinv_blocks_128_0_32, Tinv_blocks_128_0_32_from);
+            TileAcc<float, 64, 16> Tinv_blocks_128_0_48_from;
+            TASSIGN(Tinv_blocks_128_0_48_from, 0x1f000);
+            L1Tile<half, 64, 16> Tinv_blocks_128_0_48;
+            TASSIGN(Tinv_blocks_128_0_48, 0xba00);
+            TMOV(Tinv_blocks_128_0_48, Tinv_blocks_128_0_48_from);
+        }
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_128 -> Tinv_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_corner_128_left -> Tinv_below_64_2_left_h1
+        TEXTRACT(Tinv_below_64_2_left_h1, A_cube_h1, 96, 64);
+        TEXTRACT(Tinv_below_64_2_right_h1, Tinv_blocks_32_h1, 64, 64);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_64_2_right_h1 -> Tinv_below_64_2_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_64_2_right_h1 -> Tinv_below_64_2_h1
+        TMATMUL(Tinv_below_64_2_h1, Tinv_below_64_2_left_h1, Tinv_below_64_2_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_64_2_h1 -> Tinv_below_64_2_f16_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_2_left_h1 -> Tinv_corner_64_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
         TMOV(Tinv_below_64_f16_h1, Tinv_below_64_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_f16_h1 -> Tinv_rows_64_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_2_left_h1 -> Tinv_rows_64_2_left
-        TEXTRACT(Tinv_rows_64_2_left, Tinv_rows_32_2_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_64_2_f16 -> Tinv_rows_64_2_right
-        TEXTRACT(Tinv_rows_64_2_right, Tinv_below_64_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_64_2_right -> Tinv_rows_64_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_64_2_right -> Tinv_rows_64_2
-        TMATMUL_ACC(Tinv_rows_64_2, Tinv_rows_32_2, Tinv_rows_64_2_left, Tinv_rows_64_2_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_64_2_left -> Tinv_rows_64_2_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_64_2 -> Tinv_rows_64_2_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_64_2_h1 -> Tinv_below_64_2_f16_h1
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_64_f16_h1 -> Tinv_corner_64_right_h1
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_128 -> Tinv_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_left_h1 -> Tinv_left
+        TEXTRACT(Tinv_left, Tinv_blocks_128, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_128 -> Tinv_zeros
+        TEXTRACT(Tinv_right, minus_identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_right -> Tinv
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_right -> Tinv
+        TMATMUL(Tinv, Tinv_left, Tinv_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left -> Tinv_corner_64_2_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_64_2_h1 -> Tinv_below_64_2_f16_h1
         TMOV(Tinv_below_64_2_f16_h1, Tinv_below_64_2_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_64_2_f16_h1 -> Tinv_rows_64_2_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_64_left -> Tinv_rows_64_left_h1
-        TEXTRACT(Tinv_rows_64_left_h1, Tinv_rows_32_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_f16_h1 -> Tinv_rows_64_right_h1
-        TEXTRACT(Tinv_rows_64_right_h1, Tinv_below_64_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_64_right_h1 -> Tinv_rows_64_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_64_right_h1 -> Tinv_rows_64_h1
-        TMATMUL_ACC(Tinv_rows_64_h1, Tinv_rows_32_h1, Tinv_rows_64_left_h1, Tinv_rows_64_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_64_left_h1 -> Tinv_below_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_64_h1 -> Tinv_rows_64_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_64 -> Tinv_rows_64_f16
-        TMOV(Tinv_rows_64_f16, Tinv_rows_64);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_64_f16 -> Tinv_below_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_64_2_left -> Tinv_rows_64_2_left_h1
-        TEXTRACT(Tinv_rows_64_2_left_h1, Tinv_rows_32_2_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_64_2_f16_h1 -> Tinv_rows_64_2_right_h1
-        TEXTRACT(Tinv_rows_64_2_right_h1, Tinv_below_64_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_64_2_right_h1 -> Tinv_rows_64_2_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_64_2_right_h1 -> Tinv_rows_64_2_h1
-        TMATMUL_ACC(Tinv_rows_64_2_h1, Tinv_rows_32_2_h1, Tinv_rows_64_2_left_h1, Tinv_rows_64_2_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_64_2_left_h1 -> Tinv_zero_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_64_2_h1 -> Tinv_rows_64_2_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_64_2 -> Tinv_rows_64_2_f16
-        TMOV(Tinv_rows_64_2_f16, Tinv_rows_64_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_64_2_f16 -> Tinv_zero_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_64_left_h1 -> Tinv_below_left
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_128_f16_in -> Tinv_below_left
-        TEXTRACT(Tinv_below_left, minus_A_128_f16_in, 64, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_64_f16 -> Tinv_below_right
-        TEXTRACT(Tinv_below_right, Tinv_rows_64_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_right -> Tinv_below
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_right -> Tinv_below
-        TMATMUL(Tinv_below, Tinv_below_left, Tinv_below_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_left -> Tinv_below_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below -> Tinv_below_f16
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_64_h1 -> Tinv_rows_64_f16_h1
-        TMOV(Tinv_rows_64_f16_h1, Tinv_rows_64_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_64_f16_h1 -> Tinv_below_right_h1
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_64_2_left_h1 -> Tinv_zero_left
-        TEXTRACT(Tinv_zero_left, minus_A_128_f16_in, 0, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_64_2_f16 -> Tinv_zero_right
-        TEXTRACT(Tinv_zero_right, Tinv_rows_64_2_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_zero_right -> Tinv_zero
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_zero_right -> Tinv_zero
-        TMATMUL(Tinv_zero, Tinv_zero_left, Tinv_zero_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_zero_left -> Tinv_zero_left_h1
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_zero -> store
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_2_f16_h1 -> Tinv_corner_64_2_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_2_left_h1 -> Tinv_corner_64_left_h1
+        TEXTRACT(Tinv_corner_64_left_h1, Tinv_blocks_32_h1, 32, 32);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_64_f16_h1 -> Tinv_corner_64_right_h1
+        TEXTRACT(Tinv_corner_64_right_h1, Tinv_below_64_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_corner_64_right_h1 -> Tinv_corner_64_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_corner_64_right_h1 -> Tinv_corner_64_h1
+        TMATMUL(Tinv_corner_64_h1, Tinv_corner_64_left_h1, Tinv_corner_64_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_corner_64_left_h1 -> Tinv_below_128_left_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv -> store
         {
-            auto to = view(Tinv_channel_gm + get_block_idx() * 16384, 64, 64, 128);
-            TSTORE(to, Tinv_rows_64);
+            auto to = view(Tinv_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
+            TSTORE(to, Tinv);
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_left -> Tinv_below_left_h1
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_128_f16_in_h1 -> Tinv_below_left_h1
-        TEXTRACT(Tinv_below_left_h1, minus_A_128_f16_in_h1, 64, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_64_f16_h1 -> Tinv_below_right_h1
-        TEXTRACT(Tinv_below_right_h1, Tinv_rows_64_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_right_h1 -> Tinv_below_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_right_h1 -> Tinv_below_h1
-        TMATMUL(Tinv_below_h1, Tinv_below_left_h1, Tinv_below_right_h1);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_left_h1 -> Tinv_corner_left
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_h1 -> Tinv_below_f16_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_64_2_h1 -> Tinv_rows_64_2_f16_h1
-        TMOV(Tinv_rows_64_2_f16_h1, Tinv_rows_64_2_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_64_2_f16_h1 -> Tinv_zero_right_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below -> Tinv_below_f16
-        TMOV(Tinv_below_f16, Tinv_below);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_f16 -> Tinv_corner_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_zero_left -> Tinv_zero_left_h1
-        TEXTRACT(Tinv_zero_left_h1, minus_A_128_f16_in_h1, 0, 64);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_64_2_f16_h1 -> Tinv_zero_right_h1
-        TEXTRACT(Tinv_zero_right_h1, Tinv_rows_64_2_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_zero_right_h1 -> Tinv_zero_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_zero_right_h1 -> Tinv_zero_h1
-        TMATMUL(Tinv_zero_h1, Tinv_zero_left_h1, Tinv_zero_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_zero_h1 -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_zero_left_h1 -> Tinv_corner_left_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left -> Tinv_corner_64_2_left_h1
+        TEXTRACT(Tinv_corner_64_2_left_h1, Tinv_blocks_32_h1, 96, 96);
+        set_flag(PIPE_MTE1, PIPE_FIX, EVENT_ID1);  // Tinv_blocks_blocks_6_h1 -> Tinv_blocks_64_h1
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_2_f16_h1 -> Tinv_corner_64_2_right_h1
+        TEXTRACT(Tinv_corner_64_2_right_h1, Tinv_below_64_2_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_2_right_h1 -> Tinv_corner_64_2_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_2_right_h1 -> Tinv_corner_64_2_h1
+        TMATMUL(Tinv_corner_64_2_h1, Tinv_corner_64_2_left_h1, Tinv_corner_64_2_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2_h1 -> Tinv_blocks_64_2_h1
+        wait_flag(PIPE_MTE1, PIPE_FIX, EVENT_ID1);  // Tinv_blocks_blocks_6_h1 -> Tinv_blocks_64_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
         {
-            auto to = view(Tinv_channel1_gm + get_block_idx() * 16384, 64, 64, 128);
-            TSTORE(to, Tinv_rows_64_h1);
+            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_0_from;
+            TASSIGN(Tinv_blocks_64_h1_0_0_from, 0x12000);
+            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_0;
+            TASSIGN(Tinv_blocks_64_h1_0_0, 0x21600);
+            TMOV(Tinv_blocks_64_h1_0_0, Tinv_blocks_64_h1_0_0_from);
+            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_16_from;
+            TASSIGN(Tinv_blocks_64_h1_0_16_from, 0x12800);
+            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_16;
+            TASSIGN(Tinv_blocks_64_h1_0_16, 0x22600);
+            TMOV(Tinv_blocks_64_h1_0_16, Tinv_blocks_64_h1_0_16_from);
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_left_h1 -> Tinv_corner_left
-        TEXTRACT(Tinv_corner_left, Tinv_rows_64_2_f16, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_f16 -> Tinv_corner_right
-        TEXTRACT(Tinv_corner_right, Tinv_below_f16, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_corner_right -> Tinv_corner
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_corner_right -> Tinv_corner
-        TMATMUL(Tinv_corner, Tinv_corner_left, Tinv_corner_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_zero -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2_h1 -> Tinv_blocks_64_2_h1
         {
-            auto to = view(Tinv_channel_gm + get_block_idx() * 16384 + 64, 64, 64, 128);
-            TSTORE(to, Tinv_zero);
+            TileAcc<float, 32, 16> Tinv_blocks_64_2_h1_0_0_from;
+            TASSIGN(Tinv_blocks_64_2_h1_0_0_from, 0x13000);
+            L1Tile<half, 32, 16> Tinv_blocks_64_2_h1_0_0;
+            TASSIGN(Tinv_blocks_64_2_h1_0_0, 0x25e00);
+            TMOV(Tinv_blocks_64_2_h1_0_0, Tinv_blocks_64_2_h1_0_0_from);
+            TileAcc<float, 32, 16> Tinv_blocks_64_2_h1_0_16_from;
+            TASSIGN(Tinv_blocks_64_2_h1_0_16_from, 0x13800);
+            L1Tile<half, 32, 16> Tinv_blocks_64_2_h1_0_16;
+            TASSIGN(Tinv_blocks_64_2_h1_0_16, 0x26e00);
+            TMOV(Tinv_blocks_64_2_h1_0_16, Tinv_blocks_64_2_h1_0_16_from);
         }
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_h1 -> Tinv_below_f16_h1
-        TMOV(Tinv_below_f16_h1, Tinv_below_h1);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_f16_h1 -> Tinv_corner_right_h1
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_zero_h1 -> store
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_blocks_64_2_h1 -> Tinv_below_128_right_h1
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_corner_64_left_h1 -> Tinv_below_128_left_h1
+        TEXTRACT(Tinv_below_128_left_h1, A_cube_h1, 64, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_blocks_64_2_h1 -> Tinv_below_128_right_h1
+        TEXTRACT(Tinv_below_128_right_h1, Tinv_blocks_64_2_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_128_right_h1 -> Tinv_below_128_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_128_right_h1 -> Tinv_below_128_h1
+        TMATMUL(Tinv_below_128_h1, Tinv_below_128_left_h1, Tinv_below_128_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_128_h1 -> Tinv_below_128_f16_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_128_h1 -> Tinv_below_128_f16_h1
+        TMOV(Tinv_below_128_f16_h1, Tinv_below_128_h1);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_128_f16_h1 -> Tinv_corner_128_right_h1
+        TEXTRACT(Tinv_corner_128_left_h1, Tinv_blocks_64_2_h1, 64, 64);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_128_f16_h1 -> Tinv_corner_128_right_h1
+        TEXTRACT(Tinv_corner_128_right_h1, Tinv_below_128_f16_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_128_right_h1 -> Tinv_corner_128_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_128_right_h1 -> Tinv_corner_128_h1
+        TMATMUL(Tinv_corner_128_h1, Tinv_corner_128_left_h1, Tinv_corner_128_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_128_h1 -> Tinv_blocks_128_h1
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_128_h1 -> Tinv_blocks_128_h1
         {
-            auto to = view(Tinv_channel1_gm + get_block_idx() * 16384 + 64, 64, 64, 128);
-            TSTORE(to, Tinv_zero_h1);
+            TileAcc<float, 64, 16> Tinv_blocks_128_h1_0_0_from;
+            TASSIGN(Tinv_blocks_128_h1_0_0_from, 0x18000);
+            L1Tile<half, 64, 16> Tinv_blocks_128_h1_0_0;
+            TASSIGN(Tinv_blocks_128_h1_0_0, 0x21a00);
+            TMOV(Tinv_blocks_128_h1_0_0, Tinv_blocks_128_h1_0_0_from);
+            TileAcc<float, 64, 16> Tinv_blocks_128_h1_0_16_from;
+            TASSIGN(Tinv_blocks_128_h1_0_16_from, 0x19000);
+            L1Tile<half, 64, 16> Tinv_blocks_128_h1_0_16;
+            TASSIGN(Tinv_blocks_128_h1_0_16, 0x22a00);
+            TMOV(Tinv_blocks_128_h1_0_16, Tinv_blocks_128_h1_0_16_from);
+            TileAcc<float, 64, 16> Tinv_blocks_128_h1_0_32_from;
+            TASSIGN(Tinv_blocks_128_h1_0_32_from, 0x1a000);
+            L1Tile<half, 64, 16> Tinv_blocks_128_h1_0_32;
+            TASSIGN(Tinv_blocks_128_h1_0_32, 0x23a00);
+            TMOV(Tinv_blocks_128_h1_0_32, Tinv_blocks_128_h1_0_32_from);
+            TileAcc<float, 64, 16> Tinv_blocks_128_h1_0_48_from;
+            TASSIGN(Tinv_blocks_128_h1_0_48_from, 0x1b000);
+            L1Tile<half, 64, 16> Tinv_blocks_128_h1_0_48;
+            TASSIGN(Tinv_blocks_128_h1_0_48, 0x24a00);
+            TMOV(Tinv_blocks_128_h1_0_48, Tinv_blocks_128_h1_0_48_from);
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_zero_left_h1 -> Tinv_corner_left_h1
-        TEXTRACT(Tinv_corner_left_h1, Tinv_rows_64_2_f16_h1, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_f16_h1 -> Tinv_corner_right_h1
-        TEXTRACT(Tinv_corner_right_h1, Tinv_below_f16_h1, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_corner_right_h1 -> Tinv_corner_h1
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_corner_right_h1 -> Tinv_corner_h1
-        TMATMUL(Tinv_corner_h1, Tinv_corner_left_h1, Tinv_corner_right_h1);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_h1 -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner -> store
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_128_h1 -> Tinv_left_h1
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_128_h1 -> Tinv_left_h1
+        TEXTRACT(Tinv_left_h1, Tinv_blocks_128_h1, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_128_h1 -> Tinv_zeros_h1
+        TEXTRACT(Tinv_right_h1, minus_identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_right_h1 -> Tinv_h1
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_right_h1 -> Tinv_h1
+        TMATMUL(Tinv_h1, Tinv_left_h1, Tinv_right_h1);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_h1 -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left_h1 -> identity_product_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_h1 -> store
         {
-            auto to = view(Tinv_channel_gm + get_block_idx() * 16384 + 8192, 64, 64, 128);
-            TSTORE(to, Tinv_corner);
+            auto to = view(Tinv_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
+            TSTORE(to, Tinv_h1);
         }
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_h1 -> store
-        {
-            auto to = view(Tinv_channel1_gm + get_block_idx() * 16384 + 8192, 64, 64, 128);
-            TSTORE(to, Tinv_corner_h1);
-        }
-        {
-            auto to = view(Tinv_channel_gm + get_block_idx() * 16384 + 8256, 64, 64, 128);
-            TSTORE(to, Tinv_rows_64_2);
-        }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // Tinv_channel -> Tinv
-        {
-            auto to = view(Tinv_channel1_gm + get_block_idx() * 16384 + 8256, 64, 64, 128);
-            TSTORE(to, Tinv_rows_64_2_h1);
-        }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // Tinv_channel1 -> Tinv_h1
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16_h1 -> Tinv_below_4
     }
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_128 -> Tinv_zeros
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16_h1 -> Tinv_below_4
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left_h1 -> identity_product_left
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_128_h1 -> Tinv_zeros_h1
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> A;
-    TASSIGN(A, 0x0);
-    UbTile<float, 64, 128> minus_A;
-    TASSIGN(minus_A, 0x0);
-    UbTile<float, 64, 128> A_h1;
-    TASSIGN(A_h1, 0x8000);
-    UbTile<float, 64, 128> minus_A_h1;
-    TASSIGN(minus_A_h1, 0x8000);
-    UbTile<float, 64, 128> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x10000);
-    UbTile<float, 64, 128> minus_A_2;
-    TASSIGN(minus_A_2, 0x18000);
-    UbTile<float, 64, 128> minus_A_2_h1;
-    TASSIGN(minus_A_2_h1, 0x10000);
-    UbTile<float, 64, 128> eye_mask;
-    TASSIGN(eye_mask, 0x20000);
-    UbTile<float, 64, 128> Tinv_rows_2;
-    TASSIGN(Tinv_rows_2, 0x18000);
-    UbTile<float, 64, 128> Tinv_rows_2_h1;
-    TASSIGN(Tinv_rows_2_h1, 0x20000);
-    UbTile<half, 64, 128> Tinv_rows_2_f16;
-    TASSIGN(Tinv_rows_2_f16, 0x28000);
-    UbTile<half, 64, 128> Tinv_rows_2_f16_h1;
-    TASSIGN(Tinv_rows_2_f16_h1, 0x10000);
-    UbTile<float, 64, 128> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x14000);
-    UbTile<float, 64, 128> minus_A_4;
-    TASSIGN(minus_A_4, 0x1c000);
-    UbTile<float, 64, 128> minus_A_4_h1;
-    TASSIGN(minus_A_4_h1, 0x14000);
-    UbTile<half, 64, 128> minus_A_4_f16;
-    TASSIGN(minus_A_4_f16, 0x24000);
-    UbTile<half, 64, 128> minus_A_4_f16_h1;
-    TASSIGN(minus_A_4_f16_h1, 0x28000);
-    UbTile<float, 64, 128> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0x10000);
-    UbTile<float, 64, 128> minus_A_8;
-    TASSIGN(minus_A_8, 0x18000);
-    UbTile<float, 64, 128> minus_A_8_h1;
-    TASSIGN(minus_A_8_h1, 0x10000);
-    UbTile<half, 64, 128> minus_A_8_f16;
-    TASSIGN(minus_A_8_f16, 0x20000);
-    UbTile<half, 64, 128> minus_A_8_f16_h1;
-    TASSIGN(minus_A_8_f16_h1, 0x24000);
-    UbTile<float, 64, 128> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0x10000);
-    UbTile<float, 64, 128> minus_A_16;
-    TASSIGN(minus_A_16, 0x18000);
-    UbTile<float, 64, 128> minus_A_16_h1;
-    TASSIGN(minus_A_16_h1, 0x10000);
-    UbTile<half, 64, 128> minus_A_16_f16;
-    TASSIGN(minus_A_16_f16, 0x20000);
-    UbTile<half, 64, 128> minus_A_16_f16_h1;
-    TASSIGN(minus_A_16_f16_h1, 0x24000);
-    UbTile<float, 64, 128> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0x10000);
-    UbTile<float, 64, 128> minus_A_32;
-    TASSIGN(minus_A_32, 0x18000);
-    UbTile<float, 64, 128> minus_A_32_h1;
-    TASSIGN(minus_A_32_h1, 0x10000);
-    UbTile<half, 64, 128> minus_A_32_f16;
-    TASSIGN(minus_A_32_f16, 0x20000);
-    UbTile<half, 64, 128> minus_A_32_f16_h1;
-    TASSIGN(minus_A_32_f16_h1, 0x24000);
-    UbTile<float, 64, 128> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0x10000);
-    UbTile<float, 64, 128> minus_A_64;
-    TASSIGN(minus_A_64, 0x18000);
-    UbTile<float, 64, 128> minus_A_64_h1;
-    TASSIGN(minus_A_64_h1, 0x10000);
-    UbTile<half, 64, 128> minus_A_64_f16;
-    TASSIGN(minus_A_64_f16, 0x20000);
-    UbTile<half, 64, 128> minus_A_64_f16_h1;
-    TASSIGN(minus_A_64_f16_h1, 0x24000);
-    UbTile<float, 64, 128> pairs_64_mask;
-    TASSIGN(pairs_64_mask, 0x10000);
-    UbTile<float, 64, 128> minus_A_128;
-    TASSIGN(minus_A_128, 0x0);
-    UbTile<float, 64, 128> minus_A_128_h1;
-    TASSIGN(minus_A_128_h1, 0x8000);
-    UbTile<half, 64, 128> minus_A_128_f16;
-    TASSIGN(minus_A_128_f16, 0x18000);
-    UbTile<half, 64, 128> minus_A_128_f16_h1;
-    TASSIGN(minus_A_128_f16_h1, 0x1c000);
-    UbTile<float, 64, 128> Tinv;
-    TASSIGN(Tinv, 0x20000);
-    UbTile<half, 64, 128> Tinv_f16;
-    TASSIGN(Tinv_f16, 0x28000);
-    UbTile<float, 64, 128> Tinv_h1;
-    TASSIGN(Tinv_h1, 0x0);
-    UbTile<half, 64, 128> Tinv_f16_h1;
-    TASSIGN(Tinv_f16_h1, 0x8000);
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // Tinv_h1 -> A
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // Tinv_f16_h1 -> A_h1
+    UbTile<float, 64, 16> pairs_1_mask_of_16;
+    TASSIGN(pairs_1_mask_of_16, 0x0);
+    UbTile<float, 64, 16> eye_mask_of_16;
+    TASSIGN(eye_mask_of_16, 0x1000);
+    UbTile<float, 64, 16> pairs_2_mask_of_16;
+    TASSIGN(pairs_2_mask_of_16, 0x2000);
+    UbTile<float, 64, 16> pairs_4_mask_of_16;
+    TASSIGN(pairs_4_mask_of_16, 0x3000);
+    UbTile<float, 64, 16> pairs_8_mask_of_16;
+    TASSIGN(pairs_8_mask_of_16, 0x4000);
+    UbTile<half, 64, 128> A;
+    TASSIGN(A, 0x5000);
+    UbTile<float, 64, 16> diagonal_stack_A;
+    TASSIGN(diagonal_stack_A, 0x9000);
+    UbTile<half, 64, 128> A_h1;
+    TASSIGN(A_h1, 0xa000);
+    UbTile<float, 64, 16> diagonal_stack_A_2;
+    TASSIGN(diagonal_stack_A_2, 0xe000);
+    UbTile<float, 64, 16> Tinv_rows_2;
+    TASSIGN(Tinv_rows_2, 0xe000);
+    UbTile<float, 64, 16> diagonal_stack_A_4;
+    TASSIGN(diagonal_stack_A_4, 0xf000);
+    UbTile<half, 64, 16> diagonal_stack_A_4_f16;
+    TASSIGN(diagonal_stack_A_4_f16, 0x10000);
+    UbTile<half, 64, 16> Tinv_rows_2_f16;
+    TASSIGN(Tinv_rows_2_f16, 0x10800);
+    UbTile<float, 64, 16> diagonal_stack_A_8;
+    TASSIGN(diagonal_stack_A_8, 0x11000);
+    UbTile<half, 64, 16> diagonal_stack_A_8_f16;
+    TASSIGN(diagonal_stack_A_8_f16, 0x12000);
+    UbTile<float, 64, 16> diagonal_stack_A_h1;
+    TASSIGN(diagonal_stack_A_h1, 0x12800);
+    UbTile<float, 64, 16> diagonal_stack_A_2_h1;
+    TASSIGN(diagonal_stack_A_2_h1, 0x13800);
+    UbTile<float, 64, 16> Tinv_rows_2_h1;
+    TASSIGN(Tinv_rows_2_h1, 0x13800);
+    UbTile<float, 64, 16> diagonal_stack_A_4_h1;
+    TASSIGN(diagonal_stack_A_4_h1, 0x14800);
+    UbTile<half, 64, 16> diagonal_stack_A_4_f16_h1;
+    TASSIGN(diagonal_stack_A_4_f16_h1, 0x15800);
+    UbTile<half, 64, 16> Tinv_rows_2_f16_h1;
+    TASSIGN(Tinv_rows_2_f16_h1, 0x16000);
+    UbTile<float, 64, 16> diagonal_stack_16;
+    TASSIGN(diagonal_stack_16, 0x9000);
+    UbTile<half, 64, 16> diagonal_stack_16_f16;
+    TASSIGN(diagonal_stack_16_f16, 0x16800);
+    UbTile<float, 64, 16> diagonal_stack_A_8_h1;
+    TASSIGN(diagonal_stack_A_8_h1, 0x17000);
+    UbTile<half, 64, 16> diagonal_stack_A_8_f16_h1;
+    TASSIGN(diagonal_stack_A_8_f16_h1, 0x18000);
+    UbTile<float, 64, 16> diagonal_stack_16_h1;
+    TASSIGN(diagonal_stack_16_h1, 0x12800);
+    UbTile<half, 64, 16> diagonal_stack_16_f16_h1;
+    TASSIGN(diagonal_stack_16_f16_h1, 0x18800);
+    // Tinv = unit_lower_inverse(A)
+    {
+        auto from = view(pairs_1_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
+        TLOAD(pairs_1_mask_of_16, from);
+    }
+    {
+        auto from = view(eye_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
+        TLOAD(eye_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_2_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
+        TLOAD(pairs_2_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_4_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
+        TLOAD(pairs_4_mask_of_16, from);
+    }
+    {
+        auto from = view(pairs_8_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
+        TLOAD(pairs_8_mask_of_16, from);
+    }
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
         const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
         const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
@@ -1883,278 +1870,163 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         const int64_t part = part_of(rows, sub, 64);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // Tinv_h1 -> A
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
         {
             auto from = view(A_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TLOAD(A, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> minus_A
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> minus_A
-        // Tinv = unit_lower_inverse(A)
-        TMULS(minus_A, A, -1.0f);
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // Tinv_f16_h1 -> A_h1
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> diagonal_stack_A
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> diagonal_stack_A
+        for (int64_t i = 0; i < 64; i += 16) {
+            UbBlock<half, 16, 128, 16> diagonal_stack_A_from;
+            TASSIGN(diagonal_stack_A_from, 0x5000 + (i * 129 + sub * 64) * 2);
+            UbTile<float, 16, 16> diagonal_stack_A_to;
+            TASSIGN(diagonal_stack_A_to, 0x9000 + i * 64);
+            TCVT(diagonal_stack_A_to, diagonal_stack_A_from, RoundMode::CAST_NONE);
+        }
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
         {
             auto from = view(A_ws_gm + (slot * HV + hv_1) * 16384 + sub * 64 * 128, 64, 128, 128);
             TLOAD(A_h1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> minus_A_h1
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> minus_A_h1
-        TMULS(minus_A_h1, A_h1, -1.0f);
-        {
-            auto from = view(pairs_1_mask_gm + sub * 64 * 128, 64, 128, 128);
-            TLOAD(pairs_1_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_1_mask -> minus_A_2
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_1_mask -> minus_A_2
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> diagonal_stack_A_h1
         pipe_barrier(PIPE_V);
-        TMUL(minus_A_2, minus_A, pairs_1_mask);
+        TMUL(diagonal_stack_A_2, diagonal_stack_A, pairs_1_mask_of_16);
         pipe_barrier(PIPE_V);
-        TMUL(minus_A_2_h1, minus_A_h1, pairs_1_mask);
-        {
-            auto from = view(eye_mask_gm + sub * 64 * 128, 64, 128, 128);
-            TLOAD(eye_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // eye_mask -> Tinv_rows_2
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // eye_mask -> Tinv_rows_2
-        TADD(Tinv_rows_2, eye_mask, minus_A_2);
+        TSUB(Tinv_rows_2, diagonal_stack_A_2, eye_mask_of_16);
+        TMUL(diagonal_stack_A_4, diagonal_stack_A, pairs_2_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
         pipe_barrier(PIPE_V);
-        TADD(Tinv_rows_2_h1, eye_mask, minus_A_2_h1);
+        TCVT(diagonal_stack_A_4_f16, diagonal_stack_A_4, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_4_f16 -> store
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
         TCVT(Tinv_rows_2_f16, Tinv_rows_2, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // Tinv_rows_2_f16 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // Tinv_rows_2 -> pairs_2_mask
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // Tinv_rows_2_f16 -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_4_f16 -> store
+        wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> store
         {
-            auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+            auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
+            TSTORE(to, diagonal_stack_A_4_f16);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
+        wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
+        {
+            auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
             TSTORE(to, Tinv_rows_2_f16);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // Tinv_rows_2_f16 -> minus_A_4_f16_h1
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
+        TMUL(diagonal_stack_A_8, diagonal_stack_A, pairs_4_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
         pipe_barrier(PIPE_V);
-        TCVT(Tinv_rows_2_f16_h1, Tinv_rows_2_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_h1 -> store
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // Tinv_rows_2 -> pairs_2_mask
-        {
-            auto from = view(pairs_2_mask_gm + sub * 64 * 128, 64, 128, 128);
-            TLOAD(pairs_2_mask, from);
+        TCVT(diagonal_stack_A_8_f16, diagonal_stack_A_8, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_8_f16 -> store
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> diagonal_stack_A_h1
+        for (int64_t i = 0; i < 64; i += 16) {
+            UbBlock<half, 16, 128, 16> diagonal_stack_A_h1_from;
+            TASSIGN(diagonal_stack_A_h1_from, 0xa000 + (i * 129 + sub * 64) * 2);
+            UbTile<float, 16, 16> diagonal_stack_A_h1_to;
+            TASSIGN(diagonal_stack_A_h1_to, 0x12800 + i * 64);
+            TCVT(diagonal_stack_A_h1_to, diagonal_stack_A_h1_from, RoundMode::CAST_NONE);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask -> minus_A_4
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask -> minus_A_4
-        pipe_barrier(PIPE_V);
-        TMUL(minus_A_4, minus_A, pairs_2_mask);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_h1 -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_8_f16 -> store
+        wait_flag_dev(3);  // diagonal_stack_A_8_f16_channel -> store
         {
-            auto to = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+            auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
+            TSTORE(to, diagonal_stack_A_8_f16);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
+        pipe_barrier(PIPE_V);
+        TMUL(diagonal_stack_A_2_h1, diagonal_stack_A_h1, pairs_1_mask_of_16);
+        pipe_barrier(PIPE_V);
+        TSUB(Tinv_rows_2_h1, diagonal_stack_A_2_h1, eye_mask_of_16);
+        TMUL(diagonal_stack_A_4_h1, diagonal_stack_A_h1, pairs_2_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
+        pipe_barrier(PIPE_V);
+        TCVT(diagonal_stack_A_4_f16_h1, diagonal_stack_A_4_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_A_4_f16_h1 -> store
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
+        TCVT(Tinv_rows_2_f16_h1, Tinv_rows_2_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_rows_2_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_A_4_f16_h1 -> store
+        wait_flag_dev(4);  // diagonal_stack_A_4_f16_channel1 -> store
+        {
+            auto to = view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
+            TSTORE(to, diagonal_stack_A_4_f16_h1);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel1 -> diagonal_stack_A_4_f16_in_h1
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_rows_2_f16_h1 -> store
+        wait_flag_dev(5);  // Tinv_rows_2_f16_channel1 -> store
+        {
+            auto to = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
             TSTORE(to, Tinv_rows_2_f16_h1);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // Tinv_rows_2_f16_h1 -> pairs_4_mask
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
+        TMUL(diagonal_stack_16, diagonal_stack_A, pairs_8_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
         pipe_barrier(PIPE_V);
-        TMUL(minus_A_4_h1, minus_A_h1, pairs_2_mask);
-        TCVT(minus_A_4_f16, minus_A_4, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16 -> store
+        TCVT(diagonal_stack_16_f16, diagonal_stack_16, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // diagonal_stack_16_f16 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // diagonal_stack_16_f16 -> store
+        wait_flag_dev(6);  // diagonal_stack_16_f16_channel -> store
         {
-            auto to = view(minus_A_4_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_4_f16);
+            auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
+            TSTORE(to, diagonal_stack_16_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_4_f16_channel -> minus_A_4_f16_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_4_f16 -> minus_A_8_f16_h1
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // Tinv_rows_2_f16 -> minus_A_4_f16_h1
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
+        TMUL(diagonal_stack_A_8_h1, diagonal_stack_A_h1, pairs_4_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
         pipe_barrier(PIPE_V);
-        TCVT(minus_A_4_f16_h1, minus_A_4_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_4_f16_h1 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // minus_A_4_h1 -> pairs_4_mask
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_4_f16_h1 -> store
+        TCVT(diagonal_stack_A_8_f16_h1, diagonal_stack_A_8_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> store
+        wait_flag_dev(7);  // diagonal_stack_A_8_f16_channel1 -> store
         {
-            auto to = view(minus_A_4_f16_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_4_f16_h1);
+            auto to = view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
+            TSTORE(to, diagonal_stack_A_8_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_h1
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // minus_A_4_h1 -> pairs_4_mask
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // Tinv_rows_2_f16_h1 -> pairs_4_mask
-        {
-            auto from = view(pairs_4_mask_gm + sub * 64 * 128, 64, 128, 128);
-            TLOAD(pairs_4_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask -> minus_A_8
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask -> minus_A_8
-        TMUL(minus_A_8, minus_A, pairs_4_mask);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel1 -> diagonal_stack_A_8_f16_in_h1
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
+        TMUL(diagonal_stack_16_h1, diagonal_stack_A_h1, pairs_8_mask_of_16);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
         pipe_barrier(PIPE_V);
-        TMUL(minus_A_8_h1, minus_A_h1, pairs_4_mask);
-        TCVT(minus_A_8_f16, minus_A_8, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_8_f16 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_8_f16 -> store
+        TCVT(diagonal_stack_16_f16_h1, diagonal_stack_16_h1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> store
+        wait_flag_dev(8);  // diagonal_stack_16_f16_channel1 -> store
         {
-            auto to = view(minus_A_8_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_8_f16);
+            auto to = view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
+            TSTORE(to, diagonal_stack_16_f16_h1);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_8_f16_channel -> minus_A_8_f16_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // minus_A_8_f16 -> minus_A_16_f16
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_4_f16 -> minus_A_8_f16_h1
-        pipe_barrier(PIPE_V);
-        TCVT(minus_A_8_f16_h1, minus_A_8_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_h1 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // minus_A_8_h1 -> pairs_8_mask
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_h1 -> store
-        {
-            auto to = view(minus_A_8_f16_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_8_f16_h1);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_h1
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // minus_A_8_f16_h1 -> minus_A_16_f16_h1
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // minus_A_8_h1 -> pairs_8_mask
-        {
-            auto from = view(pairs_8_mask_gm + sub * 64 * 128, 64, 128, 128);
-            TLOAD(pairs_8_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask -> minus_A_16
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask -> minus_A_16
-        TMUL(minus_A_16, minus_A, pairs_8_mask);
-        pipe_barrier(PIPE_V);
-        TMUL(minus_A_16_h1, minus_A_h1, pairs_8_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // minus_A_8_f16 -> minus_A_16_f16
-        TCVT(minus_A_16_f16, minus_A_16, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_16_f16 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_16_f16 -> store
-        {
-            auto to = view(minus_A_16_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_16_f16);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_16_f16_channel -> minus_A_16_f16_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // minus_A_16_f16 -> minus_A_32_f16
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // minus_A_8_f16_h1 -> minus_A_16_f16_h1
-        pipe_barrier(PIPE_V);
-        TCVT(minus_A_16_f16_h1, minus_A_16_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_h1 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // minus_A_16_h1 -> pairs_16_mask
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_h1 -> store
-        {
-            auto to = view(minus_A_16_f16_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_16_f16_h1);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_h1
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // minus_A_16_f16_h1 -> minus_A_32_f16_h1
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // minus_A_16_h1 -> pairs_16_mask
-        {
-            auto from = view(pairs_16_mask_gm + sub * 64 * 128, 64, 128, 128);
-            TLOAD(pairs_16_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_16_mask -> minus_A_32
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_16_mask -> minus_A_32
-        TMUL(minus_A_32, minus_A, pairs_16_mask);
-        pipe_barrier(PIPE_V);
-        TMUL(minus_A_32_h1, minus_A_h1, pairs_16_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // minus_A_16_f16 -> minus_A_32_f16
-        TCVT(minus_A_32_f16, minus_A_32, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16 -> store
-        {
-            auto to = view(minus_A_32_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_32_f16);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_32_f16_channel -> minus_A_32_f16_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // minus_A_32_f16 -> minus_A_64_f16
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // minus_A_16_f16_h1 -> minus_A_32_f16_h1
-        pipe_barrier(PIPE_V);
-        TCVT(minus_A_32_f16_h1, minus_A_32_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // minus_A_32_h1 -> pairs_32_mask
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_A_32_f16_h1 -> store
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // minus_A_32_h1 -> pairs_32_mask
-        {
-            auto from = view(pairs_32_mask_gm + sub * 64 * 128, 64, 128, 128);
-            TLOAD(pairs_32_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask -> minus_A_64
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask -> minus_A_64
-        TMUL(minus_A_64, minus_A, pairs_32_mask);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_A_32_f16_h1 -> store
-        {
-            auto to = view(minus_A_32_f16_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_32_f16_h1);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_h1
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // minus_A_32_f16_h1 -> minus_A_64_f16_h1
-        pipe_barrier(PIPE_V);
-        TMUL(minus_A_64_h1, minus_A_h1, pairs_32_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // minus_A_32_f16 -> minus_A_64_f16
-        TCVT(minus_A_64_f16, minus_A_64, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16 -> store
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // minus_A_32_f16_h1 -> minus_A_64_f16_h1
-        pipe_barrier(PIPE_V);
-        TCVT(minus_A_64_f16_h1, minus_A_64_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // minus_A_64_h1 -> pairs_64_mask
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_64_f16_h1 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16 -> store
-        {
-            auto to = view(minus_A_64_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_64_f16);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_64_f16_channel -> minus_A_64_f16_in
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // minus_A_64_h1 -> pairs_64_mask
-        {
-            auto from = view(pairs_64_mask_gm + sub * 64 * 128, 64, 128, 128);
-            TLOAD(pairs_64_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_64_mask -> minus_A_128
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_64_mask -> minus_A_128
-        TMUL(minus_A_128, minus_A, pairs_64_mask);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_64_f16_h1 -> store
-        {
-            auto to = view(minus_A_64_f16_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_64_f16_h1);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_h1
-        TMUL(minus_A_128_h1, minus_A_h1, pairs_64_mask);
-        pipe_barrier(PIPE_V);
-        TCVT(minus_A_128_f16, minus_A_128, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_128_f16 -> store
-        TCVT(minus_A_128_f16_h1, minus_A_128_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_128_f16_h1 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_128_f16 -> store
-        {
-            auto to = view(minus_A_128_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_128_f16);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_128_f16_channel -> minus_A_128_f16_in
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_128_f16_h1 -> store
-        {
-            auto to = view(minus_A_128_f16_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, minus_A_128_f16_h1);
-        }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_128_f16_channel1 -> minus_A_128_f16_in_h1
-        wait_flag_dev(1);  // Tinv_channel -> Tinv
-        {
-            auto from = view(Tinv_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(Tinv, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // Tinv -> Tinv_f16
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // Tinv -> Tinv_f16
-        TCVT(Tinv_f16, Tinv, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // Tinv_f16 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // Tinv_f16 -> store
-        {
-            auto to = view(Tinv_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, Tinv_f16);
-        }
-        wait_flag_dev(1);  // Tinv_channel1 -> Tinv_h1
-        {
-            auto from = view(Tinv_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(Tinv_h1, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // Tinv_h1 -> Tinv_f16_h1
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // Tinv_h1 -> Tinv_f16_h1
-        TCVT(Tinv_f16_h1, Tinv_h1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_f16_h1 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // Tinv_h1 -> A
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_f16_h1 -> store
-        {
-            auto to = view(Tinv_ws_gm + (slot * HV + hv_1) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, Tinv_f16_h1);
-        }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // Tinv_f16_h1 -> A_h1
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel1 -> diagonal_stack_16_f16_in_h1
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
     }
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // Tinv_h1 -> A
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // Tinv_f16_h1 -> A_h1
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
+    wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> store
+    wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
+    wait_flag_dev(3);  // diagonal_stack_A_8_f16_channel -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
+    wait_flag_dev(4);  // diagonal_stack_A_4_f16_channel1 -> store
+    wait_flag_dev(5);  // Tinv_rows_2_f16_channel1 -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
+    wait_flag_dev(6);  // diagonal_stack_16_f16_channel -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
+    wait_flag_dev(7);  // diagonal_stack_A_8_f16_channel1 -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
+    wait_flag_dev(8);  // diagonal_stack_16_f16_channel1 -> store
 #endif
 #endif
 }
@@ -2454,10 +2326,14 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
  * U_offset_ws: workspace, slot, [C, V] float32
  * S_ws: workspace, slot, [K, V] float16
  * U_ws: workspace, slot, [C, V] float16
- * S_f16_channel: workspace, block, [K, V] float16
- * U_weight_S_channel: workspace, block, [C, V] float32
- * U_decay_to_end_f16_channel: workspace, block, [C, V] float16
- * S_next_part_channel: workspace, block, [K, V] float32
+ * S_f16_0_channel: workspace, block, [K, 64] float16
+ * S_f16_1_channel: workspace, block, [K, 64] float16
+ * U_weight_S_0_channel: workspace, block, [C, 64] float32
+ * U_weight_S_1_channel: workspace, block, [C, 64] float32
+ * U_decay_to_end_f16_0_channel: workspace, block, [C, 64] float16
+ * U_decay_to_end_f16_1_channel: workspace, block, [C, 64] float16
+ * S_next_0_part_channel: workspace, block, [K, 64] float32
+ * S_next_1_part_channel: workspace, block, [K, 64] float32
  */
 PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ uint8_t *k_bytes,
@@ -2468,10 +2344,14 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ uint8_t *U_offset_ws_bytes,
     __gm__ uint8_t *S_ws_bytes,
     __gm__ uint8_t *U_ws_bytes,
-    __gm__ uint8_t *S_f16_channel_bytes,
-    __gm__ uint8_t *U_weight_S_channel_bytes,
-    __gm__ uint8_t *U_decay_to_end_f16_channel_bytes,
-    __gm__ uint8_t *S_next_part_channel_bytes,
+    __gm__ uint8_t *S_f16_0_channel_bytes,
+    __gm__ uint8_t *S_f16_1_channel_bytes,
+    __gm__ uint8_t *U_weight_S_0_channel_bytes,
+    __gm__ uint8_t *U_weight_S_1_channel_bytes,
+    __gm__ uint8_t *U_decay_to_end_f16_0_channel_bytes,
+    __gm__ uint8_t *U_decay_to_end_f16_1_channel_bytes,
+    __gm__ uint8_t *S_next_0_part_channel_bytes,
+    __gm__ uint8_t *S_next_1_part_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2493,38 +2373,56 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(U_offset_ws_bytes);
     __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(S_ws_bytes);
     __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
-    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
-    __gm__ float *U_weight_S_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_channel_bytes);
-    __gm__ half *U_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_channel_bytes);
-    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
+    __gm__ half *S_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_0_channel_bytes);
+    __gm__ half *S_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_1_channel_bytes);
+    __gm__ float *U_weight_S_0_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_0_channel_bytes);
+    __gm__ float *U_weight_S_1_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_1_channel_bytes);
+    __gm__ half *U_decay_to_end_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_0_channel_bytes);
+    __gm__ half *U_decay_to_end_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_1_channel_bytes);
+    __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_0_part_channel_bytes);
+    __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_1_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 128, 128> U_weight;
     TASSIGN(U_weight, 0x0);
+    L1Tile<half, 128, 64> S_f16_0_in;
+    TASSIGN(S_f16_0_in, 0x8000);
+    L1Tile<half, 128, 64> S_f16_1_in;
+    TASSIGN(S_f16_1_in, 0xc000);
+    TileLeft<half, 128, 128> U_weight_S_0_left;
+    TASSIGN(U_weight_S_0_left, 0x0);
+    TileRight<half, 128, 64> U_weight_S_0_right;
+    TASSIGN(U_weight_S_0_right, 0x0);
+    TileAcc<float, 128, 64> U_weight_S_0;
+    TASSIGN(U_weight_S_0, 0x0);
     L1Tile<half, 128, 128> k;
-    TASSIGN(k, 0x8000);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x10000);
-    TileLeft<half, 128, 128> U_weight_S_left;
-    TASSIGN(U_weight_S_left, 0x0);
-    TileRight<half, 128, 128> U_weight_S_right;
-    TASSIGN(U_weight_S_right, 0x0);
-    TileAcc<float, 128, 128> U_weight_S;
-    TASSIGN(U_weight_S, 0x0);
-    L1Tile<half, 128, 128> U_decay_to_end_f16_in;
-    TASSIGN(U_decay_to_end_f16_in, 0x18000);
-    TileLeft<half, 128, 128> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x8000);
-    TileRight<half, 128, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x8000);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x10000);
+    TASSIGN(k, 0x10000);
+    TileLeft<half, 128, 128> U_weight_S_1_left;
+    TASSIGN(U_weight_S_1_left, 0x8000);
+    TileRight<half, 128, 64> U_weight_S_1_right;
+    TASSIGN(U_weight_S_1_right, 0x8000);
+    TileAcc<float, 128, 64> U_weight_S_1;
+    TASSIGN(U_weight_S_1, 0x8000);
+    L1Tile<half, 128, 64> U_decay_to_end_f16_0_in;
+    TASSIGN(U_decay_to_end_f16_0_in, 0x18000);
+    TileLeft<half, 128, 128> S_next_0_part_left;
+    TASSIGN(S_next_0_part_left, 0x0);
+    TileRight<half, 128, 64> S_next_0_part_right;
+    TASSIGN(S_next_0_part_right, 0x0);
+    TileAcc<float, 128, 64> S_next_0_part;
+    TASSIGN(S_next_0_part, 0x10000);
+    L1Tile<half, 128, 64> U_decay_to_end_f16_1_in;
+    TASSIGN(U_decay_to_end_f16_1_in, 0x1c000);
+    TileLeft<half, 128, 128> S_next_1_part_left;
+    TASSIGN(S_next_1_part_left, 0x8000);
+    TileRight<half, 128, 64> S_next_1_part_right;
+    TASSIGN(S_next_1_part_right, 0x8000);
+    TileAcc<float, 128, 64> S_next_1_part;
+    TASSIGN(S_next_1_part, 0x18000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        pipe_barrier(PIPE_ALL);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
         for (int64_t c = 0; c * 128 < length; ++c) {
             const int64_t slot = first / 128 + n + c;
             const int64_t t = first - b * T + c * 128;
@@ -2533,75 +2431,124 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 auto from = view(U_weight_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
                 TLOAD(U_weight, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_left
-            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_0_left
+            wait_flag_dev(0);  // S_f16_0_channel -> S_f16_0_in
+            {
+                auto from = view(S_f16_0_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TLOAD(S_f16_0_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_0_in -> U_weight_S_0_right
+            wait_flag_dev(0);  // S_f16_1_channel -> S_f16_1_in
+            {
+                auto from = view(S_f16_1_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TLOAD(S_f16_1_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_1_in -> U_weight_S_1_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_0_left
+            TEXTRACT(U_weight_S_0_left, U_weight, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_0_in -> U_weight_S_0_right
+            TEXTRACT(U_weight_S_0_right, S_f16_0_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_0_right -> U_weight_S_0
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_0_right -> U_weight_S_0
+            // U = U_offset - U_weight @ S
+            TMATMUL(U_weight_S_0, U_weight_S_0_left, U_weight_S_0_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S_0 -> store
             L1Part<half, 128, 128> k_raw(rows, 128);
-            TASSIGN(k_raw, 0x8000);
+            TASSIGN(k_raw, 0x10000);
             auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
             TLOAD(k_raw, k_raw_from);
             if (rows < 128) TFILLPAD(k_raw, k_raw);
-            wait_flag_dev(0);  // S_f16_channel -> S_f16_in
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k -> S_next_0_part_left
+            TEXTRACT(U_weight_S_1_left, U_weight, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_1_in -> U_weight_S_1_right
+            TEXTRACT(U_weight_S_1_right, S_f16_1_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_weight_S_1_right -> U_weight_S_1
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_weight_S_1_right -> U_weight_S_1
+            TMATMUL(U_weight_S_1, U_weight_S_1_left, U_weight_S_1_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight_S_1 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S_0 -> store
             {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
+                auto to = view(U_weight_S_0_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TSTORE(to, U_weight_S_0);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> U_weight_S_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_left
-            TEXTRACT(U_weight_S_left, U_weight, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> U_weight_S_right
-            TEXTRACT(U_weight_S_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_right -> U_weight_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_right -> U_weight_S
-            // U = U_offset - U_weight @ S
-            TMATMUL(U_weight_S, U_weight_S_left, U_weight_S_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_0_channel -> U_weight_S_0_in
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight_S_1 -> store
             {
-                auto to = view(U_weight_S_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, U_weight_S);
+                auto to = view(U_weight_S_1_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TSTORE(to, U_weight_S_1);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_channel -> U_weight_S_in
-            wait_flag_dev(0);  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_1_channel -> U_weight_S_1_in
+            wait_flag_dev(0);  // U_decay_to_end_f16_0_channel -> U_decay_to_end_f16_0_in
             {
-                auto from = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(U_decay_to_end_f16_in, from);
+                auto from = view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TLOAD(U_decay_to_end_f16_0_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
-            L1View<half, 128, 128> S_next_part_left_from;
-            TRESHAPE(S_next_part_left_from, k);
-            TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
-            TEXTRACT(S_next_part_right, U_decay_to_end_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U_decay_to_end_f16_0_in -> S_next_0_part_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k -> S_next_0_part_left
+            L1View<half, 128, 128> S_next_0_part_left_from;
+            TRESHAPE(S_next_0_part_left_from, k);
+            TEXTRACT(S_next_0_part_left, S_next_0_part_left_from, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U_decay_to_end_f16_0_in -> S_next_0_part_right
+            TEXTRACT(S_next_0_part_right, U_decay_to_end_f16_0_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_0_part_right -> S_next_0_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_0_part_right -> S_next_0_part
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
+            TMATMUL(S_next_0_part, S_next_0_part_left, S_next_0_part_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_0_part -> store
+            wait_flag_dev(0);  // U_decay_to_end_f16_1_channel -> U_decay_to_end_f16_1_in
             {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
+                auto from = view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TLOAD(U_decay_to_end_f16_1_in, from);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // U_decay_to_end_f16_1_in -> S_next_1_part_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_0_part -> store
+            {
+                auto to = view(S_next_0_part_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TSTORE(to, S_next_0_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_0_part_channel -> S_next_0_part_in
+            L1View<half, 128, 128> S_next_1_part_left_from;
+            TRESHAPE(S_next_1_part_left_from, k);
+            TEXTRACT(S_next_1_part_left, S_next_1_part_left_from, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // U_decay_to_end_f16_1_in -> S_next_1_part_right
+            TEXTRACT(S_next_1_part_right, U_decay_to_end_f16_1_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_next_1_part_right -> S_next_1_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_next_1_part_right -> S_next_1_part
+            TMATMUL(S_next_1_part, S_next_1_part_left, S_next_1_part_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_1_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_1_part -> store
+            {
+                auto to = view(S_next_1_part_channel_gm + get_block_idx() * 8192, 128, 64, 64);
+                TSTORE(to, S_next_1_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_1_part_channel -> S_next_1_part_in
         }
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
     }
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x0);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x0);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x0);
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x8000);
-    UbTile<float, 64, 128> U_offset;
-    TASSIGN(U_offset, 0xc000);
+    UbTile<float, 64, 64> S_0_0_raw;
+    TASSIGN(S_0_0_raw, 0x0);
+    UbTile<float, 64, 64> S_0_0;
+    TASSIGN(S_0_0, 0x0);
+    UbTile<float, 64, 64> S_0_1_raw;
+    TASSIGN(S_0_1_raw, 0x4000);
+    UbTile<float, 64, 64> S_0_1;
+    TASSIGN(S_0_1, 0x4000);
+    UbTile<float, 64, 64> S_0_2;
+    TASSIGN(S_0_2, 0x0);
+    UbTile<float, 64, 64> S_1;
+    TASSIGN(S_1, 0x4000);
+    UbTile<half, 64, 64> S_f16_0;
+    TASSIGN(S_f16_0, 0x8000);
+    UbTile<float, 64, 64> U_offset_0;
+    TASSIGN(U_offset_0, 0xa000);
+    UbTile<half, 64, 64> S_f16_1;
+    TASSIGN(S_f16_1, 0xe000);
+    UbTile<float, 64, 64> U_offset_1;
+    TASSIGN(U_offset_1, 0x10000);
     UbTile<float, 1, 128> G;
     TASSIGN(G, 0x14000);
     UbTile<float, 1, 128> G_times_minus_1;
@@ -2614,67 +2561,110 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     TASSIGN(decay_to_end_col, 0x14200 + sub * 256);
     UbTile<float, 1, 128> exp_G;
     TASSIGN(exp_G, 0x14000);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x14400);
-    UbTile<float, 64, 128> U_weight_S_in;
-    TASSIGN(U_weight_S_in, 0x1c400);
-    UbTile<float, 64, 128> U;
-    TASSIGN(U, 0xc000);
-    UbTile<float, 64, 128> U_decay_to_end;
-    TASSIGN(U_decay_to_end, 0x24400);
-    UbTile<half, 64, 128> U_decay_to_end_f16;
-    TASSIGN(U_decay_to_end_f16, 0x8000);
-    UbTile<half, 64, 128> U_f16;
-    TASSIGN(U_f16, 0x1c400);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x20400);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x0);
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    UbTile<float, 64, 64> chunk_decay_S_0;
+    TASSIGN(chunk_decay_S_0, 0x14400);
+    UbTile<float, 64, 64> chunk_decay_S_1;
+    TASSIGN(chunk_decay_S_1, 0x18400);
+    UbTile<float, 64, 64> U_weight_S_0_in;
+    TASSIGN(U_weight_S_0_in, 0x1c400);
+    UbTile<float, 64, 64> U_0;
+    TASSIGN(U_0, 0xa000);
+    UbTile<float, 64, 64> U_weight_S_1_in;
+    TASSIGN(U_weight_S_1_in, 0x20400);
+    UbTile<float, 64, 64> U_decay_to_end_0;
+    TASSIGN(U_decay_to_end_0, 0x24400);
+    UbTile<half, 64, 64> U_decay_to_end_f16_0;
+    TASSIGN(U_decay_to_end_f16_0, 0x28400);
+    UbTile<half, 64, 64> U_f16_0;
+    TASSIGN(U_f16_0, 0x2a400);
+    UbTile<float, 64, 64> U_1;
+    TASSIGN(U_1, 0x10000);
+    UbTile<float, 64, 64> U_decay_to_end_1;
+    TASSIGN(U_decay_to_end_1, 0x8000);
+    UbTile<half, 64, 64> U_decay_to_end_f16_1;
+    TASSIGN(U_decay_to_end_f16_1, 0xc000);
+    UbTile<half, 64, 64> U_f16_1;
+    TASSIGN(U_f16_1, 0xe000);
+    UbTile<float, 64, 64> S_next_0_part_in;
+    TASSIGN(S_next_0_part_in, 0x10000);
+    UbTile<float, 64, 64> S_next_0;
+    TASSIGN(S_next_0, 0x0);
+    UbTile<float, 64, 64> S_next_1_part_in;
+    TASSIGN(S_next_1_part_in, 0x14000);
+    UbTile<float, 64, 64> S_next_1;
+    TASSIGN(S_next_1, 0x4000);
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
         if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
+            TLOAD(S_0_0_raw, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
-        if (!has_initial_state) TEXPANDS(S_0, 0);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_0_raw -> S_0_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_0_raw -> S_0_0
+        if (!has_initial_state) TEXPANDS(S_0_0, 0);
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
+        if (has_initial_state) {
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
+            TLOAD(S_0_1_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_1_raw -> S_0_1
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_1_raw -> S_0_1
+        if (!has_initial_state) TEXPANDS(S_0_1, 0);
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // U_f16_1 -> S_f16_1
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_1_part_in -> G
         for (int64_t c = 0; c * 128 < length; ++c) {
             const int64_t slot = first / 128 + n + c;
             const int64_t t = first - b * T + c * 128;
             const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
             const int64_t part = part_of(rows, sub, 64);
             pipe_barrier(PIPE_V);
-            TCVT(S_f16, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
+            TCVT(S_f16_0, S_0_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
             {
-                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(U_offset, from);
+                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
+                TLOAD(U_offset_0, from);
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // U_f16_1 -> S_f16_1
+            TCVT(S_f16_1, S_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16_1 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
             {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
+                auto to = view(S_f16_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TSTORE(to, S_f16_0);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_0_channel -> S_f16_0_in
             {
-                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
+                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
+                TSTORE(to, S_f16_0);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // S_f16 -> U_decay_to_end_f16
+            {
+                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
+                TLOAD(U_offset_1, from);
+            }
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16_1 -> store
+            {
+                auto to = view(S_f16_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TSTORE(to, S_f16_1);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_1_channel -> S_f16_1_in
+            {
+                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
+                TSTORE(to, S_f16_1);
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16_1 -> U_f16_1
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_1_part_in -> G
             {
                 auto from = view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128);
                 TLOAD(G, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_times_minus_1
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G -> G_times_minus_1
             set_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_times_minus_1
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G -> G_times_minus_1
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TMULS(G_times_minus_1, G, -1.0f);
             wait_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
@@ -2687,56 +2677,105 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> chunk_decay
             wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> chunk_decay
             const float chunk_decay = exp_G.GetValue(127);
-            TMULS(chunk_decay_S, S, chunk_decay);
-            wait_flag_dev(1);  // U_weight_S_channel -> U_weight_S_in
+            TMULS(chunk_decay_S_0, S_0_2, chunk_decay);
+            TMULS(chunk_decay_S_1, S_1, chunk_decay);
+            wait_flag_dev(1);  // U_weight_S_0_channel -> U_weight_S_0_in
             {
-                auto from = view(U_weight_S_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(U_weight_S_in, from);
+                auto from = view(U_weight_S_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TLOAD(U_weight_S_0_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_weight_S_in -> U
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_weight_S_in -> U
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_weight_S_0_in -> U_0
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_weight_S_0_in -> U_0
             // U = U_offset - U_weight @ S
-            TSUB(U, U_offset, U_weight_S_in);
+            TSUB(U_0, U_offset_0, U_weight_S_0_in);
+            wait_flag_dev(1);  // U_weight_S_1_channel -> U_weight_S_1_in
+            {
+                auto from = view(U_weight_S_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TLOAD(U_weight_S_1_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_weight_S_1_in -> U_1
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TROWEXPANDMUL(U_decay_to_end, U, decay_to_end_col);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // S_f16 -> U_decay_to_end_f16
+            TROWEXPANDMUL(U_decay_to_end_0, U_0, decay_to_end_col);
             pipe_barrier(PIPE_V);
-            TCVT(U_decay_to_end_f16, U_decay_to_end, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_decay_to_end_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_decay_to_end_f16 -> store
+            TCVT(U_decay_to_end_f16_0, U_decay_to_end_0, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_decay_to_end_f16_0 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_decay_to_end_f16_0 -> store
             {
-                auto to = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, U_decay_to_end_f16);
+                auto to = view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TSTORE(to, U_decay_to_end_f16_0);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
-            TCVT(U_f16, U, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_f16 -> store
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_0_channel -> U_decay_to_end_f16_0_in
+            TCVT(U_f16_0, U_0, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U_f16_0 -> store
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_weight_S_1_in -> U_1
+            // U = U_offset - U_weight @ S
+            TSUB(U_1, U_offset_1, U_weight_S_1_in);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U_f16_0 -> store
             {
-                auto to = view(U_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, U_f16);
+                auto to = view(U_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
+                TSTORE(to, U_f16_0);
             }
-            wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in
+            pipe_barrier(PIPE_V);
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            TROWEXPANDMUL(U_decay_to_end_1, U_1, decay_to_end_col);
+            pipe_barrier(PIPE_V);
+            TCVT(U_decay_to_end_f16_1, U_decay_to_end_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // U_decay_to_end_f16_1 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // U_decay_to_end_f16_1 -> store
             {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
+                auto to = view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TSTORE(to, U_decay_to_end_f16_1);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
-            TADD(S_next, chunk_decay_S, S_next_part_in);
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_1_channel -> U_decay_to_end_f16_1_in
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16_1 -> U_f16_1
+            TCVT(U_f16_1, U_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_f16_1 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // U_1 -> S_next_0_part_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_f16_1 -> store
+            {
+                auto to = view(U_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
+                TSTORE(to, U_f16_1);
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // U_f16_1 -> S_f16_1
+            wait_flag_dev(1);  // S_next_0_part_channel -> S_next_0_part_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // U_1 -> S_next_0_part_in
+            {
+                auto from = view(S_next_0_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TLOAD(S_next_0_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_0_part_in -> S_next_0
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_0_part_in -> S_next_0
+            TADD(S_next_0, chunk_decay_S_0, S_next_0_part_in);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // chunk_decay_S_0 -> S_next_1_part_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // chunk_decay_S_0 -> S_next_1_part_in
+            wait_flag_dev(1);  // S_next_1_part_channel -> S_next_1_part_in
+            {
+                auto from = view(S_next_1_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
+                TLOAD(S_next_1_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_1_part_in -> S_next_1
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_1_part_in -> S_next_1
+            TADD(S_next_1, chunk_decay_S_1, S_next_1_part_in);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_1_part_in -> G
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // U_f16_1 -> S_f16_1
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_1_part_in -> G
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_next_0 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_next_0 -> store
         if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
+            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
+            TSTORE(to, S_0_2);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
+        if (has_final_state) {
+            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
+            TSTORE(to, S_1);
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     }
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
 #endif
 #endif
 }
@@ -3309,7 +3348,6 @@ extern "C" int call_gated_delta_rule_G_fp16(
     void *stream,
     uint8_t *g_bytes,
     uint8_t *G_ws_bytes,
-    uint8_t *lower_64_mask_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3321,7 +3359,7 @@ extern "C" int call_gated_delta_rule_G_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_G_fp16<<<block_dim, nullptr, stream>>>(g_bytes, G_ws_bytes, lower_64_mask_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_G_fp16<<<block_dim, nullptr, stream>>>(g_bytes, G_ws_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_A_fp16(
@@ -3352,31 +3390,21 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     void *stream,
     uint8_t *A_ws_bytes,
     uint8_t *Tinv_ws_bytes,
-    uint8_t *eye_mask_bytes,
-    uint8_t *pairs_1_mask_bytes,
-    uint8_t *pairs_2_mask_bytes,
-    uint8_t *pairs_4_mask_bytes,
-    uint8_t *pairs_8_mask_bytes,
-    uint8_t *pairs_16_mask_bytes,
-    uint8_t *pairs_32_mask_bytes,
-    uint8_t *pairs_64_mask_bytes,
-    uint8_t *identity_float16_64_bytes,
+    uint8_t *minus_identity_float16_bytes,
+    uint8_t *pairs_1_mask_of_16_bytes,
+    uint8_t *eye_mask_of_16_bytes,
+    uint8_t *pairs_2_mask_of_16_bytes,
+    uint8_t *pairs_4_mask_of_16_bytes,
+    uint8_t *pairs_8_mask_of_16_bytes,
+    uint8_t *identity_float16_16_bytes,
+    uint8_t *diagonal_stack_A_4_f16_channel_bytes,
     uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *minus_A_4_f16_channel_bytes,
-    uint8_t *minus_A_8_f16_channel_bytes,
-    uint8_t *minus_A_16_f16_channel_bytes,
-    uint8_t *minus_A_32_f16_channel_bytes,
-    uint8_t *minus_A_64_f16_channel_bytes,
-    uint8_t *minus_A_128_f16_channel_bytes,
-    uint8_t *Tinv_channel_bytes,
+    uint8_t *diagonal_stack_A_8_f16_channel_bytes,
+    uint8_t *diagonal_stack_16_f16_channel_bytes,
+    uint8_t *diagonal_stack_A_4_f16_channel1_bytes,
     uint8_t *Tinv_rows_2_f16_channel1_bytes,
-    uint8_t *minus_A_4_f16_channel1_bytes,
-    uint8_t *minus_A_8_f16_channel1_bytes,
-    uint8_t *minus_A_16_f16_channel1_bytes,
-    uint8_t *minus_A_32_f16_channel1_bytes,
-    uint8_t *minus_A_64_f16_channel1_bytes,
-    uint8_t *minus_A_128_f16_channel1_bytes,
-    uint8_t *Tinv_channel1_bytes,
+    uint8_t *diagonal_stack_A_8_f16_channel1_bytes,
+    uint8_t *diagonal_stack_16_f16_channel1_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3388,7 +3416,7 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, pairs_64_mask_bytes, identity_float16_64_bytes, Tinv_rows_2_f16_channel_bytes, minus_A_4_f16_channel_bytes, minus_A_8_f16_channel_bytes, minus_A_16_f16_channel_bytes, minus_A_32_f16_channel_bytes, minus_A_64_f16_channel_bytes, minus_A_128_f16_channel_bytes, Tinv_channel_bytes, Tinv_rows_2_f16_channel1_bytes, minus_A_4_f16_channel1_bytes, minus_A_8_f16_channel1_bytes, minus_A_16_f16_channel1_bytes, minus_A_32_f16_channel1_bytes, minus_A_64_f16_channel1_bytes, minus_A_128_f16_channel1_bytes, Tinv_channel1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, minus_identity_float16_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, diagonal_stack_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, diagonal_stack_A_8_f16_channel_bytes, diagonal_stack_16_f16_channel_bytes, diagonal_stack_A_4_f16_channel1_bytes, Tinv_rows_2_f16_channel1_bytes, diagonal_stack_A_8_f16_channel1_bytes, diagonal_stack_16_f16_channel1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_U_weight_U_offset_fp16(
@@ -3428,10 +3456,14 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint8_t *U_offset_ws_bytes,
     uint8_t *S_ws_bytes,
     uint8_t *U_ws_bytes,
-    uint8_t *S_f16_channel_bytes,
-    uint8_t *U_weight_S_channel_bytes,
-    uint8_t *U_decay_to_end_f16_channel_bytes,
-    uint8_t *S_next_part_channel_bytes,
+    uint8_t *S_f16_0_channel_bytes,
+    uint8_t *S_f16_1_channel_bytes,
+    uint8_t *U_weight_S_0_channel_bytes,
+    uint8_t *U_weight_S_1_channel_bytes,
+    uint8_t *U_decay_to_end_f16_0_channel_bytes,
+    uint8_t *U_decay_to_end_f16_1_channel_bytes,
+    uint8_t *S_next_0_part_channel_bytes,
+    uint8_t *S_next_1_part_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3445,7 +3477,7 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, S_f16_channel_bytes, U_weight_S_channel_bytes, U_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
+    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, S_f16_0_channel_bytes, S_f16_1_channel_bytes, U_weight_S_0_channel_bytes, U_weight_S_1_channel_bytes, U_decay_to_end_f16_0_channel_bytes, U_decay_to_end_f16_1_channel_bytes, S_next_0_part_channel_bytes, S_next_1_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_o_fp16(
@@ -4740,46 +4772,57 @@ class Host:
         return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
 
 
-def _unit_lower_inverse(x: Any) -> Any:
+def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
-    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    return inverse
 
 
-def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+def _decayed_product(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
     return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
 
 
-def _decayed_matmul(p: Any, b: Any, x: Any, before: Any = None, transposed: bool = False) -> Any:
+def _decayed_matmul(p: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None,
+                    transposed: bool = False) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(-1) > 0
     each = p[..., None] * torch.where(kept[..., None], decay, 0.0)
     return (each * b[..., :, None, :]).sum(-3) if transposed else (each * b[..., None, :, :]).sum(-2)
 
 
-class Check:
-    """Compares a module's kernels with its page in float64 on a small problem.
+#: A function of the module: the page on float64 tiles, (inputs, states, numbers) -> outputs, outputs of the chunk, next states.
+_Page = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
 
-    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
-    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
-    parts too: some have a warm-up, and some need summaries of all parts before them. Rows are as large as they may be without
+
+@dataclass(frozen=True)
+class Expected:
+    """The page's results in float64. outs: [T, HV, ...]. finals: [N, HV, ...]. after: for each state, by (sequence, chunk), the
+    state after a chunk [HV, ...]. saved: for each output of chunks, the same."""
+
+    outs: list[torch.Tensor]
+    finals: list[torch.Tensor]
+    after: list[dict[tuple[int, int], torch.Tensor]]
+    saved: list[dict[tuple[int, int], torch.Tensor]]
+
+
+def parent_of(n: int, t: int) -> int:
+    """The parent of token t of sequence n in a tree of draft tokens: an earlier token, or -1 for the initial state."""
+    return (7 * t + n) % (t + 1) - 1
+
+
+class CheckProblem:
+    """The problem of a self-check.
+
+    It has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged tail. One
+    token is repeated. Heads forget nothing, little and much. There are initial states. Rows are as large as they may be without
     results that grow beyond what every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
-    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
-    ACCEPTED_TF32 = 3e-2
-    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
-    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
-    #: there is compared with this many times that change, if that is more than the gradient.
-    OF_ROUNDING, MOST = 16, 0.25
     #: Half of the distance from 1 to the next number of a dtype.
     ROUNDING = {"float32": 2 ** -24, "float16": 2 ** -11, "bfloat16": 2 ** -8}
-    #: The value of memory that no call may write.
-    MARK = 7.0
     #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
     #: module's chunk.
     STEP = 16
@@ -4793,81 +4836,19 @@ class Check:
     LARGEST = 256.0
     #: The least input between 0 and 1, and the least mean log decay of a head for forms.
     LEAST = 1e-6
-    #: Guard elements before and after each tensor of the kernels.
-    GUARD = 1 << 16
-    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
-    INSTANCES = 512
-    INSTANCES_BY_TOKEN = 64
 
-    def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
-        """tables, host, page: those of the module. function: the function under test, as callers see it.
+    def __init__(self, tables: Tables, page: _Page | None, reads: Mapping[str, Callable[..., torch.Tensor]],
+                 draws: Mapping[str, Callable[..., torch.Tensor]]) -> None:
+        """tables, page: those of the module. reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py):
+        what the page reads, and samples."""
+        self.tables, self.page, self.reads, self.draws = tables, page, reads, draws
 
-        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
-        self.tables, self.page, self.host, self.function = tables, page, host, function
-        self.reads, self.draws = reads or {}, draws or {}
-        self.done: Any = set()
-        self.lock = threading.RLock()
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    def __call__(self, device: Any = None, heads: Any = None) -> Any:
-        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
-        error is too large. heads: H and HV, if kernels are compiled for them."""
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        with self.lock:
-            found = self.errors(device, heads)
-            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
-                     if not error <= accepted]
-            if wrong:
-                self.done.discard((device, heads or self.heads()))
-                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
-        return found
-
-    def once(self, device: Any, heads: Any) -> None:
-        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
-        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
-            return
-        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
-            if (device, heads) in self.done:
-                return
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
-            self(device, heads)
-
-    def heads(self) -> Any:
-        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
-        if self.tables.heads:
-            return tuple(self.tables.heads.values())
-        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
-        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
-
-    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
-        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
-        given, and final states are wanted."""
-        heads = heads or self.heads()
-        found: Any = {}
-        host, in_parts = self.host, self.tables.part_cost is not None
-        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks, host.plans
-            try:
-                host.poison, host.plans = True, {}
-                for chunks in parts:
-                    for call in calls:
-                        if in_parts:  # short parts, so that there are many
-                            host.part_chunks = chunks
-                        for n, (error, accepted) in self.compared(device, heads, *call).items():
-                            known = found.get(n, (0.0, accepted))[0]
-                            found[n] = (known if known > error or math.isnan(known) else error), accepted
-                        host.plans.clear()
-            except BaseException:
-                self.done.discard((device, heads))
-                raise
-            finally:
-                host.poison, host.part_chunks, host.plans = before
-        return found
-
-    # --- the problem --------------------------------------------------------------------------------------------------
-    def lengths(self, packed: bool) -> Any:
+    def lengths(self, packed: bool) -> list[int]:
         """Tokens of each sequence. If packed, a pool skips the third."""
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
@@ -4876,17 +4857,18 @@ class Check:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def problem(self, lengths: Any, heads: Any, given: bool) -> Any:
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool) -> tuple[dict[str, torch.Tensor], Expected]:
         """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
         for factor in self.FACTORS:
             x = self.drawn(lengths, heads, factor)
-            outs, finals, after, saved = found = self.expected(x, lengths, heads, given)
-            by_chunk = (s for by in (*after, *saved) for s in by.values())
-            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *by_chunk)):
+            found = self.expected(x, lengths, heads, given)
+            by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
                 break
         return x, found
 
-    def by_rounding(self, x: Any, lengths: Any, heads: Any, given: bool, outs: Any, tf32: bool) -> Any:
+    def by_rounding(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool,
+                    outs: Sequence[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
         """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
         if not self.tables.backward:
             return [torch.zeros_like(y) for y in outs]
@@ -4895,14 +4877,15 @@ class Check:
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(row[0] for row in self.tables.chunk_inputs)]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        return [y - want for y, want in zip(self.expected(near, lengths, heads, given)[0], outs, strict=True)]
+        return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
 
-    def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
+    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
         factor: of rows that are not log decays."""
-        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
+        out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
@@ -4938,18 +4921,19 @@ class Check:
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def of_chunk(self, n: int, name: str, tiles: Any, rows: Any = None) -> Any:
+    def of_chunk(self, n: int, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
         states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
         states = self.tables.initial
         _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
-        dims = dims if n < len(states) else (rows, *dims[1:])
+        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *dims[1:])
         tiles = tiles.mT if name.endswith("_vk") else tiles
-        places = (..., *map(slice, dims))
-        return tiles[places]
+        for axis, most in zip(range(-len(limits), 0), limits, strict=True):
+            tiles = tiles if most is None else tiles.narrow(axis, 0, most)
+        return tiles
 
-    def read(self, name: str, x: Any) -> Any:
+    def read(self, name: str, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
         if name not in self.reads:
@@ -4957,14 +4941,14 @@ class Check:
         of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
         return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
-    def kv_order(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
         """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
-    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
-        states after chunks [HV, ...], by (sequence, chunk), and one of dicts of outputs of chunks [HV, ...]."""
+    def expected(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool) -> Expected:
+        """The page's results in float64. given: whether initial states count."""
         tables = self.tables
+        assert self.page is not None
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws or not self.reads]
@@ -4972,16 +4956,16 @@ class Check:
         initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start, by_page = len(tables.outputs), 0, bool(tables.chunk_inputs or tables.saved)
         shapes = [(heads[1], sum(lengths), *dims) for _, dims, _ in tables.outputs]
-        outs: Any = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
-        finals: Any = [[] for _ in initial]
-        after: Any = [{} for _ in initial]
-        saved: Any = [{} for _ in tables.saved]
+        outs = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
+        finals: list[list[torch.Tensor]] = [[] for _ in initial]
+        after: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in initial]
+        saved: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in tables.saved]
         for n, length in enumerate(lengths):
             states = [s[n] for s in initial]
             step = tables.chunk if by_page else min(self.STEP, tables.chunk)  # so that there is a state after each chunk
             for t in range(0, length, step)[::-1 if tables.backward else 1]:
                 if "retrieve_parent_token" in tables.indices and t:
-                    parent = self.parent(n, t)
+                    parent = parent_of(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
                 of_chunk = [self.of_chunk(i, name, x[name][n, t // step], rows.stop - rows.start).double()
@@ -4996,37 +4980,51 @@ class Check:
                 if t + step <= length and (t + step) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
-            for kept, s, first in zip(finals, states, initial, strict=True):
-                kept.append(s.expand_as(first[n]))
+            for of_state, s, first in zip(finals, states, initial, strict=True):
+                of_state.append(s.expand_as(first[n]))
             start += length
-        return [y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved
+        return Expected([y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved)
 
-    # --- the call -----------------------------------------------------------------------------------------------------
-    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+
+class CheckCall:
+    """The arguments of a call with the sequences of a `CheckProblem`, in the module's layout, with guards, gaps and marks around
+    all that kernels write."""
+
+    #: The value of memory that no call may write.
+    MARK = 7.0
+    #: Guard elements before and after each tensor of the kernels.
+    GUARD = 1 << 16
+
+    def __init__(self, problem: CheckProblem) -> None:
+        """problem: of the module that is called."""
+        self.problem, self.tables = problem, problem.tables
+
+    # --- memory ---
+    def guarded(self, x: torch.Tensor, shape: Sequence[int], fill: float) -> torch.Tensor:
         """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
         size = math.prod(shape)
         return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
 
-    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+    def placed(self, x: torch.Tensor, rows: int, fill: float = math.nan) -> torch.Tensor:
         """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
-        x = x.unflatten(0, (rows, -1))
+        x = x.view(rows, len(x) // rows, *x.shape[1:])
         x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
-    def pool(self, x: Any, slots: Any, count: int) -> Any:
+    def pool(self, x: torch.Tensor, slots: torch.Tensor, count: int) -> torch.Tensor:
         """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
         size = x[0].numel()
-        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].view(count, *x.shape[1:])
         pool[slots] = x
         return pool
 
-    @staticmethod
-    def parent(n: int, t: int) -> int:
-        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
-        return (7 * t + n) % (t + 1) - 1
+    # --- where states lie ---
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
+        return self.tables.pool and n % 5 == 2
 
-    def places(self, lengths: Any) -> Any:
+    def places(self, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
         count, width = len(lengths), max(lengths) + 1
         rows = torch.arange(count, 0, -1, device="cpu")
@@ -5036,19 +5034,7 @@ class Check:
         accepted = "num_accepted_tokens" in self.tables.indices
         return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
 
-    def integers(self, lengths: Any, once: int, device: Any) -> Any:
-        """The tensors of integers, by name. once: how many sequences differ."""
-        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
-        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
-        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
-                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
-                "intermediate_state_indices": rows,
-                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
-                                                       for n in range(len(lengths))], device="cpu"),
-                "checkpoint_rows": self.rows(lengths)}
-        return {name: made[name].to(torch.int32).to(device) for name in names}
-
-    def rows(self, lengths: Any) -> Any:
+    def rows(self, lengths: Sequence[int]) -> torch.Tensor:
         """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
         chunk."""
         chunk, start = self.tables.chunk, 0
@@ -5058,13 +5044,32 @@ class Check:
             start += length
         return rows
 
-    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
-        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
-        tables, (packed, given, wanted) = self.tables, call
+    def chunk_slots(self, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
+        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+
+    def integers(self, lengths: Sequence[int], once: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        (first, slots, rows), width = self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[parent_of(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
+        return {name: made[name].to(torch.int32).to(device) for name in self.tables.numbers}
+
+    # --- the arguments ---
+    def arguments(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], device: torch.device,
+                  call: tuple[bool, bool, bool]) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN. call: whether sequences are
+        packed, initial states are given, and final states are wanted."""
+        tables, (packed, given, wanted), dtypes = self.tables, call, self.problem.DTYPES
         rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
-        slots: Any = None
         copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
-        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments: dict[str, Any] = {"output_final_state": wanted} if tables.final or tables.in_place else {}
         arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
         for name, *_ in tables.inputs:
             y = x[name].to(device)
@@ -5080,102 +5085,68 @@ class Check:
             arguments[name] = tiles
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
-            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=dtypes[dtype], device=device), rows, self.MARK)
         if packed:
             arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        slots = self.states(arguments, x, lengths, copies, device, given)
+        self.buffers(arguments, x, lengths, (sum(lengths) + spare) // tables.chunk + 1, device, wanted)
+        return arguments, slots
+
+    def states(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], copies: int,
+               device: torch.device, given: bool) -> torch.Tensor | None:
+        """Add the initial states to the arguments. Returns the slots of the sequences in a pool."""
+        tables = self.tables
         for name, _ in tables.initial if given else ():
             y = torch.cat([x[name].to(device)] * copies)
             arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
-        if tables.pool:
-            slots, all_slots, _ = self.places(lengths)
-            count = (slots if all_slots is None else all_slots).numel() + 2
-            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
-        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
-            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
-            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        if not tables.pool:
+            return None
+        slots, all_slots, _ = self.places(lengths)
+        count = (slots if all_slots is None else all_slots).numel() + 2
+        arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        return slots
+
+    def buffers(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], positions: int,
+                device: torch.device, wanted: bool) -> None:
+        """Add the memory for checkpoints and final states to the arguments. positions: of checkpoints, where callers say them."""
+        tables = self.tables
+        pairs = list(zip(tables.checkpoints, tables.initial, strict=True)) if tables.rows or tables.positions else []
+        for (name, dims), (initial, _) in pairs:
+            y = x[initial].to(device)
+            lead = (positions,) if tables.positions else (len(lengths) + 2, max(lengths) + 1)
+            arguments[name] = self.guarded(y, (*lead, y.shape[1], *dims), self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
-                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
-        return arguments, slots
+                               self.guarded(y, (len(lengths), y.shape[1], *dims), self.MARK))
 
-    def chunk_slots(self, lengths: Any) -> Any:
-        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
-        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+    # --- what it may write ---
+    @property
+    def kept(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
 
-    def is_skipped(self, n: int) -> bool:
-        """True if the pool's slot of this sequence is -1."""
-        return self.tables.pool and n % 5 == 2
+    def stored_by_token(self, lengths: Sequence[int], served: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots and slots is not None else (rows[n], t) if self.tables.rows else ()
 
-    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
-        """(error, accepted error) by output of one call."""
-        tables, once = self.tables, self.lengths(packed)
-        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
-        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, (outs, finals, after, saved) = self.problem(once, heads, given)
-        lengths = once * copies
-        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
-        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
-        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
-        for n in served:
-            written[starts[n]:starts[n + 1]] = True
-        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
-        results = self.function(**arguments)
+    def writable(self, arguments: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """The arguments that kernels write to, by name: all memory of their storage, with guards and gaps, and a copy of it."""
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
+        return {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in (*self.tables.outs, *states, *rows)
+                if n in arguments}
 
-        found, accepted, tf32 = {}, self.ACCEPTED[tables.dtype], tables.tf32 and device.type == "cuda"
-        if tf32:
-            accepted = self.ACCEPTED_TF32
-        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
-            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        rounding = self.by_rounding(x, once, heads, given, outs, tf32)
-        for (name, *_), got, want, change in zip(tables.outputs, results[:len(outs)], outs, rounding, strict=True):
-            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
-            each = rows.flatten(0, 1)[:starts[-1]].cpu().split(lengths)
-            both = list(zip(want.split(once), change.split(once), strict=True))
-            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
-            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
-            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
-        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
-        for name, (_, dims), got, want in zip(names, tables.initial, states, finals, strict=True):
-            if got is not None and not tables.slots:
-                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
-                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
-                found[name] = worst(each), accepted
-        by_token = self.stored_by_token(lengths, served)
-        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
-            got = self.kv_order(arguments[name].cpu()[by_token], dims)
-            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
-                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
-        if tables.positions:
-            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
-        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.kv_order(got.cpu(), dims)
-            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
-                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
-        for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
-            got, tiles = self.of_chunk(m, name, results[len(results) - len(saved) + m]), dict[Any, Any]()
-            for slot, n, i in self.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
-                y = want[n % len(once), i]
-                tiles.setdefault((n, i if m < len(tables.initial) else 0), []).append((got[slot][:, :y.shape[1]].cpu(), y))
-            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            found[name] = worst([off(*x) for x in pairs]), accepted
-        own = served if slots is None else slots[served].to(device)
-        return found | self.beside(arguments, writable, written, by_token, own, lengths)
-
-    def beside(self, arguments: Any, writable: Any, written: Any, by_token: Any, slots: Any, lengths: Any) -> Any:
+    def beside(self, arguments: Mapping[str, Any], writable: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+               written: torch.Tensor, by_token: tuple[torch.Tensor, ...], slots: Any, lengths: Sequence[int]
+               ) -> dict[str, tuple[float, float]]:
         """(inf, 0) by name of memory in which something changed that the call may not write, else (0, 0).
 
-        writable: for each, all memory of its storage now and before the call. written: tokens of sequences. by_token, slots: the
-        tiles of states that the call writes."""
+        writable: as `writable` gave it before the call. written: tokens of sequences. by_token, slots: the tiles of states that
+        the call writes."""
         tables, found = self.tables, {}
         for name, (now, before) in writable.items():
             own = torch.zeros(now.shape, dtype=torch.bool, device=now.device).as_strided(
@@ -5192,49 +5163,205 @@ class Check:
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
-    @property
-    def by_token(self) -> bool:
-        """Whether a call keeps or reads a state for each token."""
-        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    @property
-    def kept(self) -> Any:
-        """Rows of the tensors that hold a state for each token."""
-        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
-
-    def stored_by_token(self, lengths: Any, served: Any) -> Any:
-        """The indices of the tiles in which the states after all tokens of the served sequences are."""
-        _, slots, rows = self.places(lengths)
-        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
-        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
-
-    def writable(self, arguments: Any) -> Any:
-        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
-        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
-        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
-
-
-def tokens_of(lengths: Any, served: Any) -> Any:
+def tokens_of(lengths: Sequence[int], served: Sequence[int]) -> list[tuple[int, int]]:
     """The tokens of these sequences, as pairs (sequence, token)."""
     return [(n, t) for n in served for t in range(lengths[n])]
 
 
-def whole(x: Any) -> Any:
+def whole(x: torch.Tensor) -> torch.Tensor:
     """All memory of the storage of a tensor."""
     return x.new_empty(0).set_(x.untyped_storage())
 
 
-def off(got: Any, want: Any, least: Any = None) -> Any:
+#: By the name of an output: its error, as RMSE over RMS, and the error that is accepted.
+_Errors = dict[str, tuple[float, float]]
+
+
+class Check:
+    """Compares a module's kernels with its page in float64 on a `CheckProblem`. A build with parts runs in parts too: some have a
+    warm-up, and some need summaries of all parts before them."""
+
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
+    ACCEPTED_TF32 = 3e-2
+    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
+    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
+    #: there is compared with this many times that change, if that is more than the gradient.
+    OF_ROUNDING, MOST = 16, 0.25
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
+    INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
+
+    def __init__(self, tables: Tables, page: _Page | None, host: Any, function: Callable[..., Any] | None,
+                 reads: Mapping[str, Callable[..., torch.Tensor]] | None = None,
+                 draws: Mapping[str, Callable[..., torch.Tensor]] | None = None) -> None:
+        """tables, host, page: those of the module. function: the function under test, as callers see it. reads, draws: as for
+        `CheckProblem`."""
+        self.tables, self.host, self.function = tables, host, function
+        self.problem = CheckProblem(tables, page, reads or {}, draws or {})
+        self.call = CheckCall(self.problem)
+        self.done: set[tuple[torch.device, tuple[int, int]]] = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: torch.device | str | None = None, heads: tuple[int, int] | None = None) -> _Errors:
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: torch.device, heads: tuple[int, int]) -> None:
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
+            self(device, heads)
+
+    def heads(self) -> tuple[int, int]:
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
+        if self.tables.heads:
+            h, hv = self.tables.heads.values()
+            return h, hv
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
+
+    def errors(self, device: torch.device, heads: tuple[int, int] | None = None,
+               calls: Sequence[tuple[bool, bool, bool]] = ((True, True, True), (False, False, True))) -> _Errors:
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
+        heads = heads or self.heads()
+        found: _Errors = {}
+        host, in_parts = self.host, self.tables.part_cost is not None
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below call `once`
+            before = host.poison, host.part_chunks, host.plans
+            try:
+                host.poison, host.plans = True, {}
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # short parts, so that there are many
+                            host.part_chunks = chunks
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        host.plans.clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                host.poison, host.part_chunks, host.plans = before
+        return found
+
+    def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool) -> _Errors:
+        """(error, accepted error) by output of one call."""
+        tables, once = self.tables, self.problem.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
+        instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
+        lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
+        x, want = self.problem.solved(once, heads, given)
+        arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
+        for n in served:
+            written[starts[n]:starts[n + 1]] = True
+        writable = self.call.writable(arguments)
+        assert self.function is not None
+        results = self.function(**arguments)
+
+        tf32 = tables.tf32 and device.type == "cuda"
+        accepted = self.ACCEPTED_TF32 if tf32 else self.ACCEPTED[tables.dtype]
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        count = len(want.outs)
+        change = self.problem.by_rounding(x, once, heads, given, want.outs, tf32)
+        found = self.of_outputs(results[:count], want, change, (lengths, once, served), accepted)
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        errors = self.of_states(results[count:], arguments, want, slots, (lengths, once, served))
+        saved = results[len(results) - len(want.saved):]
+        errors |= self.of_chunks(saved, want, (lengths, once))
+        found |= {n: (error, accepted) for n, error in errors.items()}
+        own = served if slots is None else slots[served].to(device)
+        return found | self.call.beside(arguments, writable, written, self.call.stored_by_token(lengths, served), own, lengths)
+
+    def of_outputs(self, results: Sequence[torch.Tensor], want: Expected, change: Sequence[torch.Tensor],
+                   rows: tuple[Sequence[int], Sequence[int], Sequence[int]], accepted: float) -> _Errors:
+        """(error, accepted error) by output. change: by how much rounding of inputs changes each. rows: lengths of the call's
+        sequences, of the problem's, and the numbers of those that are served."""
+        (lengths, once, served), found = rows, dict[str, tuple[float, float]]()
+        for (name, *_), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
+            tokens = got if self.tables.layout == "bthd" else got.transpose(1, 2)
+            each = torch.split(tokens.flatten(0, 1)[:sum(lengths)].cpu(), list(lengths))
+            both = list(zip(*(torch.split(y, list(once)) for y in (of_all, by_all)), strict=True))
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
+            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
+            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
+        return found
+
+    def of_states(self, results: Sequence[torch.Tensor | None], arguments: Mapping[str, Any], want: Expected,
+                  slots: torch.Tensor | None, rows: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> dict[str, float]:
+        """Errors of final states, of states by token, and of checkpoints, by name. results: those after the outputs. rows: as for
+        `of_outputs`."""
+        tables, (lengths, once, served), found = self.tables, rows, dict[str, float]()
+        starts, kv_order = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()], self.problem.kv_order
+        states, at_chunks = results[:len(want.finals)], results[len(want.finals):]
+        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
+        for name, (_, dims), got, final in zip(names, tables.initial, states, want.finals, strict=True):
+            if got is not None and not tables.slots:
+                mine = kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
+                found[name] = worst([off(mine[n][None], final[n % len(once)][None]) for n in served])
+        by_token = self.call.stored_by_token(lengths, served)
+        for (name, dims), after in zip(self.call.kept, want.after, strict=True) if self.call.kept else ():
+            mine = kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], after[n % len(once), t][None]) for y, (n, t) in
+                                               zip(mine, tokens_of(lengths, served), strict=True)])
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
+        for (name, dims), got, after in zip(tables.checkpoints, at_chunks, want.after, strict=False):
+            assert got is not None
+            mine = kv_order(got.cpu(), dims)
+            found[name] = worst([off(mine[starts[n] // tables.chunk + i][None], after[n % len(once), i][None])
+                                 for n in served for i in range(lengths[n] // tables.chunk)])
+        return found
+
+    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, rows: tuple[Sequence[int], Sequence[int]]
+                  ) -> dict[str, float]:
+        """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
+        (lengths, once), found = rows, dict[str, float]()
+        for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
+            mine = self.problem.of_chunk(m, name, got)
+            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
+                y = of_chunk[n % len(once), i]
+                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((mine[slot][:, :y.shape[1]].cpu(), y))
+            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            found[name] = worst([off(*x) for x in pairs])
+        return found
+
+
+def off(got: torch.Tensor, want: torch.Tensor, least: torch.Tensor | None = None) -> torch.Tensor:
     """RMSE over RMS of the worst head. got, want, least: [tokens, heads, ...]. An RMS is at least that of `least`."""
     got, least = got.double(), torch.zeros_like(want) if least is None else least
     error, size, other = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want, least))
     return (error / size.maximum(other).clamp_min(1e-30)).sqrt().max()
 
 
-def worst(errors: Any) -> float:
+def worst(errors: Sequence[torch.Tensor]) -> float:
     """The largest error; NaN if any is NaN."""
-    return float(torch.stack(errors).max()) if errors else 0.0
+    return float(torch.stack(list(errors)).max()) if errors else 0.0
 
 
 #: How temporary names begin: of folders in which an artefact is made, and of files that the package's cache writes.
@@ -5387,6 +5514,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])
@@ -5510,7 +5638,7 @@ TABLES = Tables(
     ),
     workspaces=(
         ("G_ws", (128,), "float32"),
-        ("A_ws", (128, 128), "float32"),
+        ("A_ws", (128, 128), "float16"),
         ("Tinv_ws", (128, 128), "float16"),
         ("U_weight_ws", (128, 128), "float16"),
         ("U_offset_ws", (128, 128), "float32"),

@@ -26,7 +26,7 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("rwkv7_o_S_fp16", ["lower_mask", "strictly_lower_mask", "to_middle_32_of_0_2", "to_middle_32_of_1_2", "to_middle_32_of_0_1", "to_middle_16_of_0_2", "to_middle_16_of_1_2", "to_middle_16_of_0_1", "to_middle_8_of_0_2", "to_middle_8_of_1_2", "to_middle_8_of_0_1", "to_middle_4_of_0_2", "to_middle_4_of_1_2", "to_middle_4_of_0_1", "to_middle_2_of_0_2", "to_middle_2_of_1_2", "to_middle_2_of_0_1", "to_middle_1_of_0_2", "to_middle_1_of_1_2", "to_middle_1_of_0_1", "pairs_32_mask", "pairs_16_mask", "pairs_8_mask", "pairs_4_mask", "pairs_2_mask", "pairs_1_mask", "eye_mask", "identity_float16_C", "exp_w_times_0_sum_channel", "W_channel", "W0_channel", "W_to_32_channel", "W_to_32_2_channel", "a_exp_W_to_32_f16_channel", "b_exp_W_to_32_2_f16_channel", "a_exp_W_to_product_channel", "k_exp_W_to_32_2_f16_channel", "a_exp_W_to_product_2_channel", "r_exp_W_to_32_2_f16_channel", "r_exp_W_to_product_channel", "r_exp_W_to_product_2_channel", "W_to_16_channel", "W_to_16_2_channel", "a_exp_W_to_16_f16_channel", "b_exp_W_to_16_2_f16_channel", "a_exp_W_to_product_3_channel", "k_exp_W_to_16_2_f16_channel", "a_exp_W_to_product_4_channel", "r_exp_W_to_16_2_f16_channel", "r_exp_W_to_product_3_channel", "r_exp_W_to_product_4_channel", "W_to_8_channel", "W_to_8_2_channel", "a_exp_W_to_8_f16_channel", "b_exp_W_to_8_2_f16_channel", "a_exp_W_to_product_5_channel", "k_exp_W_to_8_2_f16_channel", "a_exp_W_to_product_6_channel", "r_exp_W_to_8_2_f16_channel", "r_exp_W_to_product_5_channel", "r_exp_W_to_product_6_channel", "W_to_4_channel", "W_to_4_2_channel", "a_exp_W_to_4_f16_channel", "b_exp_W_to_4_2_f16_channel", "a_exp_W_to_product_7_channel", "k_exp_W_to_4_2_f16_channel", "a_exp_W_to_product_8_channel", "r_exp_W_to_4_2_f16_channel", "r_exp_W_to_product_7_channel", "r_exp_W_to_product_8_channel", "W_to_2_channel", "W_to_2_2_channel", "a_exp_W_to_2_f16_channel", "b_exp_W_to_2_2_f16_channel", "a_exp_W_to_product_9_channel", "k_exp_W_to_2_2_f16_channel", "a_exp_W_to_product_10_channel", "r_exp_W_to_2_2_f16_channel", "r_exp_W_to_product_9_channel", "r_exp_W_to_product_10_channel", "W_to_1_channel", "W_to_1_2_channel", "a_exp_W_to_1_f16_channel", "b_exp_W_to_1_2_f16_channel", "a_exp_W_to_product_11_channel", "k_exp_W_to_1_2_f16_channel", "a_exp_W_to_product_12_channel", "r_exp_W_to_1_2_f16_channel", "r_exp_W_to_product_11_channel", "r_exp_W_to_product_12_channel", "r_kT_channel", "r_bT_channel", "minus_Tinv_neg_4_f16_channel", "Tinv_rows_2_f16_channel", "minus_Tinv_neg_8_f16_channel", "minus_Tinv_neg_16_f16_channel", "minus_Tinv_neg_32_f16_channel", "minus_Tinv_neg_64_f16_channel", "operand_of_Z_f16_channel", "exp_W0_a_f16_channel", "S_f16_channel", "operand_of_o_2_f16_channel", "operand_of_o_f16_channel", "exp_W_r_f16_channel", "o_sum_2_channel", "to_end_k_f16_channel", "to_end_kT_v_sum_part_channel", "to_end_b_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("rwkv7_o_S_fp16", ["minus_identity_float16", "lower_mask", "strictly_lower_mask", "to_middle_32_of_0_2", "to_middle_32_of_1_2", "to_middle_32_of_0_1", "to_middle_16_of_0_2", "to_middle_16_of_1_2", "to_middle_16_of_0_1", "to_middle_8_of_0_2", "to_middle_8_of_1_2", "to_middle_8_of_0_1", "to_middle_4_of_0_2", "to_middle_4_of_1_2", "to_middle_4_of_0_1", "to_middle_2_of_0_2", "to_middle_2_of_1_2", "to_middle_2_of_0_1", "to_middle_1_of_0_2", "to_middle_1_of_1_2", "to_middle_1_of_0_1", "pairs_32_mask", "pairs_16_mask", "pairs_8_mask", "pairs_4_mask", "pairs_2_mask", "pairs_1_mask", "eye_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "exp_w_times_0_sum_channel", "W_channel", "W0_channel", "W_to_32_channel", "W_to_32_2_channel", "a_exp_W_to_32_f16_channel", "b_exp_W_to_32_2_f16_channel", "a_exp_W_to_product_channel", "k_exp_W_to_32_2_f16_channel", "a_exp_W_to_product_2_channel", "r_exp_W_to_32_2_f16_channel", "r_exp_W_to_product_channel", "r_exp_W_to_product_2_channel", "W_to_16_channel", "W_to_16_2_channel", "a_exp_W_to_16_f16_channel", "b_exp_W_to_16_2_f16_channel", "a_exp_W_to_product_3_channel", "k_exp_W_to_16_2_f16_channel", "a_exp_W_to_product_4_channel", "r_exp_W_to_16_2_f16_channel", "r_exp_W_to_product_3_channel", "r_exp_W_to_product_4_channel", "W_to_8_channel", "W_to_8_2_channel", "a_exp_W_to_8_f16_channel", "b_exp_W_to_8_2_f16_channel", "a_exp_W_to_product_5_channel", "k_exp_W_to_8_2_f16_channel", "a_exp_W_to_product_6_channel", "r_exp_W_to_8_2_f16_channel", "r_exp_W_to_product_5_channel", "r_exp_W_to_product_6_channel", "W_to_4_channel", "W_to_4_2_channel", "a_exp_W_to_4_f16_channel", "b_exp_W_to_4_2_f16_channel", "a_exp_W_to_product_7_channel", "k_exp_W_to_4_2_f16_channel", "a_exp_W_to_product_8_channel", "r_exp_W_to_4_2_f16_channel", "r_exp_W_to_product_7_channel", "r_exp_W_to_product_8_channel", "W_to_2_channel", "W_to_2_2_channel", "a_exp_W_to_2_f16_channel", "b_exp_W_to_2_2_f16_channel", "a_exp_W_to_product_9_channel", "k_exp_W_to_2_2_f16_channel", "a_exp_W_to_product_10_channel", "r_exp_W_to_2_2_f16_channel", "r_exp_W_to_product_9_channel", "r_exp_W_to_product_10_channel", "W_to_1_channel", "W_to_1_2_channel", "a_exp_W_to_1_f16_channel", "b_exp_W_to_1_2_f16_channel", "a_exp_W_to_product_11_channel", "k_exp_W_to_1_2_f16_channel", "a_exp_W_to_product_12_channel", "r_exp_W_to_1_2_f16_channel", "r_exp_W_to_product_11_channel", "r_exp_W_to_product_12_channel", "r_kT_channel", "r_bT_channel", "Tinv_neg_f16_channel", "Tinv_diagonal_4_f16_channel", "Tinv_rows_2_f16_channel", "Tinv_diagonal_8_f16_channel", "Tinv_diagonal_16_f16_channel", "operand_of_Z_f16_channel", "exp_W0_a_f16_channel", "S_f16_channel", "operand_of_o_2_f16_channel", "operand_of_o_f16_channel", "exp_W_r_f16_channel", "o_sum_2_channel", "to_end_k_f16_channel", "to_end_kT_v_sum_part_channel", "to_end_b_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
@@ -95,12 +95,11 @@ CHANNELS = {
     "r_exp_W_to_product_12_channel": ([64, 64], "float32"),
     "r_kT_channel": ([64, 64], "float32"),
     "r_bT_channel": ([64, 64], "float32"),
-    "minus_Tinv_neg_4_f16_channel": ([64, 64], "float16"),
-    "Tinv_rows_2_f16_channel": ([64, 64], "float16"),
-    "minus_Tinv_neg_8_f16_channel": ([64, 64], "float16"),
-    "minus_Tinv_neg_16_f16_channel": ([64, 64], "float16"),
-    "minus_Tinv_neg_32_f16_channel": ([64, 64], "float16"),
-    "minus_Tinv_neg_64_f16_channel": ([64, 64], "float16"),
+    "Tinv_neg_f16_channel": ([64, 64], "float16"),
+    "Tinv_diagonal_4_f16_channel": ([64, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ([64, 16], "float16"),
+    "Tinv_diagonal_8_f16_channel": ([64, 16], "float16"),
+    "Tinv_diagonal_16_f16_channel": ([64, 16], "float16"),
     "operand_of_Z_f16_channel": ([64, 64], "float16"),
     "exp_W0_a_f16_channel": ([64, 128], "float16"),
     "S_f16_channel": ([128, 128], "float16"),
@@ -115,6 +114,7 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
+    "minus_identity_float16": ("eye -1.0 0.0", [64, 64], "float16"),
     "lower_mask": ("lower 1.0 0.0", [64, 64], "float32"),
     "strictly_lower_mask": ("strictly_lower 1.0 0.0", [64, 64], "float32"),
     "to_middle_32_of_0_2": ("to_middle:32 of 0/2", [64, 64], "float32"),
@@ -142,7 +142,12 @@ CONSTANTS = {
     "pairs_2_mask": ("pairs:2 1.0 0.0", [64, 64], "float32"),
     "pairs_1_mask": ("pairs:1 1.0 0.0", [64, 64], "float32"),
     "eye_mask": ("eye 1.0 0.0", [64, 64], "float32"),
-    "identity_float16_C": ("eye 1.0 0.0", [64, 64], "float16"),
+    "pairs_1_mask_of_16": ("pairs:1 1.0 0.0", [64, 16], "float32"),
+    "eye_mask_of_16": ("eye 1.0 0.0", [64, 16], "float32"),
+    "pairs_2_mask_of_16": ("pairs:2 1.0 0.0", [64, 16], "float32"),
+    "pairs_4_mask_of_16": ("pairs:4 1.0 0.0", [64, 16], "float32"),
+    "pairs_8_mask_of_16": ("pairs:8 1.0 0.0", [64, 16], "float32"),
+    "identity_float16_16": ("eye 1.0 0.0", [16, 16], "float16"),
 }
 
 SOURCE = r'''
@@ -164,6 +169,8 @@ template <typename E, int Rows, int Cols>
 using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
 template <typename E, int Rows, int Cols>
 using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows, int Cols, int Valid>
+using UbBlock = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Valid>;
 template <typename E, int Rows>
 using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
 template <typename E, int Rows>
@@ -272,6 +279,53 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TASSIGN(whole, address);
     TFILLPAD_INPLACE(whole, part);
 }
+
+// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
+// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
+// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
+// and eight columns such a row is one repeat of the vector unit.
+template <int Rows, int Cols, bool Bounded, typename Out, typename X>
+AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+{
+    constexpr int groups = 8, group = Rows / groups;
+    UbTile<float, Rows, Cols> sums, rest;
+    TASSIGN(sums, at);
+    TASSIGN(rest, at + Rows * Cols * 4);
+    if constexpr (X::Rows == Rows) TMOV(sums, x);
+    else TTRANS(sums, x, rest);
+    if constexpr (Bounded) {
+        pipe_barrier(PIPE_V);
+        TEXP(rest, sums);
+        pipe_barrier(PIPE_V);
+        TMULS(rest, rest, 0.0f);
+        TMAXS(sums, sums, least);
+        pipe_barrier(PIPE_V);
+        TADD(sums, sums, rest);
+    }
+    for (int i = 1; i < group; ++i) {
+        UbBlock<float, groups, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (i - 1) * Cols * 4);
+        TASSIGN(now, at + i * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    for (int i = 1; i < groups; ++i) {
+        UbTile<float, 1, Cols> before, now;
+        TASSIGN(before, at + (i * group - 1) * Cols * 4);
+        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
+        pipe_barrier(PIPE_V);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    for (int i = 0; i + 1 < group; ++i) {
+        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
+        TASSIGN(before, at + (group - 1) * Cols * 4);
+        TASSIGN(now, at + (group + i) * Cols * 4);
+        TADD(now, now, before);
+    }
+    pipe_barrier(PIPE_V);
+    TTRANS(out, sums, rest);
+}
 #endif
 #endif
 
@@ -286,6 +340,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
+ * minus_identity_float16: workspace, const, [C, C] float16
  * lower_mask: workspace, const, [C, C] float32
  * strictly_lower_mask: workspace, const, [C, C] float32
  * to_middle_32_of_0_2: workspace, const, [C, C] float32
@@ -313,7 +368,12 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * pairs_2_mask: workspace, const, [C, C] float32
  * pairs_1_mask: workspace, const, [C, C] float32
  * eye_mask: workspace, const, [C, C] float32
- * identity_float16_C: workspace, const, [C, C] float16
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32
+ * eye_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32
+ * identity_float16_16: workspace, const, [16, 16] float16
  * exp_w_times_0_sum_channel: workspace, block, [C, K] float32
  * W_channel: workspace, block, [C, K] float32
  * W0_channel: workspace, block, [C, K] float32
@@ -379,12 +439,11 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * r_exp_W_to_product_12_channel: workspace, block, [C, C] float32
  * r_kT_channel: workspace, block, [C, C] float32
  * r_bT_channel: workspace, block, [C, C] float32
- * minus_Tinv_neg_4_f16_channel: workspace, block, [C, C] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
- * minus_Tinv_neg_8_f16_channel: workspace, block, [C, C] float16
- * minus_Tinv_neg_16_f16_channel: workspace, block, [C, C] float16
- * minus_Tinv_neg_32_f16_channel: workspace, block, [C, C] float16
- * minus_Tinv_neg_64_f16_channel: workspace, block, [C, C] float16
+ * Tinv_neg_f16_channel: workspace, block, [C, C] float16
+ * Tinv_diagonal_4_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_diagonal_8_f16_channel: workspace, block, [C, 16] float16
+ * Tinv_diagonal_16_f16_channel: workspace, block, [C, 16] float16
  * operand_of_Z_f16_channel: workspace, block, [C, C] float16
  * exp_W0_a_f16_channel: workspace, block, [C, K] float16
  * S_f16_channel: workspace, block, [K, V] float16
@@ -407,6 +466,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *minus_identity_float16_bytes,
     __gm__ uint8_t *lower_mask_bytes,
     __gm__ uint8_t *strictly_lower_mask_bytes,
     __gm__ uint8_t *to_middle_32_of_0_2_bytes,
@@ -434,7 +494,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ uint8_t *pairs_2_mask_bytes,
     __gm__ uint8_t *pairs_1_mask_bytes,
     __gm__ uint8_t *eye_mask_bytes,
-    __gm__ uint8_t *identity_float16_C_bytes,
+    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
+    __gm__ uint8_t *eye_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
+    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
+    __gm__ uint8_t *identity_float16_16_bytes,
     __gm__ uint8_t *exp_w_times_0_sum_channel_bytes,
     __gm__ uint8_t *W_channel_bytes,
     __gm__ uint8_t *W0_channel_bytes,
@@ -500,12 +565,11 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ uint8_t *r_exp_W_to_product_12_channel_bytes,
     __gm__ uint8_t *r_kT_channel_bytes,
     __gm__ uint8_t *r_bT_channel_bytes,
-    __gm__ uint8_t *minus_Tinv_neg_4_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_neg_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_diagonal_4_f16_channel_bytes,
     __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *minus_Tinv_neg_8_f16_channel_bytes,
-    __gm__ uint8_t *minus_Tinv_neg_16_f16_channel_bytes,
-    __gm__ uint8_t *minus_Tinv_neg_32_f16_channel_bytes,
-    __gm__ uint8_t *minus_Tinv_neg_64_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_diagonal_8_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_diagonal_16_f16_channel_bytes,
     __gm__ uint8_t *operand_of_Z_f16_channel_bytes,
     __gm__ uint8_t *exp_W0_a_f16_channel_bytes,
     __gm__ uint8_t *S_f16_channel_bytes,
@@ -540,6 +604,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
     __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(lower_mask_bytes);
     __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
     __gm__ float *to_middle_32_of_0_2_gm = reinterpret_cast<__gm__ float *>(to_middle_32_of_0_2_bytes);
@@ -567,7 +632,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
     __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
     __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
-    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
     __gm__ float *exp_w_times_0_sum_channel_gm = reinterpret_cast<__gm__ float *>(exp_w_times_0_sum_channel_bytes);
     __gm__ float *W_channel_gm = reinterpret_cast<__gm__ float *>(W_channel_bytes);
     __gm__ float *W0_channel_gm = reinterpret_cast<__gm__ float *>(W0_channel_bytes);
@@ -633,12 +703,11 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ float *r_exp_W_to_product_12_channel_gm = reinterpret_cast<__gm__ float *>(r_exp_W_to_product_12_channel_bytes);
     __gm__ float *r_kT_channel_gm = reinterpret_cast<__gm__ float *>(r_kT_channel_bytes);
     __gm__ float *r_bT_channel_gm = reinterpret_cast<__gm__ float *>(r_bT_channel_bytes);
-    __gm__ half *minus_Tinv_neg_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_Tinv_neg_4_f16_channel_bytes);
+    __gm__ half *Tinv_neg_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_neg_f16_channel_bytes);
+    __gm__ half *Tinv_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_diagonal_4_f16_channel_bytes);
     __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *minus_Tinv_neg_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_Tinv_neg_8_f16_channel_bytes);
-    __gm__ half *minus_Tinv_neg_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_Tinv_neg_16_f16_channel_bytes);
-    __gm__ half *minus_Tinv_neg_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_Tinv_neg_32_f16_channel_bytes);
-    __gm__ half *minus_Tinv_neg_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_Tinv_neg_64_f16_channel_bytes);
+    __gm__ half *Tinv_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_diagonal_8_f16_channel_bytes);
+    __gm__ half *Tinv_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_diagonal_16_f16_channel_bytes);
     __gm__ half *operand_of_Z_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_Z_f16_channel_bytes);
     __gm__ half *exp_W0_a_f16_channel_gm = reinterpret_cast<__gm__ half *>(exp_W0_a_f16_channel_bytes);
     __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
@@ -652,240 +721,444 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
+    L1Tile<float, 64, 128> exp_w_times_0_sum_in;
+    TASSIGN(exp_w_times_0_sum_in, 0x0);
     L1Tile<float, 64, 64> lower_mask;
-    TASSIGN(lower_mask, 0x0);
+    TASSIGN(lower_mask, 0x8000);
     TileLeft<float, 64, 64> W_left;
     TASSIGN(W_left, 0x0);
-    L1Tile<float, 64, 128> exp_w_times_0_sum_in;
-    TASSIGN(exp_w_times_0_sum_in, 0x4000);
     TileRight<float, 64, 128> W_right;
     TASSIGN(W_right, 0x0);
     TileAcc<float, 64, 128> W;
     TASSIGN(W, 0x0);
-    L1Tile<float, 64, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0xc000);
-    TileLeft<float, 64, 64> W0_left;
-    TASSIGN(W0_left, 0x8000);
-    TileRight<float, 64, 128> W0_right;
-    TASSIGN(W0_right, 0x8000);
-    TileAcc<float, 64, 128> W0;
-    TASSIGN(W0, 0x8000);
-    L1Tile<float, 64, 64> to_middle_32_of_0_2;
-    TASSIGN(to_middle_32_of_0_2, 0x10000);
-    TileLeft<float, 64, 64> W_product_left;
-    TASSIGN(W_product_left, 0x0);
     L1Tile<float, 64, 128> W_in;
-    TASSIGN(W_in, 0x14000);
+    TASSIGN(W_in, 0xc000);
+    L1Tile<float, 64, 64> to_middle_32_of_0_2;
+    TASSIGN(to_middle_32_of_0_2, 0x14000);
+    TileLeft<float, 64, 64> W_product_left;
+    TASSIGN(W_product_left, 0x8000);
     TileRight<float, 64, 128> W_product_right;
-    TASSIGN(W_product_right, 0x0);
+    TASSIGN(W_product_right, 0x8000);
     TileAcc<float, 64, 128> W_product;
-    TASSIGN(W_product, 0x10000);
-    L1Tile<float, 64, 64> to_middle_16_of_0_2;
-    TASSIGN(to_middle_16_of_0_2, 0x1c000);
-    TileLeft<float, 64, 64> W_product_2_left;
-    TASSIGN(W_product_2_left, 0x8000);
-    TileRight<float, 64, 128> W_product_2_right;
-    TASSIGN(W_product_2_right, 0x8000);
-    TileAcc<float, 64, 128> W_product_2;
-    TASSIGN(W_product_2, 0x18000);
-    L1Tile<float, 64, 64> to_middle_8_of_0_2;
-    TASSIGN(to_middle_8_of_0_2, 0x20000);
-    TileLeft<float, 64, 64> W_product_3_left;
-    TASSIGN(W_product_3_left, 0x0);
-    TileRight<float, 64, 128> W_product_3_right;
-    TASSIGN(W_product_3_right, 0x0);
-    TileAcc<float, 64, 128> W_product_3;
-    TASSIGN(W_product_3, 0x0);
+    TASSIGN(W_product, 0x8000);
+    L1Tile<float, 64, 64> strictly_lower_mask;
+    TASSIGN(strictly_lower_mask, 0x18000);
+    TileLeft<float, 64, 64> W0_left;
+    TASSIGN(W0_left, 0x0);
+    TileRight<float, 64, 128> W0_right;
+    TASSIGN(W0_right, 0x0);
+    TileAcc<float, 64, 128> W0;
+    TASSIGN(W0, 0x10000);
+    L1Tile<float, 64, 128> W0_in;
+    TASSIGN(W0_in, 0x1c000);
     L1Tile<float, 64, 64> to_middle_32_of_1_2;
     TASSIGN(to_middle_32_of_1_2, 0x24000);
     TileLeft<float, 64, 64> W_to_32_left;
     TASSIGN(W_to_32_left, 0x8000);
-    L1Tile<float, 64, 128> W0_in;
-    TASSIGN(W0_in, 0x28000);
     TileRight<float, 64, 128> W_to_32_right;
     TASSIGN(W_to_32_right, 0x8000);
     TileAcc<float, 64, 128> W_to_32;
-    TASSIGN(W_to_32, 0x10000);
+    TASSIGN(W_to_32, 0x8000);
+    L1Tile<half, 64, 128> a_exp_W_to_32_f16_in;
+    TASSIGN(a_exp_W_to_32_f16_in, 0x28000);
     L1Tile<float, 64, 64> to_middle_32_of_0_1;
-    TASSIGN(to_middle_32_of_0_1, 0x30000);
+    TASSIGN(to_middle_32_of_0_1, 0x2c000);
     TileLeft<float, 64, 64> W_to_32_2_left;
     TASSIGN(W_to_32_2_left, 0x0);
     TileRight<float, 64, 128> W_to_32_2_right;
     TASSIGN(W_to_32_2_right, 0x0);
     TileAcc<float, 64, 128> W_to_32_2;
-    TASSIGN(W_to_32_2, 0x8000);
+    TASSIGN(W_to_32_2, 0x18000);
+    L1Tile<half, 64, 128> b_exp_W_to_32_2_f16_in;
+    TASSIGN(b_exp_W_to_32_2_f16_in, 0x30000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_left;
+    TASSIGN(a_exp_W_to_product_left, 0x8000);
+    TileRight<half, 128, 64> a_exp_W_to_product_right;
+    TASSIGN(a_exp_W_to_product_right, 0x8000);
+    TileAcc<float, 64, 64> a_exp_W_to_product;
+    TASSIGN(a_exp_W_to_product, 0x0);
+    L1Tile<float, 64, 64> to_middle_16_of_0_2;
+    TASSIGN(to_middle_16_of_0_2, 0x34000);
+    TileLeft<float, 64, 64> W_product_2_left;
+    TASSIGN(W_product_2_left, 0x0);
+    TileRight<float, 64, 128> W_product_2_right;
+    TASSIGN(W_product_2_right, 0x0);
+    TileAcc<float, 64, 128> W_product_2;
+    TASSIGN(W_product_2, 0x4000);
     L1Tile<float, 64, 64> to_middle_16_of_1_2;
-    TASSIGN(to_middle_16_of_1_2, 0x34000);
+    TASSIGN(to_middle_16_of_1_2, 0x38000);
     TileLeft<float, 64, 64> W_to_16_left;
     TASSIGN(W_to_16_left, 0x8000);
     TileRight<float, 64, 128> W_to_16_right;
     TASSIGN(W_to_16_right, 0x8000);
     TileAcc<float, 64, 128> W_to_16;
-    TASSIGN(W_to_16, 0x18000);
+    TASSIGN(W_to_16, 0x4000);
+    L1Tile<half, 64, 128> a_exp_W_to_16_f16_in;
+    TASSIGN(a_exp_W_to_16_f16_in, 0x3c000);
     L1Tile<float, 64, 64> to_middle_16_of_0_1;
-    TASSIGN(to_middle_16_of_0_1, 0x38000);
+    TASSIGN(to_middle_16_of_0_1, 0x40000);
     TileLeft<float, 64, 64> W_to_16_2_left;
     TASSIGN(W_to_16_2_left, 0x0);
     TileRight<float, 64, 128> W_to_16_2_right;
     TASSIGN(W_to_16_2_right, 0x0);
     TileAcc<float, 64, 128> W_to_16_2;
-    TASSIGN(W_to_16_2, 0x10000);
-    L1Tile<float, 64, 64> to_middle_4_of_0_2;
-    TASSIGN(to_middle_4_of_0_2, 0x3c000);
-    TileLeft<float, 64, 64> W_product_4_left;
-    TASSIGN(W_product_4_left, 0x8000);
-    TileRight<float, 64, 128> W_product_4_right;
-    TASSIGN(W_product_4_right, 0x8000);
-    TileAcc<float, 64, 128> W_product_4;
-    TASSIGN(W_product_4, 0x18000);
+    TASSIGN(W_to_16_2, 0xc000);
+    L1Tile<half, 64, 128> b_exp_W_to_16_2_f16_in;
+    TASSIGN(b_exp_W_to_16_2_f16_in, 0x44000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_3_left;
+    TASSIGN(a_exp_W_to_product_3_left, 0x8000);
+    TileRight<half, 128, 64> a_exp_W_to_product_3_right;
+    TASSIGN(a_exp_W_to_product_3_right, 0x8000);
+    TileAcc<float, 64, 64> a_exp_W_to_product_3;
+    TASSIGN(a_exp_W_to_product_3, 0x14000);
+    L1Tile<float, 64, 64> to_middle_8_of_0_2;
+    TASSIGN(to_middle_8_of_0_2, 0x48000);
+    TileLeft<float, 64, 64> W_product_3_left;
+    TASSIGN(W_product_3_left, 0x0);
+    TileRight<float, 64, 128> W_product_3_right;
+    TASSIGN(W_product_3_right, 0x0);
+    TileAcc<float, 64, 128> W_product_3;
+    TASSIGN(W_product_3, 0x18000);
     L1Tile<float, 64, 64> to_middle_8_of_1_2;
-    TASSIGN(to_middle_8_of_1_2, 0x40000);
+    TASSIGN(to_middle_8_of_1_2, 0x4c000);
     TileLeft<float, 64, 64> W_to_8_left;
-    TASSIGN(W_to_8_left, 0x0);
+    TASSIGN(W_to_8_left, 0x8000);
     TileRight<float, 64, 128> W_to_8_right;
-    TASSIGN(W_to_8_right, 0x0);
+    TASSIGN(W_to_8_right, 0x8000);
     TileAcc<float, 64, 128> W_to_8;
-    TASSIGN(W_to_8, 0x0);
+    TASSIGN(W_to_8, 0x18000);
+    L1Tile<half, 64, 128> a_exp_W_to_8_f16_in;
+    TASSIGN(a_exp_W_to_8_f16_in, 0x50000);
     L1Tile<float, 64, 64> to_middle_8_of_0_1;
-    TASSIGN(to_middle_8_of_0_1, 0x44000);
+    TASSIGN(to_middle_8_of_0_1, 0x54000);
     TileLeft<float, 64, 64> W_to_8_2_left;
-    TASSIGN(W_to_8_2_left, 0x8000);
+    TASSIGN(W_to_8_2_left, 0x0);
     TileRight<float, 64, 128> W_to_8_2_right;
-    TASSIGN(W_to_8_2_right, 0x8000);
+    TASSIGN(W_to_8_2_right, 0x0);
     TileAcc<float, 64, 128> W_to_8_2;
-    TASSIGN(W_to_8_2, 0x8000);
-    L1Tile<float, 64, 64> to_middle_2_of_0_2;
-    TASSIGN(to_middle_2_of_0_2, 0x48000);
-    TileLeft<float, 64, 64> W_product_5_left;
-    TASSIGN(W_product_5_left, 0x0);
-    TileRight<float, 64, 128> W_product_5_right;
-    TASSIGN(W_product_5_right, 0x0);
-    TileAcc<float, 64, 128> W_product_5;
-    TASSIGN(W_product_5, 0x10000);
+    TASSIGN(W_to_8_2, 0x0);
+    L1Tile<half, 64, 128> b_exp_W_to_8_2_f16_in;
+    TASSIGN(b_exp_W_to_8_2_f16_in, 0x58000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_5_left;
+    TASSIGN(a_exp_W_to_product_5_left, 0x8000);
+    TileRight<half, 128, 64> a_exp_W_to_product_5_right;
+    TASSIGN(a_exp_W_to_product_5_right, 0x8000);
+    TileAcc<float, 64, 64> a_exp_W_to_product_5;
+    TASSIGN(a_exp_W_to_product_5, 0x8000);
+    L1Tile<float, 64, 64> to_middle_4_of_0_2;
+    TASSIGN(to_middle_4_of_0_2, 0x5c000);
+    TileLeft<float, 64, 64> W_product_4_left;
+    TASSIGN(W_product_4_left, 0x0);
+    TileRight<float, 64, 128> W_product_4_right;
+    TASSIGN(W_product_4_right, 0x0);
+    TileAcc<float, 64, 128> W_product_4;
+    TASSIGN(W_product_4, 0xc000);
     L1Tile<float, 64, 64> to_middle_4_of_1_2;
-    TASSIGN(to_middle_4_of_1_2, 0x4c000);
+    TASSIGN(to_middle_4_of_1_2, 0x60000);
     TileLeft<float, 64, 64> W_to_4_left;
     TASSIGN(W_to_4_left, 0x8000);
     TileRight<float, 64, 128> W_to_4_right;
     TASSIGN(W_to_4_right, 0x8000);
     TileAcc<float, 64, 128> W_to_4;
-    TASSIGN(W_to_4, 0x18000);
+    TASSIGN(W_to_4, 0xc000);
+    L1Tile<half, 64, 128> a_exp_W_to_4_f16_in;
+    TASSIGN(a_exp_W_to_4_f16_in, 0x64000);
     L1Tile<float, 64, 64> to_middle_4_of_0_1;
-    TASSIGN(to_middle_4_of_0_1, 0x50000);
+    TASSIGN(to_middle_4_of_0_1, 0x68000);
     TileLeft<float, 64, 64> W_to_4_2_left;
     TASSIGN(W_to_4_2_left, 0x0);
     TileRight<float, 64, 128> W_to_4_2_right;
     TASSIGN(W_to_4_2_right, 0x0);
     TileAcc<float, 64, 128> W_to_4_2;
-    TASSIGN(W_to_4_2, 0x0);
-    L1Tile<float, 64, 64> to_middle_1_of_0_2;
-    TASSIGN(to_middle_1_of_0_2, 0x54000);
-    TileLeft<float, 64, 64> W_product_6_left;
-    TASSIGN(W_product_6_left, 0x8000);
-    TileRight<float, 64, 128> W_product_6_right;
-    TASSIGN(W_product_6_right, 0x8000);
-    TileAcc<float, 64, 128> W_product_6;
-    TASSIGN(W_product_6, 0x8000);
+    TASSIGN(W_to_4_2, 0x14000);
+    L1Tile<half, 64, 128> b_exp_W_to_4_2_f16_in;
+    TASSIGN(b_exp_W_to_4_2_f16_in, 0x6c000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_7_left;
+    TASSIGN(a_exp_W_to_product_7_left, 0x8000);
+    TileRight<half, 128, 64> a_exp_W_to_product_7_right;
+    TASSIGN(a_exp_W_to_product_7_right, 0x8000);
+    TileAcc<float, 64, 64> a_exp_W_to_product_7;
+    TASSIGN(a_exp_W_to_product_7, 0x1c000);
+    L1Tile<float, 64, 64> to_middle_2_of_0_2;
+    TASSIGN(to_middle_2_of_0_2, 0x70000);
+    TileLeft<float, 64, 64> W_product_5_left;
+    TASSIGN(W_product_5_left, 0x0);
+    TileRight<float, 64, 128> W_product_5_right;
+    TASSIGN(W_product_5_right, 0x0);
+    TileAcc<float, 64, 128> W_product_5;
+    TASSIGN(W_product_5, 0x0);
     L1Tile<float, 64, 64> to_middle_2_of_1_2;
-    TASSIGN(to_middle_2_of_1_2, 0x58000);
+    TASSIGN(to_middle_2_of_1_2, 0x74000);
     TileLeft<float, 64, 64> W_to_2_left;
-    TASSIGN(W_to_2_left, 0x0);
+    TASSIGN(W_to_2_left, 0x8000);
     TileRight<float, 64, 128> W_to_2_right;
-    TASSIGN(W_to_2_right, 0x0);
+    TASSIGN(W_to_2_right, 0x8000);
     TileAcc<float, 64, 128> W_to_2;
-    TASSIGN(W_to_2, 0x10000);
+    TASSIGN(W_to_2, 0x0);
+    L1Tile<half, 64, 128> a_exp_W_to_2_f16_in;
+    TASSIGN(a_exp_W_to_2_f16_in, 0x78000);
     L1Tile<float, 64, 64> to_middle_2_of_0_1;
-    TASSIGN(to_middle_2_of_0_1, 0x5c000);
+    TASSIGN(to_middle_2_of_0_1, 0x7c000);
     TileLeft<float, 64, 64> W_to_2_2_left;
-    TASSIGN(W_to_2_2_left, 0x8000);
+    TASSIGN(W_to_2_2_left, 0x0);
     TileRight<float, 64, 128> W_to_2_2_right;
-    TASSIGN(W_to_2_2_right, 0x8000);
+    TASSIGN(W_to_2_2_right, 0x0);
     TileAcc<float, 64, 128> W_to_2_2;
-    TASSIGN(W_to_2_2, 0x18000);
+    TASSIGN(W_to_2_2, 0x8000);
+    L1Tile<half, 64, 128> b_exp_W_to_2_2_f16_in;
+    TASSIGN(b_exp_W_to_2_2_f16_in, 0x0);
+    TileLeft<half, 64, 128> a_exp_W_to_product_9_left;
+    TASSIGN(a_exp_W_to_product_9_left, 0x8000);
+    TileRight<half, 128, 64> a_exp_W_to_product_9_right;
+    TASSIGN(a_exp_W_to_product_9_right, 0x8000);
+    TileAcc<float, 64, 64> a_exp_W_to_product_9;
+    TASSIGN(a_exp_W_to_product_9, 0x10000);
+    L1Tile<float, 64, 64> to_middle_1_of_0_2;
+    TASSIGN(to_middle_1_of_0_2, 0x4000);
+    TileLeft<float, 64, 64> W_product_6_left;
+    TASSIGN(W_product_6_left, 0x0);
+    TileRight<float, 64, 128> W_product_6_right;
+    TASSIGN(W_product_6_right, 0x0);
+    TileAcc<float, 64, 128> W_product_6;
+    TASSIGN(W_product_6, 0x14000);
     L1Tile<float, 64, 64> to_middle_1_of_1_2;
-    TASSIGN(to_middle_1_of_1_2, 0x60000);
+    TASSIGN(to_middle_1_of_1_2, 0x8000);
     TileLeft<float, 64, 64> W_to_1_left;
-    TASSIGN(W_to_1_left, 0x0);
+    TASSIGN(W_to_1_left, 0x8000);
     TileRight<float, 64, 128> W_to_1_right;
-    TASSIGN(W_to_1_right, 0x0);
+    TASSIGN(W_to_1_right, 0x8000);
     TileAcc<float, 64, 128> W_to_1;
-    TASSIGN(W_to_1, 0x8000);
+    TASSIGN(W_to_1, 0x14000);
+    L1Tile<half, 64, 128> a_exp_W_to_1_f16_in;
+    TASSIGN(a_exp_W_to_1_f16_in, 0x14000);
     L1Tile<float, 64, 64> to_middle_1_of_0_1;
-    TASSIGN(to_middle_1_of_0_1, 0x64000);
+    TASSIGN(to_middle_1_of_0_1, 0x18000);
     TileLeft<float, 64, 64> W_to_1_2_left;
-    TASSIGN(W_to_1_2_left, 0x8000);
+    TASSIGN(W_to_1_2_left, 0x0);
     TileRight<float, 64, 128> W_to_1_2_right;
-    TASSIGN(W_to_1_2_right, 0x8000);
+    TASSIGN(W_to_1_2_right, 0x0);
     TileAcc<float, 64, 128> W_to_1_2;
     TASSIGN(W_to_1_2, 0x0);
-    L1Tile<half, 64, 128> r_cube;
-    TASSIGN(r_cube, 0x68000);
-    TileLeft<half, 64, 128> r_kT_left;
-    TASSIGN(r_kT_left, 0x0);
-    L1Tile<half, 64, 128> k_cube;
-    TASSIGN(k_cube, 0x6c000);
-    TileRight<half, 128, 64> r_kT_right;
-    TASSIGN(r_kT_right, 0x0);
-    TileAcc<float, 64, 64> r_kT;
-    TASSIGN(r_kT, 0x8000);
-    TileLeft<half, 64, 128> r_bT_left;
-    TASSIGN(r_bT_left, 0x8000);
-    L1Tile<half, 64, 128> b_cube;
-    TASSIGN(b_cube, 0x70000);
-    TileRight<half, 128, 64> r_bT_right;
-    TASSIGN(r_bT_right, 0x8000);
-    TileAcc<float, 64, 64> r_bT;
-    TASSIGN(r_bT, 0xc000);
-    L1Tile<half, 64, 128> a_exp_W_to_32_f16_in;
-    TASSIGN(a_exp_W_to_32_f16_in, 0x74000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_left;
-    TASSIGN(a_exp_W_to_product_left, 0x0);
-    L1Tile<half, 64, 128> b_exp_W_to_32_2_f16_in;
-    TASSIGN(b_exp_W_to_32_2_f16_in, 0x78000);
-    TileRight<half, 128, 64> a_exp_W_to_product_right;
-    TASSIGN(a_exp_W_to_product_right, 0x0);
-    TileAcc<float, 64, 64> a_exp_W_to_product;
-    TASSIGN(a_exp_W_to_product, 0x10000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_2_left;
-    TASSIGN(a_exp_W_to_product_2_left, 0x8000);
+    L1Tile<half, 64, 128> b_exp_W_to_1_2_f16_in;
+    TASSIGN(b_exp_W_to_1_2_f16_in, 0x1c000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_11_left;
+    TASSIGN(a_exp_W_to_product_11_left, 0x8000);
+    TileRight<half, 128, 64> a_exp_W_to_product_11_right;
+    TASSIGN(a_exp_W_to_product_11_right, 0x8000);
+    TileAcc<float, 64, 64> a_exp_W_to_product_11;
+    TASSIGN(a_exp_W_to_product_11, 0x8000);
+    L1Tile<half, 64, 16> Tinv_rows_2_f16_in;
+    TASSIGN(Tinv_rows_2_f16_in, 0x20000);
+    L1Tile<half, 64, 16> Tinv_diagonal_4_f16_in;
+    TASSIGN(Tinv_diagonal_4_f16_in, 0x20800);
+    TileLeft<half, 64, 16> Tinv_below_4_left;
+    TASSIGN(Tinv_below_4_left, 0x0);
+    TileRight<half, 64, 16> Tinv_below_4_right;
+    TASSIGN(Tinv_below_4_right, 0x0);
+    TileAcc<float, 64, 16> Tinv_below_4;
+    TASSIGN(Tinv_below_4, 0xc000);
+    L1Tile<half, 64, 16> Tinv_below_4_f16;
+    TASSIGN(Tinv_below_4_f16, 0x21000);
+    L1Tile<half, 16, 16> identity;
+    TASSIGN(identity, 0x21800);
+    TileLeft<half, 64, 16> identity_product_left;
+    TASSIGN(identity_product_left, 0x8000);
+    TileRight<half, 16, 16> identity_product_right;
+    TASSIGN(identity_product_right, 0x8000);
+    TileAcc<float, 64, 16> identity_product;
+    TASSIGN(identity_product, 0xd000);
+    TileLeft<half, 64, 16> Tinv_rows_4_left;
+    TASSIGN(Tinv_rows_4_left, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_4_right;
+    TASSIGN(Tinv_rows_4_right, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_4;
+    TASSIGN(Tinv_rows_4, 0xd000);
+    L1Tile<half, 64, 16> Tinv_rows_4_f16;
+    TASSIGN(Tinv_rows_4_f16, 0x21a00);
+    L1Tile<half, 64, 16> Tinv_diagonal_8_f16_in;
+    TASSIGN(Tinv_diagonal_8_f16_in, 0x22200);
+    TileLeft<half, 64, 16> Tinv_below_8_left;
+    TASSIGN(Tinv_below_8_left, 0x8000);
+    TileRight<half, 64, 16> Tinv_below_8_right;
+    TASSIGN(Tinv_below_8_right, 0x8000);
+    TileAcc<float, 64, 16> Tinv_below_8;
+    TASSIGN(Tinv_below_8, 0xe000);
+    L1Tile<half, 64, 16> Tinv_below_8_f16;
+    TASSIGN(Tinv_below_8_f16, 0x22a00);
+    TileLeft<half, 64, 16> Tinv_rows_8_left;
+    TASSIGN(Tinv_rows_8_left, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_8_right;
+    TASSIGN(Tinv_rows_8_right, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_8;
+    TASSIGN(Tinv_rows_8, 0xd000);
+    L1Tile<half, 64, 16> Tinv_rows_8_f16;
+    TASSIGN(Tinv_rows_8_f16, 0x23200);
+    L1Tile<half, 64, 16> Tinv_diagonal_16_f16_in;
+    TASSIGN(Tinv_diagonal_16_f16_in, 0x23a00);
+    TileLeft<half, 64, 16> Tinv_below_16_left;
+    TASSIGN(Tinv_below_16_left, 0x8000);
+    TileRight<half, 64, 16> Tinv_below_16_right;
+    TASSIGN(Tinv_below_16_right, 0x8000);
+    TileAcc<float, 64, 16> Tinv_below_16;
+    TASSIGN(Tinv_below_16, 0xf000);
+    L1Tile<half, 64, 16> Tinv_below_16_f16;
+    TASSIGN(Tinv_below_16_f16, 0x24200);
+    TileLeft<half, 64, 16> Tinv_rows_16_left;
+    TASSIGN(Tinv_rows_16_left, 0x0);
+    TileRight<half, 64, 16> Tinv_rows_16_right;
+    TASSIGN(Tinv_rows_16_right, 0x0);
+    TileAcc<float, 64, 16> Tinv_rows_16;
+    TASSIGN(Tinv_rows_16, 0xd000);
+    L1Tile<half, 64, 64> Tinv_zeros;
+    TASSIGN(Tinv_zeros, 0x24a00);
+    L1Tile<half, 64, 64> Tinv_blocks_16;
+    TASSIGN(Tinv_blocks_16, 0x24a00);
+    L1Tile<half, 64, 64> Tinv_neg_f16_in;
+    TASSIGN(Tinv_neg_f16_in, 0x2c000);
+    TileLeft<half, 32, 16> Tinv_below_32_left;
+    TASSIGN(Tinv_below_32_left, 0x8000);
+    TileRight<half, 32, 16> Tinv_below_32_right;
+    TASSIGN(Tinv_below_32_right, 0x8000);
+    TileAcc<float, 32, 16> Tinv_below_32;
+    TASSIGN(Tinv_below_32, 0x10000);
+    L1Tile<half, 32, 16> Tinv_below_32_f16;
+    TASSIGN(Tinv_below_32_f16, 0x2e000);
+    TileLeft<half, 32, 16> Tinv_corner_32_left;
+    TASSIGN(Tinv_corner_32_left, 0x0);
+    TileRight<half, 32, 16> Tinv_corner_32_right;
+    TASSIGN(Tinv_corner_32_right, 0x0);
+    TileAcc<float, 32, 16> Tinv_corner_32;
+    TASSIGN(Tinv_corner_32, 0x10800);
+    L1Tile<half, 64, 64> Tinv_blocks_32;
+    TASSIGN(Tinv_blocks_32, 0x24a00);
+    TileLeft<half, 32, 32> Tinv_below_64_left;
+    TASSIGN(Tinv_below_64_left, 0x8000);
+    TileRight<half, 32, 32> Tinv_below_64_right;
+    TASSIGN(Tinv_below_64_right, 0x8000);
+    TileAcc<float, 32, 32> Tinv_below_64;
+    TASSIGN(Tinv_below_64, 0x11000);
+    L1Tile<half, 32, 32> Tinv_below_64_f16;
+    TASSIGN(Tinv_below_64_f16, 0x2e400);
+    TileLeft<half, 32, 32> Tinv_corner_64_left;
+    TASSIGN(Tinv_corner_64_left, 0x0);
+    TileRight<half, 32, 32> Tinv_corner_64_right;
+    TASSIGN(Tinv_corner_64_right, 0x0);
+    TileAcc<float, 32, 32> Tinv_corner_64;
+    TASSIGN(Tinv_corner_64, 0x12000);
+    L1Tile<half, 64, 64> Tinv_blocks_64;
+    TASSIGN(Tinv_blocks_64, 0x24a00);
+    L1Tile<half, 64, 64> minus_identity;
+    TASSIGN(minus_identity, 0x34000);
+    TileLeft<half, 64, 64> Tinv_left;
+    TASSIGN(Tinv_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_right;
+    TASSIGN(Tinv_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv;
+    TASSIGN(Tinv, 0x13000);
+    L1Tile<half, 64, 64> Tinv_f16;
+    TASSIGN(Tinv_f16, 0x36000);
     L1Tile<half, 64, 128> k_exp_W_to_32_2_f16_in;
-    TASSIGN(k_exp_W_to_32_2_f16_in, 0x7c000);
+    TASSIGN(k_exp_W_to_32_2_f16_in, 0x38000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_2_left;
+    TASSIGN(a_exp_W_to_product_2_left, 0x0);
     TileRight<half, 128, 64> a_exp_W_to_product_2_right;
-    TASSIGN(a_exp_W_to_product_2_right, 0x8000);
+    TASSIGN(a_exp_W_to_product_2_right, 0x0);
     TileAcc<float, 64, 64> a_exp_W_to_product_2;
-    TASSIGN(a_exp_W_to_product_2, 0x14000);
-    L1Tile<half, 64, 128> r_exp_W_to_32_2_f16_in;
-    TASSIGN(r_exp_W_to_32_2_f16_in, 0x0);
-    TileLeft<half, 64, 128> r_exp_W_to_product_left;
-    TASSIGN(r_exp_W_to_product_left, 0x0);
-    TileRight<half, 128, 64> r_exp_W_to_product_right;
-    TASSIGN(r_exp_W_to_product_right, 0x0);
-    TileAcc<float, 64, 64> r_exp_W_to_product;
-    TASSIGN(r_exp_W_to_product, 0x18000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_2_left;
-    TASSIGN(r_exp_W_to_product_2_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_2_right;
-    TASSIGN(r_exp_W_to_product_2_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_2;
-    TASSIGN(r_exp_W_to_product_2, 0x1c000);
-    L1Tile<half, 64, 128> a_exp_W_to_16_f16_in;
-    TASSIGN(a_exp_W_to_16_f16_in, 0x4000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_3_left;
-    TASSIGN(a_exp_W_to_product_3_left, 0x0);
-    L1Tile<half, 64, 128> b_exp_W_to_16_2_f16_in;
-    TASSIGN(b_exp_W_to_16_2_f16_in, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_3_right;
-    TASSIGN(a_exp_W_to_product_3_right, 0x0);
-    TileAcc<float, 64, 64> a_exp_W_to_product_3;
-    TASSIGN(a_exp_W_to_product_3, 0x0);
+    TASSIGN(a_exp_W_to_product_2, 0x17000);
+    L1Tile<half, 64, 128> k_exp_W_to_16_2_f16_in;
+    TASSIGN(k_exp_W_to_16_2_f16_in, 0x40000);
     TileLeft<half, 64, 128> a_exp_W_to_product_4_left;
     TASSIGN(a_exp_W_to_product_4_left, 0x8000);
-    L1Tile<half, 64, 128> k_exp_W_to_16_2_f16_in;
-    TASSIGN(k_exp_W_to_16_2_f16_in, 0xc000);
     TileRight<half, 128, 64> a_exp_W_to_product_4_right;
     TASSIGN(a_exp_W_to_product_4_right, 0x8000);
     TileAcc<float, 64, 64> a_exp_W_to_product_4;
-    TASSIGN(a_exp_W_to_product_4, 0x4000);
+    TASSIGN(a_exp_W_to_product_4, 0x1b000);
+    L1Tile<half, 64, 128> k_exp_W_to_8_2_f16_in;
+    TASSIGN(k_exp_W_to_8_2_f16_in, 0x48000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_6_left;
+    TASSIGN(a_exp_W_to_product_6_left, 0x0);
+    TileRight<half, 128, 64> a_exp_W_to_product_6_right;
+    TASSIGN(a_exp_W_to_product_6_right, 0x0);
+    TileAcc<float, 64, 64> a_exp_W_to_product_6;
+    TASSIGN(a_exp_W_to_product_6, 0x0);
+    L1Tile<half, 64, 128> k_exp_W_to_4_2_f16_in;
+    TASSIGN(k_exp_W_to_4_2_f16_in, 0x4c000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_8_left;
+    TASSIGN(a_exp_W_to_product_8_left, 0x8000);
+    TileRight<half, 128, 64> a_exp_W_to_product_8_right;
+    TASSIGN(a_exp_W_to_product_8_right, 0x8000);
+    TileAcc<float, 64, 64> a_exp_W_to_product_8;
+    TASSIGN(a_exp_W_to_product_8, 0x4000);
+    L1Tile<half, 64, 128> k_exp_W_to_2_2_f16_in;
+    TASSIGN(k_exp_W_to_2_2_f16_in, 0x50000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_10_left;
+    TASSIGN(a_exp_W_to_product_10_left, 0x0);
+    TileRight<half, 128, 64> a_exp_W_to_product_10_right;
+    TASSIGN(a_exp_W_to_product_10_right, 0x0);
+    TileAcc<float, 64, 64> a_exp_W_to_product_10;
+    TASSIGN(a_exp_W_to_product_10, 0x8000);
+    L1Tile<half, 64, 128> k_exp_W_to_1_2_f16_in;
+    TASSIGN(k_exp_W_to_1_2_f16_in, 0x54000);
+    TileLeft<half, 64, 128> a_exp_W_to_product_12_left;
+    TASSIGN(a_exp_W_to_product_12_left, 0x8000);
+    TileRight<half, 128, 64> a_exp_W_to_product_12_right;
+    TASSIGN(a_exp_W_to_product_12_right, 0x8000);
+    TileAcc<float, 64, 64> a_exp_W_to_product_12;
+    TASSIGN(a_exp_W_to_product_12, 0xc000);
+    L1Tile<half, 64, 64> operand_of_Z_f16_in;
+    TASSIGN(operand_of_Z_f16_in, 0x5c000);
+    L1Tile<half, 64, 128> v;
+    TASSIGN(v, 0x5e000);
+    TileLeft<half, 64, 64> operand_of_Z_v_left;
+    TASSIGN(operand_of_Z_v_left, 0x0);
+    TileRight<half, 64, 128> operand_of_Z_v_right;
+    TASSIGN(operand_of_Z_v_right, 0x0);
+    TileAcc<float, 64, 128> operand_of_Z_v;
+    TASSIGN(operand_of_Z_v, 0x10000);
+    L1Tile<half, 64, 128> exp_W0_a_f16_in;
+    TASSIGN(exp_W0_a_f16_in, 0x62000);
+    L1Tile<half, 128, 128> S_f16_in;
+    TASSIGN(S_f16_in, 0x70000);
+    TileLeft<half, 64, 128> operand_of_Z_2_left;
+    TASSIGN(operand_of_Z_2_left, 0x8000);
+    TileRight<half, 128, 128> operand_of_Z_2_right;
+    TASSIGN(operand_of_Z_2_right, 0x8000);
+    TileAcc<float, 64, 128> operand_of_Z_2;
+    TASSIGN(operand_of_Z_2, 0x10000);
+    L1Tile<half, 64, 128> operand_of_Z_2_f16;
+    TASSIGN(operand_of_Z_2_f16, 0x78000);
+    TileLeft<half, 64, 64> Z_left;
+    TASSIGN(Z_left, 0x0);
+    TileRight<half, 64, 128> Z_right;
+    TASSIGN(Z_right, 0x0);
+    TileAcc<float, 64, 128> Z;
+    TASSIGN(Z, 0x18000);
+    L1Tile<half, 64, 128> Z_f16;
+    TASSIGN(Z_f16, 0x7c000);
+    L1Tile<half, 64, 128> to_end_b_f16_in;
+    TASSIGN(to_end_b_f16_in, 0x4000);
+    TileLeft<half, 128, 64> S_next_part_left;
+    TASSIGN(S_next_part_left, 0x8000);
+    TileRight<half, 64, 128> S_next_part_right;
+    TASSIGN(S_next_part_right, 0x8000);
+    TileAcc<float, 128, 128> S_next_part;
+    TASSIGN(S_next_part, 0x0);
+    L1Tile<half, 64, 128> to_end_k_f16_in;
+    TASSIGN(to_end_k_f16_in, 0x8000);
+    TileLeft<half, 128, 64> to_end_kT_v_sum_part_left;
+    TASSIGN(to_end_kT_v_sum_part_left, 0x0);
+    TileRight<half, 64, 128> to_end_kT_v_sum_part_right;
+    TASSIGN(to_end_kT_v_sum_part_right, 0x0);
+    TileAcc<float, 128, 128> to_end_kT_v_sum_part;
+    TASSIGN(to_end_kT_v_sum_part, 0x10000);
+    L1Tile<half, 64, 128> r_exp_W_to_32_2_f16_in;
+    TASSIGN(r_exp_W_to_32_2_f16_in, 0xc000);
+    TileLeft<half, 64, 128> r_exp_W_to_product_left;
+    TASSIGN(r_exp_W_to_product_left, 0x8000);
+    TileRight<half, 128, 64> r_exp_W_to_product_right;
+    TASSIGN(r_exp_W_to_product_right, 0x8000);
+    TileAcc<float, 64, 64> r_exp_W_to_product;
+    TASSIGN(r_exp_W_to_product, 0x0);
     L1Tile<half, 64, 128> r_exp_W_to_16_2_f16_in;
     TASSIGN(r_exp_W_to_16_2_f16_in, 0x10000);
     TileLeft<half, 64, 128> r_exp_W_to_product_3_left;
@@ -893,323 +1166,130 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     TileRight<half, 128, 64> r_exp_W_to_product_3_right;
     TASSIGN(r_exp_W_to_product_3_right, 0x0);
     TileAcc<float, 64, 64> r_exp_W_to_product_3;
-    TASSIGN(r_exp_W_to_product_3, 0x8000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_4_left;
-    TASSIGN(r_exp_W_to_product_4_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_4_right;
-    TASSIGN(r_exp_W_to_product_4_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_4;
-    TASSIGN(r_exp_W_to_product_4, 0xc000);
-    L1Tile<half, 64, 128> a_exp_W_to_8_f16_in;
-    TASSIGN(a_exp_W_to_8_f16_in, 0x14000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_5_left;
-    TASSIGN(a_exp_W_to_product_5_left, 0x0);
-    L1Tile<half, 64, 128> b_exp_W_to_8_2_f16_in;
-    TASSIGN(b_exp_W_to_8_2_f16_in, 0x18000);
-    TileRight<half, 128, 64> a_exp_W_to_product_5_right;
-    TASSIGN(a_exp_W_to_product_5_right, 0x0);
-    TileAcc<float, 64, 64> a_exp_W_to_product_5;
-    TASSIGN(a_exp_W_to_product_5, 0x10000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_6_left;
-    TASSIGN(a_exp_W_to_product_6_left, 0x8000);
-    L1Tile<half, 64, 128> k_exp_W_to_8_2_f16_in;
-    TASSIGN(k_exp_W_to_8_2_f16_in, 0x1c000);
-    TileRight<half, 128, 64> a_exp_W_to_product_6_right;
-    TASSIGN(a_exp_W_to_product_6_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_6;
-    TASSIGN(a_exp_W_to_product_6, 0x14000);
+    TASSIGN(r_exp_W_to_product_3, 0x4000);
     L1Tile<half, 64, 128> r_exp_W_to_8_2_f16_in;
-    TASSIGN(r_exp_W_to_8_2_f16_in, 0x20000);
+    TASSIGN(r_exp_W_to_8_2_f16_in, 0x14000);
     TileLeft<half, 64, 128> r_exp_W_to_product_5_left;
-    TASSIGN(r_exp_W_to_product_5_left, 0x0);
+    TASSIGN(r_exp_W_to_product_5_left, 0x8000);
     TileRight<half, 128, 64> r_exp_W_to_product_5_right;
-    TASSIGN(r_exp_W_to_product_5_right, 0x0);
+    TASSIGN(r_exp_W_to_product_5_right, 0x8000);
     TileAcc<float, 64, 64> r_exp_W_to_product_5;
-    TASSIGN(r_exp_W_to_product_5, 0x18000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_6_left;
-    TASSIGN(r_exp_W_to_product_6_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_6_right;
-    TASSIGN(r_exp_W_to_product_6_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_6;
-    TASSIGN(r_exp_W_to_product_6, 0x1c000);
-    L1Tile<half, 64, 128> a_exp_W_to_4_f16_in;
-    TASSIGN(a_exp_W_to_4_f16_in, 0x24000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_7_left;
-    TASSIGN(a_exp_W_to_product_7_left, 0x0);
-    L1Tile<half, 64, 128> b_exp_W_to_4_2_f16_in;
-    TASSIGN(b_exp_W_to_4_2_f16_in, 0x28000);
-    TileRight<half, 128, 64> a_exp_W_to_product_7_right;
-    TASSIGN(a_exp_W_to_product_7_right, 0x0);
-    TileAcc<float, 64, 64> a_exp_W_to_product_7;
-    TASSIGN(a_exp_W_to_product_7, 0x0);
-    TileLeft<half, 64, 128> a_exp_W_to_product_8_left;
-    TASSIGN(a_exp_W_to_product_8_left, 0x8000);
-    L1Tile<half, 64, 128> k_exp_W_to_4_2_f16_in;
-    TASSIGN(k_exp_W_to_4_2_f16_in, 0x2c000);
-    TileRight<half, 128, 64> a_exp_W_to_product_8_right;
-    TASSIGN(a_exp_W_to_product_8_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_8;
-    TASSIGN(a_exp_W_to_product_8, 0x4000);
+    TASSIGN(r_exp_W_to_product_5, 0x8000);
     L1Tile<half, 64, 128> r_exp_W_to_4_2_f16_in;
-    TASSIGN(r_exp_W_to_4_2_f16_in, 0x30000);
+    TASSIGN(r_exp_W_to_4_2_f16_in, 0x18000);
     TileLeft<half, 64, 128> r_exp_W_to_product_7_left;
     TASSIGN(r_exp_W_to_product_7_left, 0x0);
     TileRight<half, 128, 64> r_exp_W_to_product_7_right;
     TASSIGN(r_exp_W_to_product_7_right, 0x0);
     TileAcc<float, 64, 64> r_exp_W_to_product_7;
-    TASSIGN(r_exp_W_to_product_7, 0x8000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_8_left;
-    TASSIGN(r_exp_W_to_product_8_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_8_right;
-    TASSIGN(r_exp_W_to_product_8_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_8;
-    TASSIGN(r_exp_W_to_product_8, 0xc000);
-    L1Tile<half, 64, 128> a_exp_W_to_2_f16_in;
-    TASSIGN(a_exp_W_to_2_f16_in, 0x34000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_9_left;
-    TASSIGN(a_exp_W_to_product_9_left, 0x0);
-    L1Tile<half, 64, 128> b_exp_W_to_2_2_f16_in;
-    TASSIGN(b_exp_W_to_2_2_f16_in, 0x38000);
-    TileRight<half, 128, 64> a_exp_W_to_product_9_right;
-    TASSIGN(a_exp_W_to_product_9_right, 0x0);
-    TileAcc<float, 64, 64> a_exp_W_to_product_9;
-    TASSIGN(a_exp_W_to_product_9, 0x10000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_10_left;
-    TASSIGN(a_exp_W_to_product_10_left, 0x8000);
-    L1Tile<half, 64, 128> k_exp_W_to_2_2_f16_in;
-    TASSIGN(k_exp_W_to_2_2_f16_in, 0x3c000);
-    TileRight<half, 128, 64> a_exp_W_to_product_10_right;
-    TASSIGN(a_exp_W_to_product_10_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_10;
-    TASSIGN(a_exp_W_to_product_10, 0x14000);
+    TASSIGN(r_exp_W_to_product_7, 0xc000);
     L1Tile<half, 64, 128> r_exp_W_to_2_2_f16_in;
-    TASSIGN(r_exp_W_to_2_2_f16_in, 0x40000);
+    TASSIGN(r_exp_W_to_2_2_f16_in, 0x20000);
     TileLeft<half, 64, 128> r_exp_W_to_product_9_left;
-    TASSIGN(r_exp_W_to_product_9_left, 0x0);
+    TASSIGN(r_exp_W_to_product_9_left, 0x8000);
     TileRight<half, 128, 64> r_exp_W_to_product_9_right;
-    TASSIGN(r_exp_W_to_product_9_right, 0x0);
+    TASSIGN(r_exp_W_to_product_9_right, 0x8000);
     TileAcc<float, 64, 64> r_exp_W_to_product_9;
-    TASSIGN(r_exp_W_to_product_9, 0x18000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_10_left;
-    TASSIGN(r_exp_W_to_product_10_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_10_right;
-    TASSIGN(r_exp_W_to_product_10_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_10;
-    TASSIGN(r_exp_W_to_product_10, 0x1c000);
-    L1Tile<half, 64, 128> a_exp_W_to_1_f16_in;
-    TASSIGN(a_exp_W_to_1_f16_in, 0x44000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_11_left;
-    TASSIGN(a_exp_W_to_product_11_left, 0x0);
-    L1Tile<half, 64, 128> b_exp_W_to_1_2_f16_in;
-    TASSIGN(b_exp_W_to_1_2_f16_in, 0x48000);
-    TileRight<half, 128, 64> a_exp_W_to_product_11_right;
-    TASSIGN(a_exp_W_to_product_11_right, 0x0);
-    TileAcc<float, 64, 64> a_exp_W_to_product_11;
-    TASSIGN(a_exp_W_to_product_11, 0x0);
-    TileLeft<half, 64, 128> a_exp_W_to_product_12_left;
-    TASSIGN(a_exp_W_to_product_12_left, 0x8000);
-    L1Tile<half, 64, 128> k_exp_W_to_1_2_f16_in;
-    TASSIGN(k_exp_W_to_1_2_f16_in, 0x4c000);
-    TileRight<half, 128, 64> a_exp_W_to_product_12_right;
-    TASSIGN(a_exp_W_to_product_12_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_12;
-    TASSIGN(a_exp_W_to_product_12, 0x4000);
+    TASSIGN(r_exp_W_to_product_9, 0x10000);
     L1Tile<half, 64, 128> r_exp_W_to_1_2_f16_in;
-    TASSIGN(r_exp_W_to_1_2_f16_in, 0x50000);
+    TASSIGN(r_exp_W_to_1_2_f16_in, 0x24000);
     TileLeft<half, 64, 128> r_exp_W_to_product_11_left;
     TASSIGN(r_exp_W_to_product_11_left, 0x0);
     TileRight<half, 128, 64> r_exp_W_to_product_11_right;
     TASSIGN(r_exp_W_to_product_11_right, 0x0);
     TileAcc<float, 64, 64> r_exp_W_to_product_11;
-    TASSIGN(r_exp_W_to_product_11, 0x8000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_12_left;
-    TASSIGN(r_exp_W_to_product_12_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_12_right;
-    TASSIGN(r_exp_W_to_product_12_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_12;
-    TASSIGN(r_exp_W_to_product_12, 0xc000);
-    L1Tile<half, 64, 64> minus_Tinv_neg_4_f16_in;
-    TASSIGN(minus_Tinv_neg_4_f16_in, 0x54000);
-    TileLeft<half, 64, 64> Tinv_below_4_left;
-    TASSIGN(Tinv_below_4_left, 0x0);
-    L1Tile<half, 64, 64> Tinv_rows_2_f16_in;
-    TASSIGN(Tinv_rows_2_f16_in, 0x56000);
-    TileRight<half, 64, 64> Tinv_below_4_right;
-    TASSIGN(Tinv_below_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_4;
-    TASSIGN(Tinv_below_4, 0x10000);
-    TileLeft<half, 64, 64> identity_product_left;
-    TASSIGN(identity_product_left, 0x8000);
-    L1Tile<half, 64, 64> identity;
-    TASSIGN(identity, 0x58000);
-    TileRight<half, 64, 64> identity_product_right;
-    TASSIGN(identity_product_right, 0x8000);
-    TileAcc<float, 64, 64> identity_product;
-    TASSIGN(identity_product, 0x14000);
-    L1Tile<half, 64, 64> Tinv_below_4_f16;
-    TASSIGN(Tinv_below_4_f16, 0x5a000);
-    TileLeft<half, 64, 64> Tinv_rows_4_left;
-    TASSIGN(Tinv_rows_4_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_4_right;
-    TASSIGN(Tinv_rows_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_4;
-    TASSIGN(Tinv_rows_4, 0x14000);
-    L1Tile<half, 64, 64> Tinv_rows_4_f16;
-    TASSIGN(Tinv_rows_4_f16, 0x5c000);
-    L1Tile<half, 64, 64> operand_of_Z_f16_in;
-    TASSIGN(operand_of_Z_f16_in, 0x5e000);
-    TileLeft<half, 64, 64> operand_of_Z_v_left;
-    TASSIGN(operand_of_Z_v_left, 0x8000);
-    L1Tile<half, 64, 128> v;
-    TASSIGN(v, 0x60000);
-    TileRight<half, 64, 128> operand_of_Z_v_right;
-    TASSIGN(operand_of_Z_v_right, 0x8000);
-    TileAcc<float, 64, 128> operand_of_Z_v;
-    TASSIGN(operand_of_Z_v, 0x18000);
-    L1Tile<half, 64, 64> minus_Tinv_neg_8_f16_in;
-    TASSIGN(minus_Tinv_neg_8_f16_in, 0x64000);
-    TileLeft<half, 64, 64> Tinv_below_8_left;
-    TASSIGN(Tinv_below_8_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_8_right;
-    TASSIGN(Tinv_below_8_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_8;
-    TASSIGN(Tinv_below_8, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_8_f16;
-    TASSIGN(Tinv_below_8_f16, 0x66000);
-    L1Tile<half, 64, 128> exp_W0_a_f16_in;
-    TASSIGN(exp_W0_a_f16_in, 0x68000);
-    TileLeft<half, 64, 128> operand_of_Z_2_left;
-    TASSIGN(operand_of_Z_2_left, 0x8000);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x6c000);
-    TileRight<half, 128, 128> operand_of_Z_2_right;
-    TASSIGN(operand_of_Z_2_right, 0x8000);
-    TileAcc<float, 64, 128> operand_of_Z_2;
-    TASSIGN(operand_of_Z_2, 0x18000);
-    TileLeft<half, 64, 64> Tinv_rows_8_left;
-    TASSIGN(Tinv_rows_8_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_8_right;
-    TASSIGN(Tinv_rows_8_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_8;
-    TASSIGN(Tinv_rows_8, 0x14000);
-    L1Tile<half, 64, 128> operand_of_Z_2_f16;
-    TASSIGN(operand_of_Z_2_f16, 0x74000);
-    L1Tile<half, 64, 128> to_end_k_f16_in;
-    TASSIGN(to_end_k_f16_in, 0x78000);
-    TileLeft<half, 128, 64> to_end_kT_v_sum_part_left;
-    TASSIGN(to_end_kT_v_sum_part_left, 0x8000);
-    TileRight<half, 64, 128> to_end_kT_v_sum_part_right;
-    TASSIGN(to_end_kT_v_sum_part_right, 0x8000);
-    TileAcc<float, 128, 128> to_end_kT_v_sum_part;
-    TASSIGN(to_end_kT_v_sum_part, 0x4000);
-    L1Tile<half, 64, 64> Tinv_rows_8_f16;
-    TASSIGN(Tinv_rows_8_f16, 0x7c000);
-    L1Tile<half, 64, 64> minus_Tinv_neg_16_f16_in;
-    TASSIGN(minus_Tinv_neg_16_f16_in, 0x7e000);
-    TileLeft<half, 64, 64> Tinv_below_16_left;
-    TASSIGN(Tinv_below_16_left, 0x0);
-    TileRight<half, 64, 64> Tinv_below_16_right;
-    TASSIGN(Tinv_below_16_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_below_16;
-    TASSIGN(Tinv_below_16, 0x18000);
+    TASSIGN(r_exp_W_to_product_11, 0x14000);
+    L1Tile<half, 64, 128> r_cube;
+    TASSIGN(r_cube, 0x28000);
+    L1Tile<half, 64, 128> k_cube;
+    TASSIGN(k_cube, 0x2c000);
+    TileLeft<half, 64, 128> r_kT_left;
+    TASSIGN(r_kT_left, 0x8000);
+    TileRight<half, 128, 64> r_kT_right;
+    TASSIGN(r_kT_right, 0x8000);
+    TileAcc<float, 64, 64> r_kT;
+    TASSIGN(r_kT, 0x18000);
     L1Tile<half, 64, 64> operand_of_o_2_f16_in;
-    TASSIGN(operand_of_o_2_f16_in, 0x0);
+    TASSIGN(operand_of_o_2_f16_in, 0x34000);
     TileLeft<half, 64, 64> operand_of_o_2_v_left;
-    TASSIGN(operand_of_o_2_v_left, 0x8000);
+    TASSIGN(operand_of_o_2_v_left, 0x0);
     TileRight<half, 64, 128> operand_of_o_2_v_right;
-    TASSIGN(operand_of_o_2_v_right, 0x8000);
+    TASSIGN(operand_of_o_2_v_right, 0x0);
     TileAcc<float, 64, 128> operand_of_o_2_v;
     TASSIGN(operand_of_o_2_v, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_16_f16;
-    TASSIGN(Tinv_below_16_f16, 0x2000);
-    TileLeft<half, 64, 64> Tinv_rows_16_left;
-    TASSIGN(Tinv_rows_16_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_16_right;
-    TASSIGN(Tinv_rows_16_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0x14000);
-    L1Tile<half, 64, 64> Tinv_rows_16_f16;
-    TASSIGN(Tinv_rows_16_f16, 0x4000);
-    L1Tile<half, 64, 64> minus_Tinv_neg_32_f16_in;
-    TASSIGN(minus_Tinv_neg_32_f16_in, 0x6000);
-    TileLeft<half, 64, 64> Tinv_below_32_left;
-    TASSIGN(Tinv_below_32_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_32_right;
-    TASSIGN(Tinv_below_32_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_32;
-    TASSIGN(Tinv_below_32, 0x8000);
-    L1Tile<half, 64, 64> Tinv_below_32_f16;
-    TASSIGN(Tinv_below_32_f16, 0x8000);
-    TileLeft<half, 64, 64> Tinv_rows_32_left;
-    TASSIGN(Tinv_rows_32_left, 0x0);
-    TileRight<half, 64, 64> Tinv_rows_32_right;
-    TASSIGN(Tinv_rows_32_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_rows_32;
-    TASSIGN(Tinv_rows_32, 0x14000);
-    L1Tile<half, 64, 64> Tinv_rows_32_f16;
-    TASSIGN(Tinv_rows_32_f16, 0xa000);
-    L1Tile<half, 64, 64> minus_Tinv_neg_64_f16_in;
-    TASSIGN(minus_Tinv_neg_64_f16_in, 0xc000);
-    TileLeft<half, 64, 64> Tinv_below_64_left;
-    TASSIGN(Tinv_below_64_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_64_right;
-    TASSIGN(Tinv_below_64_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_64;
-    TASSIGN(Tinv_below_64, 0xc000);
-    L1Tile<half, 64, 64> Tinv_below_64_f16;
-    TASSIGN(Tinv_below_64_f16, 0xe000);
-    TileLeft<half, 64, 64> Tinv_left;
-    TASSIGN(Tinv_left, 0x0);
-    TileRight<half, 64, 64> Tinv_right;
-    TASSIGN(Tinv_right, 0x0);
-    TileAcc<float, 64, 64> Tinv;
-    TASSIGN(Tinv, 0x14000);
-    L1Tile<half, 64, 64> Tinv_f16;
-    TASSIGN(Tinv_f16, 0x10000);
-    TileLeft<half, 64, 64> Z_left;
-    TASSIGN(Z_left, 0x8000);
-    TileRight<half, 64, 128> Z_right;
-    TASSIGN(Z_right, 0x8000);
-    TileAcc<float, 64, 128> Z;
-    TASSIGN(Z, 0x10000);
-    L1Tile<half, 64, 128> Z_f16;
-    TASSIGN(Z_f16, 0x12000);
-    L1Tile<half, 64, 128> to_end_b_f16_in;
-    TASSIGN(to_end_b_f16_in, 0x16000);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x0);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x0);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x8000);
+    TileLeft<half, 64, 128> r_exp_W_to_product_2_left;
+    TASSIGN(r_exp_W_to_product_2_left, 0x8000);
+    TileRight<half, 128, 64> r_exp_W_to_product_2_right;
+    TASSIGN(r_exp_W_to_product_2_right, 0x8000);
+    TileAcc<float, 64, 64> r_exp_W_to_product_2;
+    TASSIGN(r_exp_W_to_product_2, 0x8000);
+    TileLeft<half, 64, 128> r_exp_W_to_product_4_left;
+    TASSIGN(r_exp_W_to_product_4_left, 0x0);
+    TileRight<half, 128, 64> r_exp_W_to_product_4_right;
+    TASSIGN(r_exp_W_to_product_4_right, 0x0);
+    TileAcc<float, 64, 64> r_exp_W_to_product_4;
+    TASSIGN(r_exp_W_to_product_4, 0xc000);
+    TileLeft<half, 64, 128> r_exp_W_to_product_6_left;
+    TASSIGN(r_exp_W_to_product_6_left, 0x8000);
+    TileRight<half, 128, 64> r_exp_W_to_product_6_right;
+    TASSIGN(r_exp_W_to_product_6_right, 0x8000);
+    TileAcc<float, 64, 64> r_exp_W_to_product_6;
+    TASSIGN(r_exp_W_to_product_6, 0x10000);
+    TileLeft<half, 64, 128> r_exp_W_to_product_8_left;
+    TASSIGN(r_exp_W_to_product_8_left, 0x0);
+    TileRight<half, 128, 64> r_exp_W_to_product_8_right;
+    TASSIGN(r_exp_W_to_product_8_right, 0x0);
+    TileAcc<float, 64, 64> r_exp_W_to_product_8;
+    TASSIGN(r_exp_W_to_product_8, 0x14000);
+    TileLeft<half, 64, 128> r_exp_W_to_product_10_left;
+    TASSIGN(r_exp_W_to_product_10_left, 0x8000);
+    TileRight<half, 128, 64> r_exp_W_to_product_10_right;
+    TASSIGN(r_exp_W_to_product_10_right, 0x8000);
+    TileAcc<float, 64, 64> r_exp_W_to_product_10;
+    TASSIGN(r_exp_W_to_product_10, 0x18000);
+    TileLeft<half, 64, 128> r_exp_W_to_product_12_left;
+    TASSIGN(r_exp_W_to_product_12_left, 0x0);
+    TileRight<half, 128, 64> r_exp_W_to_product_12_right;
+    TASSIGN(r_exp_W_to_product_12_right, 0x0);
+    TileAcc<float, 64, 64> r_exp_W_to_product_12;
+    TASSIGN(r_exp_W_to_product_12, 0x1c000);
+    L1Tile<half, 64, 128> b_cube;
+    TASSIGN(b_cube, 0x36000);
+    TileLeft<half, 64, 128> r_bT_left;
+    TASSIGN(r_bT_left, 0x8000);
+    TileRight<half, 128, 64> r_bT_right;
+    TASSIGN(r_bT_right, 0x8000);
+    TileAcc<float, 64, 64> r_bT;
+    TASSIGN(r_bT, 0x8000);
     L1Tile<half, 64, 64> operand_of_o_f16_in;
-    TASSIGN(operand_of_o_f16_in, 0x1a000);
+    TASSIGN(operand_of_o_f16_in, 0x3a000);
     TileLeft<half, 64, 64> operand_of_o_Z_sum_left;
-    TASSIGN(operand_of_o_Z_sum_left, 0x8000);
+    TASSIGN(operand_of_o_Z_sum_left, 0x0);
     TileRight<half, 64, 128> operand_of_o_Z_sum_right;
-    TASSIGN(operand_of_o_Z_sum_right, 0x8000);
+    TASSIGN(operand_of_o_Z_sum_right, 0x0);
     TileAcc<float, 64, 128> operand_of_o_Z_sum;
     TASSIGN(operand_of_o_Z_sum, 0x0);
     L1Tile<half, 64, 128> exp_W_r_f16_in;
-    TASSIGN(exp_W_r_f16_in, 0x1c000);
+    TASSIGN(exp_W_r_f16_in, 0x3c000);
     TileLeft<half, 64, 128> o_sum_2_left;
-    TASSIGN(o_sum_2_left, 0x0);
+    TASSIGN(o_sum_2_left, 0x8000);
     TileRight<half, 128, 128> o_sum_2_right;
-    TASSIGN(o_sum_2_right, 0x0);
+    TASSIGN(o_sum_2_right, 0x8000);
     TileAcc<float, 64, 128> o_sum_2;
     TASSIGN(o_sum_2, 0x0);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        pipe_barrier(PIPE_ALL);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_below_16_f16 -> lower_mask
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_2_left -> W_left
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_below_16_f16 -> lower_mask
+            wait_flag_dev(0);  // exp_w_times_0_sum_channel -> exp_w_times_0_sum_in
+            {
+                auto from = view(exp_w_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(exp_w_times_0_sum_in, from);
+            }
             // W = cumsum(w)
             {
                 auto from = view(lower_mask_gm, 64, 64, 64);
@@ -1217,27 +1297,35 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> W_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> W_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_2_left -> W_left
             TEXTRACT(W_left, lower_mask, 0, 0);
-            wait_flag_dev(0);  // exp_w_times_0_sum_channel -> exp_w_times_0_sum_in
-            {
-                auto from = view(exp_w_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_w_times_0_sum_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_w_times_0_sum_in -> W_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_w_times_0_sum_in -> W_right
             TEXTRACT(W_right, exp_w_times_0_sum_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_right -> W
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_right -> W
             TMATMUL(W, W_left, W_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // W_left -> W_product_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W -> store
             {
                 auto to = view(W_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, W);
             }
             set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // W_channel -> W_in
+            wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // W_channel -> W_in
+            {
+                auto from = view(W_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(W_in, from);
+            }
+            // a_exp_W_to_32 = a * exp(to_middle(W, W0))
+            {
+                auto from = view(to_middle_32_of_0_2_gm, 64, 64, 64);
+                TLOAD(to_middle_32_of_0_2, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_32_of_0_2 -> W_product_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_32_of_0_2 -> W_product_left
+            TEXTRACT(W_product_left, to_middle_32_of_0_2, 0, 0);
+            TEXTRACT(W_product_right, W_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // W_product_right -> W_product
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // W_product_right -> W_product
+            TMATMUL(W_product, W_product_left, W_product_right);
             // W0 = cumsum(w)
             {
                 auto from = view(strictly_lower_mask_gm, 64, 64, 64);
@@ -1247,237 +1335,285 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // strictly_lower_mask -> W0_left
             TEXTRACT(W0_left, strictly_lower_mask, 0, 0);
             TEXTRACT(W0_right, exp_w_times_0_sum_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // W0_right -> W0
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // W0_right -> W0
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W0_right -> W0
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W0_right -> W0
             TMATMUL(W0, W0_left, W0_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W0 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // W0_left -> W_product_2_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W0 -> store
             {
                 auto to = view(W0_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, W0);
             }
             set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID1);  // W0_channel -> W0_in
-            // a_exp_W_to_32 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_32_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_32_of_0_2, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_32_of_0_2 -> W_product_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_32_of_0_2 -> W_product_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // W_left -> W_product_left
-            TEXTRACT(W_product_left, to_middle_32_of_0_2, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // W_channel -> W_in
-            {
-                auto from = view(W_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(W_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // W_in -> W_product_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // W_in -> W_product_right
-            TEXTRACT(W_product_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_right -> W_product
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_right -> W_product
-            TMATMUL(W_product, W_product_left, W_product_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // W_product_left -> W_product_3_left
-            // a_exp_W_to_16 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_16_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_16_of_0_2, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_16_of_0_2 -> W_product_2_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_16_of_0_2 -> W_product_2_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // W0_left -> W_product_2_left
-            TEXTRACT(W_product_2_left, to_middle_16_of_0_2, 0, 0);
-            TEXTRACT(W_product_2_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_product_2_right -> W_product_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_product_2_right -> W_product_2
-            TMATMUL(W_product_2, W_product_2_left, W_product_2_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // W_product_2_left -> W_to_32_left
-            // a_exp_W_to_8 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_8_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_8_of_0_2, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_8_of_0_2 -> W_product_3_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_8_of_0_2 -> W_product_3_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // W_product_left -> W_product_3_left
-            TEXTRACT(W_product_3_left, to_middle_8_of_0_2, 0, 0);
-            TEXTRACT(W_product_3_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_product_3_right -> W_product_3
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_product_3_right -> W_product_3
-            TMATMUL(W_product_3, W_product_3_left, W_product_3_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // W_product_3_left -> W_to_32_2_left
-            // a_exp_W_to_32 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_32_of_1_2_gm, 64, 64, 64);
-                TLOAD(to_middle_32_of_1_2, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_32_of_1_2 -> W_to_32_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_32_of_1_2 -> W_to_32_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // W_product_2_left -> W_to_32_left
-            TEXTRACT(W_to_32_left, to_middle_32_of_1_2, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID1);  // W0_channel -> W0_in
             {
                 auto from = view(W0_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(W0_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // W0_in -> W_to_32_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // W0_in -> W_to_32_right
+            // a_exp_W_to_32 = a * exp(to_middle(W, W0))
+            {
+                auto from = view(to_middle_32_of_1_2_gm, 64, 64, 64);
+                TLOAD(to_middle_32_of_1_2, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_32_of_1_2 -> W_to_32_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_32_of_1_2 -> W_to_32_left
+            TEXTRACT(W_to_32_left, to_middle_32_of_1_2, 0, 0);
             TEXTRACT(W_to_32_right, W0_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // W_to_32_right -> W_to_32
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // W_to_32_right -> W_to_32
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_32_right -> W_to_32
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_32_right -> W_to_32
             TMATMUL_ACC(W_to_32, W_product, W_to_32_left, W_to_32_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_32 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // W_to_32_left -> W_to_16_left
-            // exp_W_to_32_2 = exp(to_middle(W))
-            {
-                auto from = view(to_middle_32_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_32_of_0_1, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_32_of_0_1 -> W_to_32_2_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_32_of_0_1 -> W_to_32_2_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // W_product_3_left -> W_to_32_2_left
-            TEXTRACT(W_to_32_2_left, to_middle_32_of_0_1, 0, 0);
-            TEXTRACT(W_to_32_2_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_to_32_2_right -> W_to_32_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_to_32_2_right -> W_to_32_2
-            TMATMUL(W_to_32_2, W_to_32_2_left, W_to_32_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_32_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_32 -> store
             {
                 auto to = view(W_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, W_to_32);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_32_channel -> W_to_32_in
-            // a_exp_W_to_16 = a * exp(to_middle(W, W0))
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_32_channel -> W_to_32_in_36
+            wait_flag_dev(0);  // a_exp_W_to_32_f16_channel -> a_exp_W_to_32_f16_in
             {
-                auto from = view(to_middle_16_of_1_2_gm, 64, 64, 64);
-                TLOAD(to_middle_16_of_1_2, from);
+                auto from = view(a_exp_W_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(a_exp_W_to_32_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_16_of_1_2 -> W_to_16_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_16_of_1_2 -> W_to_16_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // W_to_32_left -> W_to_16_left
-            TEXTRACT(W_to_16_left, to_middle_16_of_1_2, 0, 0);
-            TEXTRACT(W_to_16_right, W0_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_to_16_right -> W_to_16
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_to_16_right -> W_to_16
-            TMATMUL_ACC(W_to_16, W_product_2, W_to_16_left, W_to_16_right);
+            // exp_W_to_32_2 = exp(to_middle(W))
+            {
+                auto from = view(to_middle_32_of_0_1_gm, 64, 64, 64);
+                TLOAD(to_middle_32_of_0_1, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_32_of_0_1 -> W_to_32_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_32_of_0_1 -> W_to_32_2_left
+            TEXTRACT(W_to_32_2_left, to_middle_32_of_0_1, 0, 0);
+            TEXTRACT(W_to_32_2_right, W_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_to_32_2_right -> W_to_32_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_to_32_2_right -> W_to_32_2
+            TMATMUL(W_to_32_2, W_to_32_2_left, W_to_32_2_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_32_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_32_2 -> store
             {
                 auto to = view(W_to_32_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, W_to_32_2);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_32_2_channel -> W_to_32_2_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_32_2_channel -> W_to_32_2_in_42
+            wait_flag_dev(0);  // b_exp_W_to_32_2_f16_channel -> b_exp_W_to_32_2_f16_in
+            {
+                auto from = view(b_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(b_exp_W_to_32_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_32_2_f16_in -> a_exp_W_to_product_right
+            TEXTRACT(a_exp_W_to_product_left, a_exp_W_to_32_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_32_2_f16_in -> a_exp_W_to_product_right
+            L1View<half, 128, 64> a_exp_W_to_product_right_from;
+            TRESHAPE(a_exp_W_to_product_right_from, b_exp_W_to_32_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_right, a_exp_W_to_product_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // a_exp_W_to_product_right -> a_exp_W_to_product
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // a_exp_W_to_product_right -> a_exp_W_to_product
+            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
+            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
+            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
+            TMATMUL(a_exp_W_to_product, a_exp_W_to_product_left, a_exp_W_to_product_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // a_exp_W_to_product -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_product_left -> W_to_16_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // a_exp_W_to_product -> store
+            {
+                auto to = view(a_exp_W_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_channel -> a_exp_W_to_product_in_99
+            // a_exp_W_to_16 = a * exp(to_middle(W, W0))
+            {
+                auto from = view(to_middle_16_of_0_2_gm, 64, 64, 64);
+                TLOAD(to_middle_16_of_0_2, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_16_of_0_2 -> W_product_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_16_of_0_2 -> W_product_2_left
+            TEXTRACT(W_product_2_left, to_middle_16_of_0_2, 0, 0);
+            TEXTRACT(W_product_2_right, W_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_2_right -> W_product_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_2_right -> W_product_2
+            TMATMUL(W_product_2, W_product_2_left, W_product_2_right);
+            {
+                auto from = view(to_middle_16_of_1_2_gm, 64, 64, 64);
+                TLOAD(to_middle_16_of_1_2, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_16_of_1_2 -> W_to_16_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_16_of_1_2 -> W_to_16_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_product_left -> W_to_16_left
+            TEXTRACT(W_to_16_left, to_middle_16_of_1_2, 0, 0);
+            TEXTRACT(W_to_16_right, W0_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_to_16_right -> W_to_16
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_to_16_right -> W_to_16
+            TMATMUL_ACC(W_to_16, W_product_2, W_to_16_left, W_to_16_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // W_to_16 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // W_to_16 -> store
+            {
+                auto to = view(W_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, W_to_16);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_16_channel -> W_to_16_in_82
+            wait_flag_dev(0);  // a_exp_W_to_16_f16_channel -> a_exp_W_to_16_f16_in
+            {
+                auto from = view(a_exp_W_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(a_exp_W_to_16_f16_in, from);
+            }
             // exp_W_to_16_2 = exp(to_middle(W))
             {
                 auto from = view(to_middle_16_of_0_1_gm, 64, 64, 64);
                 TLOAD(to_middle_16_of_0_1, from);
             }
-            pipe_barrier(PIPE_ALL);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_16_of_0_1 -> W_to_16_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_16_of_0_1 -> W_to_16_2_left
             TEXTRACT(W_to_16_2_left, to_middle_16_of_0_1, 0, 0);
             TEXTRACT(W_to_16_2_right, W_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_to_16_2_right -> W_to_16_2
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_to_16_2_right -> W_to_16_2
             TMATMUL(W_to_16_2, W_to_16_2_left, W_to_16_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // W_to_16_2 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // W_to_16_2_left -> W_to_8_left
-            {
-                auto to = view(W_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_16);
-            }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // W_to_16 -> W_product_4
-            // a_exp_W_to_4 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_4_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_4_of_0_2, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_4_of_0_2 -> W_product_4_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_4_of_0_2 -> W_product_4_left
-            TEXTRACT(W_product_4_left, to_middle_4_of_0_2, 0, 0);
-            TEXTRACT(W_product_4_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // W_product_4_right -> W_product_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // W_product_4_right -> W_product_4
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // W_to_16 -> W_product_4
-            TMATMUL(W_product_4, W_product_4_left, W_product_4_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // W_product_4_left -> W_to_8_2_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // W_to_16_2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_16_2 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_16_2 -> store
             {
                 auto to = view(W_to_16_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, W_to_16_2);
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_to_16_2 -> W_product_5
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_16_2_channel -> W_to_16_2_in_88
+            wait_flag_dev(0);  // b_exp_W_to_16_2_f16_channel -> b_exp_W_to_16_2_f16_in
+            {
+                auto from = view(b_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(b_exp_W_to_16_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_16_2_f16_in -> a_exp_W_to_product_3_right
+            TEXTRACT(a_exp_W_to_product_3_left, a_exp_W_to_16_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_16_2_f16_in -> a_exp_W_to_product_3_right
+            L1View<half, 128, 64> a_exp_W_to_product_3_right_from;
+            TRESHAPE(a_exp_W_to_product_3_right_from, b_exp_W_to_16_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_3_right, a_exp_W_to_product_3_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // a_exp_W_to_product_3_right -> a_exp_W_to_product_3
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // a_exp_W_to_product_3_right -> a_exp_W_to_product_3
+            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
+            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
+            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
+            TMATMUL(a_exp_W_to_product_3, a_exp_W_to_product_3_left, a_exp_W_to_product_3_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_3 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // a_exp_W_to_product_3_left -> W_to_8_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_3 -> store
+            {
+                auto to = view(a_exp_W_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_3);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_3_channel -> a_exp_W_to_product_3_in_99
             // a_exp_W_to_8 = a * exp(to_middle(W, W0))
+            {
+                auto from = view(to_middle_8_of_0_2_gm, 64, 64, 64);
+                TLOAD(to_middle_8_of_0_2, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_8_of_0_2 -> W_product_3_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_8_of_0_2 -> W_product_3_left
+            TEXTRACT(W_product_3_left, to_middle_8_of_0_2, 0, 0);
+            TEXTRACT(W_product_3_right, W_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_3_right -> W_product_3
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_3_right -> W_product_3
+            TMATMUL(W_product_3, W_product_3_left, W_product_3_right);
             {
                 auto from = view(to_middle_8_of_1_2_gm, 64, 64, 64);
                 TLOAD(to_middle_8_of_1_2, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_8_of_1_2 -> W_to_8_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_8_of_1_2 -> W_to_8_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // W_to_16_2_left -> W_to_8_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_8_of_1_2 -> W_to_8_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_8_of_1_2 -> W_to_8_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // a_exp_W_to_product_3_left -> W_to_8_left
             TEXTRACT(W_to_8_left, to_middle_8_of_1_2, 0, 0);
             TEXTRACT(W_to_8_right, W0_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_to_8_right -> W_to_8
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_to_8_right -> W_to_8
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_8_right -> W_to_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_8_right -> W_to_8
             TMATMUL_ACC(W_to_8, W_product_3, W_to_8_left, W_to_8_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // W_to_8 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // W_to_8_left -> W_product_5_left
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_to_8 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_to_8 -> store
+            {
+                auto to = view(W_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, W_to_8);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_8_channel -> W_to_8_in_132
+            wait_flag_dev(0);  // a_exp_W_to_8_f16_channel -> a_exp_W_to_8_f16_in
+            {
+                auto from = view(a_exp_W_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(a_exp_W_to_8_f16_in, from);
+            }
             // exp_W_to_8_2 = exp(to_middle(W))
             {
                 auto from = view(to_middle_8_of_0_1_gm, 64, 64, 64);
                 TLOAD(to_middle_8_of_0_1, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_8_of_0_1 -> W_to_8_2_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_8_of_0_1 -> W_to_8_2_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // W_product_4_left -> W_to_8_2_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_8_of_0_1 -> W_to_8_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_8_of_0_1 -> W_to_8_2_left
             TEXTRACT(W_to_8_2_left, to_middle_8_of_0_1, 0, 0);
             TEXTRACT(W_to_8_2_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_8_2_right -> W_to_8_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_8_2_right -> W_to_8_2
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_to_8_2_right -> W_to_8_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_to_8_2_right -> W_to_8_2
             TMATMUL(W_to_8_2, W_to_8_2_left, W_to_8_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_8_2 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // W_to_8_2_left -> W_to_4_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // W_to_8 -> store
-            {
-                auto to = view(W_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_8);
-            }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // W_to_8 -> W_to_4_2
-            // a_exp_W_to_2 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_2_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_2_of_0_2, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_2_of_0_2 -> W_product_5_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_2_of_0_2 -> W_product_5_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // W_to_8_left -> W_product_5_left
-            TEXTRACT(W_product_5_left, to_middle_2_of_0_2, 0, 0);
-            TEXTRACT(W_product_5_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_product_5_right -> W_product_5
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_product_5_right -> W_product_5
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_to_16_2 -> W_product_5
-            TMATMUL(W_product_5, W_product_5_left, W_product_5_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // W_product_5_left -> W_to_4_2_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_8_2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_8_2 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_8_2 -> store
             {
                 auto to = view(W_to_8_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, W_to_8_2);
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // W_to_8_2 -> W_product_6
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_8_2_channel -> W_to_8_2_in_138
+            wait_flag_dev(0);  // b_exp_W_to_8_2_f16_channel -> b_exp_W_to_8_2_f16_in
+            {
+                auto from = view(b_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(b_exp_W_to_8_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_8_2_f16_in -> a_exp_W_to_product_5_right
+            TEXTRACT(a_exp_W_to_product_5_left, a_exp_W_to_8_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_8_2_f16_in -> a_exp_W_to_product_5_right
+            L1View<half, 128, 64> a_exp_W_to_product_5_right_from;
+            TRESHAPE(a_exp_W_to_product_5_right_from, b_exp_W_to_8_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_5_right, a_exp_W_to_product_5_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // a_exp_W_to_product_5_right -> a_exp_W_to_product_5
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // a_exp_W_to_product_5_right -> a_exp_W_to_product_5
+            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
+            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
+            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
+            TMATMUL(a_exp_W_to_product_5, a_exp_W_to_product_5_left, a_exp_W_to_product_5_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_5 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // a_exp_W_to_product_5_left -> W_to_4_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_5 -> store
+            {
+                auto to = view(a_exp_W_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_5);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_5_channel -> a_exp_W_to_product_5_in_149
             // a_exp_W_to_4 = a * exp(to_middle(W, W0))
+            {
+                auto from = view(to_middle_4_of_0_2_gm, 64, 64, 64);
+                TLOAD(to_middle_4_of_0_2, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_4_of_0_2 -> W_product_4_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_4_of_0_2 -> W_product_4_left
+            TEXTRACT(W_product_4_left, to_middle_4_of_0_2, 0, 0);
+            TEXTRACT(W_product_4_right, W_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_4_right -> W_product_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_4_right -> W_product_4
+            TMATMUL(W_product_4, W_product_4_left, W_product_4_right);
             {
                 auto from = view(to_middle_4_of_1_2_gm, 64, 64, 64);
                 TLOAD(to_middle_4_of_1_2, from);
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_4_of_1_2 -> W_to_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_4_of_1_2 -> W_to_4_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // W_to_8_2_left -> W_to_4_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // a_exp_W_to_product_5_left -> W_to_4_left
             TEXTRACT(W_to_4_left, to_middle_4_of_1_2, 0, 0);
             TEXTRACT(W_to_4_right, W0_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // W_to_4_right -> W_to_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // W_to_4_right -> W_to_4
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_to_4_right -> W_to_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_to_4_right -> W_to_4
             TMATMUL_ACC(W_to_4, W_product_4, W_to_4_left, W_to_4_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // W_to_4 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // W_to_4_left -> W_product_6_left
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_4 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_4 -> store
+            {
+                auto to = view(W_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, W_to_4);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_4_channel -> W_to_4_in_182
+            wait_flag_dev(0);  // a_exp_W_to_4_f16_channel -> a_exp_W_to_4_f16_in
+            {
+                auto from = view(a_exp_W_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(a_exp_W_to_4_f16_in, from);
+            }
             // exp_W_to_4_2 = exp(to_middle(W))
             {
                 auto from = view(to_middle_4_of_0_1_gm, 64, 64, 64);
@@ -1485,219 +1621,508 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_4_of_0_1 -> W_to_4_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_4_of_0_1 -> W_to_4_2_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // W_product_5_left -> W_to_4_2_left
             TEXTRACT(W_to_4_2_left, to_middle_4_of_0_1, 0, 0);
             TEXTRACT(W_to_4_2_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_to_4_2_right -> W_to_4_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_to_4_2_right -> W_to_4_2
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // W_to_8 -> W_to_4_2
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_to_4_2_right -> W_to_4_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_to_4_2_right -> W_to_4_2
             TMATMUL(W_to_4_2, W_to_4_2_left, W_to_4_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_to_4_2 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // W_to_4_2_left -> W_to_2_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // W_to_4 -> store
-            {
-                auto to = view(W_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_4);
-            }
-            // a_exp_W_to_1 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_1_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_1_of_0_2, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_1_of_0_2 -> W_product_6_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_1_of_0_2 -> W_product_6_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // W_to_4_left -> W_product_6_left
-            TEXTRACT(W_product_6_left, to_middle_1_of_0_2, 0, 0);
-            TEXTRACT(W_product_6_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_product_6_right -> W_product_6
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_product_6_right -> W_product_6
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // W_to_8_2 -> W_product_6
-            TMATMUL(W_product_6, W_product_6_left, W_product_6_right);
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_to_4_2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // W_to_4_2 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // W_to_4_2 -> store
             {
                 auto to = view(W_to_4_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, W_to_4_2);
             }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_4_2_channel -> W_to_4_2_in_188
+            wait_flag_dev(0);  // b_exp_W_to_4_2_f16_channel -> b_exp_W_to_4_2_f16_in
+            {
+                auto from = view(b_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(b_exp_W_to_4_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_4_2_f16_in -> a_exp_W_to_product_7_right
+            TEXTRACT(a_exp_W_to_product_7_left, a_exp_W_to_4_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_4_2_f16_in -> a_exp_W_to_product_7_right
+            L1View<half, 128, 64> a_exp_W_to_product_7_right_from;
+            TRESHAPE(a_exp_W_to_product_7_right_from, b_exp_W_to_4_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_7_right, a_exp_W_to_product_7_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // a_exp_W_to_product_7_right -> a_exp_W_to_product_7
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // a_exp_W_to_product_7_right -> a_exp_W_to_product_7
+            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
+            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
+            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
+            TMATMUL(a_exp_W_to_product_7, a_exp_W_to_product_7_left, a_exp_W_to_product_7_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // a_exp_W_to_product_7 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // a_exp_W_to_product_7_left -> W_to_2_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // a_exp_W_to_product_7 -> store
+            {
+                auto to = view(a_exp_W_to_product_7_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_7);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_7_channel -> a_exp_W_to_product_7_in_199
             // a_exp_W_to_2 = a * exp(to_middle(W, W0))
+            {
+                auto from = view(to_middle_2_of_0_2_gm, 64, 64, 64);
+                TLOAD(to_middle_2_of_0_2, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_2_of_0_2 -> W_product_5_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_2_of_0_2 -> W_product_5_left
+            TEXTRACT(W_product_5_left, to_middle_2_of_0_2, 0, 0);
+            TEXTRACT(W_product_5_right, W_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_5_right -> W_product_5
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_5_right -> W_product_5
+            TMATMUL(W_product_5, W_product_5_left, W_product_5_right);
             {
                 auto from = view(to_middle_2_of_1_2_gm, 64, 64, 64);
                 TLOAD(to_middle_2_of_1_2, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_2_of_1_2 -> W_to_2_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_2_of_1_2 -> W_to_2_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // W_to_4_2_left -> W_to_2_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_2_of_1_2 -> W_to_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_2_of_1_2 -> W_to_2_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // a_exp_W_to_product_7_left -> W_to_2_left
             TEXTRACT(W_to_2_left, to_middle_2_of_1_2, 0, 0);
             TEXTRACT(W_to_2_right, W0_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_to_2_right -> W_to_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_to_2_right -> W_to_2
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_2_right -> W_to_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_2_right -> W_to_2
             TMATMUL_ACC(W_to_2, W_product_5, W_to_2_left, W_to_2_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_2 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_2 -> store
+            {
+                auto to = view(W_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, W_to_2);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_2_channel -> W_to_2_in_232
+            wait_flag_dev(0);  // a_exp_W_to_2_f16_channel -> a_exp_W_to_2_f16_in
+            {
+                auto from = view(a_exp_W_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(a_exp_W_to_2_f16_in, from);
+            }
             // exp_W_to_2_2 = exp(to_middle(W))
             {
                 auto from = view(to_middle_2_of_0_1_gm, 64, 64, 64);
                 TLOAD(to_middle_2_of_0_1, from);
             }
-            pipe_barrier(PIPE_ALL);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_2_of_0_1 -> W_to_2_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_2_of_0_1 -> W_to_2_2_left
             TEXTRACT(W_to_2_2_left, to_middle_2_of_0_1, 0, 0);
             TEXTRACT(W_to_2_2_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // W_to_2_2_right -> W_to_2_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // W_to_2_2_right -> W_to_2_2
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_to_2_2_right -> W_to_2_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // W_to_2_2_right -> W_to_2_2
             TMATMUL(W_to_2_2, W_to_2_2_left, W_to_2_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_2_2 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // W_to_2_2_left -> W_to_1_2_left
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // W_to_2_2 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // W_to_2_2 -> store
             {
-                auto to = view(W_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_2);
+                auto to = view(W_to_2_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, W_to_2_2);
             }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_2_2_channel -> W_to_2_2_in_238
+            wait_flag_dev(0);  // b_exp_W_to_2_2_f16_channel -> b_exp_W_to_2_2_f16_in
+            {
+                auto from = view(b_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(b_exp_W_to_2_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_2_2_f16_in -> a_exp_W_to_product_9_right
+            TEXTRACT(a_exp_W_to_product_9_left, a_exp_W_to_2_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_2_2_f16_in -> a_exp_W_to_product_9_right
+            L1View<half, 128, 64> a_exp_W_to_product_9_right_from;
+            TRESHAPE(a_exp_W_to_product_9_right_from, b_exp_W_to_2_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_9_right, a_exp_W_to_product_9_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // a_exp_W_to_product_9_right -> a_exp_W_to_product_9
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // a_exp_W_to_product_9_right -> a_exp_W_to_product_9
+            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
+            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
+            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
+            TMATMUL(a_exp_W_to_product_9, a_exp_W_to_product_9_left, a_exp_W_to_product_9_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // a_exp_W_to_product_9 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_product_9_left -> W_to_1_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // a_exp_W_to_product_9 -> store
+            {
+                auto to = view(a_exp_W_to_product_9_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_9);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_9_channel -> a_exp_W_to_product_9_in_249
             // a_exp_W_to_1 = a * exp(to_middle(W, W0))
+            {
+                auto from = view(to_middle_1_of_0_2_gm, 64, 64, 64);
+                TLOAD(to_middle_1_of_0_2, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_1_of_0_2 -> W_product_6_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_1_of_0_2 -> W_product_6_left
+            TEXTRACT(W_product_6_left, to_middle_1_of_0_2, 0, 0);
+            TEXTRACT(W_product_6_right, W_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_6_right -> W_product_6
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_6_right -> W_product_6
+            TMATMUL(W_product_6, W_product_6_left, W_product_6_right);
             {
                 auto from = view(to_middle_1_of_1_2_gm, 64, 64, 64);
                 TLOAD(to_middle_1_of_1_2, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_1_of_1_2 -> W_to_1_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_1_of_1_2 -> W_to_1_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_1_of_1_2 -> W_to_1_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_1_of_1_2 -> W_to_1_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_product_9_left -> W_to_1_left
             TEXTRACT(W_to_1_left, to_middle_1_of_1_2, 0, 0);
             TEXTRACT(W_to_1_right, W0_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_to_1_right -> W_to_1
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_to_1_right -> W_to_1
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_to_1_right -> W_to_1
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // W_to_1_right -> W_to_1
             TMATMUL_ACC(W_to_1, W_product_6, W_to_1_left, W_to_1_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_1 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // W_to_1_left -> r_kT_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_2_2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_1 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_1 -> store
             {
-                auto to = view(W_to_2_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_2_2);
+                auto to = view(W_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, W_to_1);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_1_channel -> W_to_1_in_282
+            wait_flag_dev(0);  // a_exp_W_to_1_f16_channel -> a_exp_W_to_1_f16_in
+            {
+                auto from = view(a_exp_W_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(a_exp_W_to_1_f16_in, from);
             }
             // exp_W_to_1_2 = exp(to_middle(W))
             {
                 auto from = view(to_middle_1_of_0_1_gm, 64, 64, 64);
                 TLOAD(to_middle_1_of_0_1, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_1_of_0_1 -> W_to_1_2_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_1_of_0_1 -> W_to_1_2_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // W_to_2_2_left -> W_to_1_2_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_1_of_0_1 -> W_to_1_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_1_of_0_1 -> W_to_1_2_left
             TEXTRACT(W_to_1_2_left, to_middle_1_of_0_1, 0, 0);
             TEXTRACT(W_to_1_2_right, W_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_1_2_right -> W_to_1_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // W_to_1_2_right -> W_to_1_2
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_to_1_2_right -> W_to_1_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // W_to_1_2_right -> W_to_1_2
             TMATMUL(W_to_1_2, W_to_1_2_left, W_to_1_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_1_2 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // W_to_1_2_left -> r_bT_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_1 -> store
-            {
-                auto to = view(W_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_1);
-            }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID4);  // W_to_1 -> r_kT
-            L1Part<half, 64, 128> r_cube_raw(rows, 128);
-            TASSIGN(r_cube_raw, 0x68000);
-            auto r_cube_raw_from = view(r_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(r_cube_raw, r_cube_raw_from);
-            if (rows < 64) TFILLPAD(r_cube_raw, r_cube_raw);
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // r_cube -> r_kT_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // r_cube -> r_kT_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // W_to_1_left -> r_kT_left
-            TEXTRACT(r_kT_left, r_cube, 0, 0);
-            L1Part<half, 64, 128> k_cube_raw(rows, 128);
-            TASSIGN(k_cube_raw, 0x6c000);
-            auto k_cube_raw_from = view(k_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(k_cube_raw, k_cube_raw_from);
-            if (rows < 64) TFILLPAD(k_cube_raw, k_cube_raw);
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_cube -> r_kT_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_cube -> r_kT_right
-            L1View<half, 128, 64> r_kT_right_from;
-            TRESHAPE(r_kT_right_from, k_cube);
-            TEXTRACT(r_kT_right, r_kT_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_kT_right -> r_kT
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_kT_right -> r_kT
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID4);  // W_to_1 -> r_kT
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
-            TMATMUL(r_kT, r_kT_left, r_kT_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_kT -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // r_kT_left -> a_exp_W_to_product_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_1_2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_1_2 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_1_2 -> store
             {
                 auto to = view(W_to_1_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, W_to_1_2);
             }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // W_to_1_2_left -> r_bT_left
-            TEXTRACT(r_bT_left, r_cube, 0, 0);
-            L1Part<half, 64, 128> b_cube_raw(rows, 128);
-            TASSIGN(b_cube_raw, 0x70000);
-            auto b_cube_raw_from = view(b_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(b_cube_raw, b_cube_raw_from);
-            if (rows < 64) TFILLPAD(b_cube_raw, b_cube_raw);
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // b_cube -> r_bT_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // b_cube -> r_bT_right
-            L1View<half, 128, 64> r_bT_right_from;
-            TRESHAPE(r_bT_right_from, b_cube);
-            TEXTRACT(r_bT_right, r_bT_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_bT_right -> r_bT
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_bT_right -> r_bT
-            TMATMUL(r_bT, r_bT_left, r_bT_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_bT -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // r_bT_left -> a_exp_W_to_product_2_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_kT -> store
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_1_2_channel -> W_to_1_2_in_288
+            wait_flag_dev(0);  // b_exp_W_to_1_2_f16_channel -> b_exp_W_to_1_2_f16_in
             {
-                auto to = view(r_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_kT);
+                auto from = view(b_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(b_exp_W_to_1_2_f16_in, from);
             }
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_bT -> store
-            {
-                auto to = view(r_bT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_bT);
-            }
-            wait_flag_dev(0);  // a_exp_W_to_32_f16_channel -> a_exp_W_to_32_f16_in
-            {
-                auto from = view(a_exp_W_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_32_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_32_f16_in -> a_exp_W_to_product_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_32_f16_in -> a_exp_W_to_product_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // r_kT_left -> a_exp_W_to_product_left
-            TEXTRACT(a_exp_W_to_product_left, a_exp_W_to_32_f16_in, 0, 0);
-            wait_flag_dev(0);  // b_exp_W_to_32_2_f16_channel -> b_exp_W_to_32_2_f16_in
-            {
-                auto from = view(b_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_32_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_32_2_f16_in -> a_exp_W_to_product_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_32_2_f16_in -> a_exp_W_to_product_right
-            L1View<half, 128, 64> a_exp_W_to_product_right_from;
-            TRESHAPE(a_exp_W_to_product_right_from, b_exp_W_to_32_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_right, a_exp_W_to_product_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // a_exp_W_to_product_right -> a_exp_W_to_product
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // a_exp_W_to_product_right -> a_exp_W_to_product
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_1_2_f16_in -> a_exp_W_to_product_11_right
+            TEXTRACT(a_exp_W_to_product_11_left, a_exp_W_to_1_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_1_2_f16_in -> a_exp_W_to_product_11_right
+            L1View<half, 128, 64> a_exp_W_to_product_11_right_from;
+            TRESHAPE(a_exp_W_to_product_11_right_from, b_exp_W_to_1_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_11_right, a_exp_W_to_product_11_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // a_exp_W_to_product_11_right -> a_exp_W_to_product_11
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // a_exp_W_to_product_11_right -> a_exp_W_to_product_11
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL(a_exp_W_to_product, a_exp_W_to_product_left, a_exp_W_to_product_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // a_exp_W_to_product -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // a_exp_W_to_product -> store
+            TMATMUL(a_exp_W_to_product_11, a_exp_W_to_product_11_left, a_exp_W_to_product_11_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_11 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_11 -> store
             {
-                auto to = view(a_exp_W_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product);
+                auto to = view(a_exp_W_to_product_11_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_11);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_channel -> a_exp_W_to_product_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // r_bT_left -> a_exp_W_to_product_2_left
-            TEXTRACT(a_exp_W_to_product_2_left, a_exp_W_to_32_f16_in, 0, 0);
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_11_channel -> a_exp_W_to_product_11_in_299
+            wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
+            {
+                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(Tinv_rows_2_f16_in, from);
+            }
+            wait_flag_dev(0);  // Tinv_diagonal_4_f16_channel -> Tinv_diagonal_4_f16_in
+            {
+                auto from = view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(Tinv_diagonal_4_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_diagonal_4_f16_in -> Tinv_below_4_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_diagonal_4_f16_in -> Tinv_below_4_left
+            TEXTRACT(Tinv_below_4_left, Tinv_diagonal_4_f16_in, 0, 0);
+            TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right -> Tinv_below_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right -> Tinv_below_4
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_4_out;
+                TASSIGN(Tinv_below_4_out, 0xc000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_4_left;
+                TASSIGN(Tinv_below_4_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_4_right;
+                TASSIGN(Tinv_below_4_right, 0x0 + i * 32);
+                TMATMUL(Tinv_below_4_out, Tinv_below_4_left, Tinv_below_4_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_4 -> Tinv_below_4_f16
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_4_left -> Tinv_rows_4_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_4 -> Tinv_below_4_f16
+            TMOV(Tinv_below_4_f16, Tinv_below_4);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
+            {
+                auto from = view(identity_float16_16_gm, 16, 16, 16);
+                TLOAD(identity, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // identity -> identity_product_right
+            TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // identity -> identity_product_right
+            TEXTRACT(identity_product_right, identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right -> identity_product
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_product_right -> identity_product
+            TMATMUL(identity_product, identity_product_left, identity_product_right);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // identity_product_left -> Tinv_below_8_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_4_left -> Tinv_rows_4_left
+            TEXTRACT(Tinv_rows_4_left, Tinv_rows_2_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
+            TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right -> Tinv_rows_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right -> Tinv_rows_4
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_4_out;
+                TASSIGN(Tinv_rows_4_out, 0xd000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_4_left;
+                TASSIGN(Tinv_rows_4_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_4_right;
+                TASSIGN(Tinv_rows_4_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_4_out, Tinv_rows_4_out, Tinv_rows_4_left, Tinv_rows_4_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4 -> Tinv_rows_4_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4 -> Tinv_rows_4_f16
+            TMOV(Tinv_rows_4_f16, Tinv_rows_4);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
+            wait_flag_dev(0);  // Tinv_diagonal_8_f16_channel -> Tinv_diagonal_8_f16_in
+            {
+                auto from = view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(Tinv_diagonal_8_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_diagonal_8_f16_in -> Tinv_below_8_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_diagonal_8_f16_in -> Tinv_below_8_left
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // identity_product_left -> Tinv_below_8_left
+            TEXTRACT(Tinv_below_8_left, Tinv_diagonal_8_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
+            TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right -> Tinv_below_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right -> Tinv_below_8
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_8_out;
+                TASSIGN(Tinv_below_8_out, 0xe000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_8_left;
+                TASSIGN(Tinv_below_8_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_8_right;
+                TASSIGN(Tinv_below_8_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_8_out, Tinv_below_8_left, Tinv_below_8_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8 -> Tinv_below_8_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8 -> Tinv_below_8_f16
+            TMOV(Tinv_below_8_f16, Tinv_below_8);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+            TEXTRACT(Tinv_rows_8_left, Tinv_rows_4_f16, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
+            TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right -> Tinv_rows_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right -> Tinv_rows_8
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_8_out;
+                TASSIGN(Tinv_rows_8_out, 0xd000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_8_left;
+                TASSIGN(Tinv_rows_8_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_8_right;
+                TASSIGN(Tinv_rows_8_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_8_out, Tinv_rows_8_out, Tinv_rows_8_left, Tinv_rows_8_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
+            TMOV(Tinv_rows_8_f16, Tinv_rows_8);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
+            wait_flag_dev(0);  // Tinv_diagonal_16_f16_channel -> Tinv_diagonal_16_f16_in
+            {
+                auto from = view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
+                TLOAD(Tinv_diagonal_16_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_diagonal_16_f16_in -> Tinv_below_16_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_diagonal_16_f16_in -> Tinv_below_16_left
+            TEXTRACT(Tinv_below_16_left, Tinv_diagonal_16_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
+            TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right -> Tinv_below_16
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right -> Tinv_below_16
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_16_out;
+                TASSIGN(Tinv_below_16_out, 0xf000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_16_left;
+                TASSIGN(Tinv_below_16_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_16_right;
+                TASSIGN(Tinv_below_16_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_16_out, Tinv_below_16_left, Tinv_below_16_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
+            TMOV(Tinv_below_16_f16, Tinv_below_16);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16 -> Tinv_rows_16_right
+            TEXTRACT(Tinv_rows_16_left, Tinv_rows_8_f16, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16 -> Tinv_rows_16_right
+            TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right -> Tinv_rows_16
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right -> Tinv_rows_16
+            for (int64_t i = 0; i < 64; i += 16) {
+                TileAcc<float, 16, 16> Tinv_rows_16_out;
+                TASSIGN(Tinv_rows_16_out, 0xd000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_rows_16_left;
+                TASSIGN(Tinv_rows_16_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_rows_16_right;
+                TASSIGN(Tinv_rows_16_right, 0x0 + i * 32);
+                TMATMUL_ACC(Tinv_rows_16_out, Tinv_rows_16_out, Tinv_rows_16_left, Tinv_rows_16_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
+            TEXPANDS(Tinv_zeros, 0.0f);
+            set_flag(PIPE_MTE2, PIPE_FIX, EVENT_ID0);  // Tinv_zeros -> Tinv_blocks_16
+            wait_flag(PIPE_MTE2, PIPE_FIX, EVENT_ID0);  // Tinv_zeros -> Tinv_blocks_16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
+                TASSIGN(Tinv_blocks_16_0_0_from, 0xd000);
+                L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
+                TASSIGN(Tinv_blocks_16_0_0, 0x24a00);
+                TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
+                TASSIGN(Tinv_blocks_16_1_0_from, 0xd400);
+                L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
+                TASSIGN(Tinv_blocks_16_1_0, 0x25400);
+                TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
+                TASSIGN(Tinv_blocks_16_2_0_from, 0xd800);
+                L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
+                TASSIGN(Tinv_blocks_16_2_0, 0x25e00);
+                TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
+                TASSIGN(Tinv_blocks_16_3_0_from, 0xdc00);
+                L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
+                TASSIGN(Tinv_blocks_16_3_0, 0x26800);
+                TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
+            wait_flag_dev(0);  // Tinv_neg_f16_channel -> Tinv_neg_f16_in
+            {
+                auto from = view(Tinv_neg_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_neg_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_neg_f16_in -> Tinv_below_32_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_neg_f16_in -> Tinv_below_32_left
+            {
+                TileLeft<half, 16, 16> Tinv_below_32_left_0;
+                TASSIGN(Tinv_below_32_left_0, 0x8000);
+                TEXTRACT(Tinv_below_32_left_0, Tinv_neg_f16_in, 16, 0);
+                TileLeft<half, 16, 16> Tinv_below_32_left_1;
+                TASSIGN(Tinv_below_32_left_1, 0x8200);
+                TEXTRACT(Tinv_below_32_left_1, Tinv_neg_f16_in, 48, 32);
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
+            {
+                TileRight<half, 16, 16> Tinv_below_32_right_0;
+                TASSIGN(Tinv_below_32_right_0, 0x8000);
+                TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
+                TileRight<half, 16, 16> Tinv_below_32_right_1;
+                TASSIGN(Tinv_below_32_right_1, 0x8200);
+                TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right -> Tinv_below_32
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right -> Tinv_below_32
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_below_32_out;
+                TASSIGN(Tinv_below_32_out, 0x10000 + i * 64);
+                TileLeft<half, 16, 16> Tinv_below_32_left;
+                TASSIGN(Tinv_below_32_left, 0x8000 + i * 32);
+                TileRight<half, 16, 16> Tinv_below_32_right;
+                TASSIGN(Tinv_below_32_right, 0x8000 + i * 32);
+                TMATMUL(Tinv_below_32_out, Tinv_below_32_left, Tinv_below_32_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
+            TMOV(Tinv_below_32_f16, Tinv_below_32);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
+            {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_0;
+                TASSIGN(Tinv_corner_32_left_0, 0x0);
+                TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
+                TileLeft<half, 16, 16> Tinv_corner_32_left_1;
+                TASSIGN(Tinv_corner_32_left_1, 0x200);
+                TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
+            }
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
+            TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right -> Tinv_corner_32
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right -> Tinv_corner_32
+            for (int64_t i = 0; i < 32; i += 16) {
+                TileAcc<float, 16, 16> Tinv_corner_32_out;
+                TASSIGN(Tinv_corner_32_out, 0x10800 + i * 64);
+                TileLeft<half, 16, 16> Tinv_corner_32_left;
+                TASSIGN(Tinv_corner_32_left, 0x0 + i * 32);
+                TileRight<half, 16, 16> Tinv_corner_32_right;
+                TASSIGN(Tinv_corner_32_right, 0x0 + i * 32);
+                TMATMUL(Tinv_corner_32_out, Tinv_corner_32_left, Tinv_corner_32_right);
+            }
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
+            {
+                TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
+                TASSIGN(Tinv_blocks_32_0_0_from, 0x10800);
+                L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
+                TASSIGN(Tinv_blocks_32_0_0, 0x24c00);
+                TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
+                TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
+                TASSIGN(Tinv_blocks_32_1_0_from, 0x10c00);
+                L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
+                TASSIGN(Tinv_blocks_32_1_0, 0x26000);
+                TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
+            TEXTRACT(Tinv_below_64_left, Tinv_neg_f16_in, 32, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
+            TEXTRACT(Tinv_below_64_right, Tinv_blocks_32, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right -> Tinv_below_64
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right -> Tinv_below_64
+            TMATMUL(Tinv_below_64, Tinv_below_64_left, Tinv_below_64_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_64 -> Tinv_below_64_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_64 -> Tinv_below_64_f16
+            TMOV(Tinv_below_64_f16, Tinv_below_64);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16 -> Tinv_corner_64_right
+            TEXTRACT(Tinv_corner_64_left, Tinv_blocks_32, 32, 32);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16 -> Tinv_corner_64_right
+            TEXTRACT(Tinv_corner_64_right, Tinv_below_64_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right -> Tinv_corner_64
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_64_right -> Tinv_corner_64
+            TMATMUL(Tinv_corner_64, Tinv_corner_64_left, Tinv_corner_64_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
+            {
+                TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
+                TASSIGN(Tinv_blocks_64_0_0_from, 0x12000);
+                L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
+                TASSIGN(Tinv_blocks_64_0_0, 0x24e00);
+                TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
+                TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
+                TASSIGN(Tinv_blocks_64_0_16_from, 0x12800);
+                L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
+                TASSIGN(Tinv_blocks_64_0_16, 0x25600);
+                TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+            }
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
+            {
+                auto from = view(minus_identity_float16_gm, 64, 64, 64);
+                TLOAD(minus_identity, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_identity -> Tinv_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
+            TEXTRACT(Tinv_left, Tinv_blocks_64, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_identity -> Tinv_right
+            TEXTRACT(Tinv_right, minus_identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right -> Tinv
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_right -> Tinv
+            TMATMUL(Tinv, Tinv_left, Tinv_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv -> Tinv_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv -> Tinv_f16
+            TMOV(Tinv_f16, Tinv);
             wait_flag_dev(0);  // k_exp_W_to_32_2_f16_channel -> k_exp_W_to_32_2_f16_in
             {
                 auto from = view(k_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(k_exp_W_to_32_2_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_32_2_f16_in -> a_exp_W_to_product_2_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_32_2_f16_in -> a_exp_W_to_product_2_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_exp_W_to_32_2_f16_in -> a_exp_W_to_product_2_right
+            TEXTRACT(a_exp_W_to_product_2_left, a_exp_W_to_32_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_exp_W_to_32_2_f16_in -> a_exp_W_to_product_2_right
             L1View<half, 128, 64> a_exp_W_to_product_2_right_from;
             TRESHAPE(a_exp_W_to_product_2_right_from, k_exp_W_to_32_2_f16_in);
             TEXTRACT(a_exp_W_to_product_2_right, a_exp_W_to_product_2_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // a_exp_W_to_product_2_right -> a_exp_W_to_product_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // a_exp_W_to_product_2_right -> a_exp_W_to_product_2
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // a_exp_W_to_product_2_right -> a_exp_W_to_product_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // a_exp_W_to_product_2_right -> a_exp_W_to_product_2
             // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
             // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
             // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
@@ -1708,20 +2133,223 @@ PTO_ENTRY void rwkv7_o_S_fp16(
                 auto to = view(a_exp_W_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, a_exp_W_to_product_2);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_2_channel -> a_exp_W_to_product_2_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_2_channel -> a_exp_W_to_product_2_in_108
+            wait_flag_dev(0);  // k_exp_W_to_16_2_f16_channel -> k_exp_W_to_16_2_f16_in
+            {
+                auto from = view(k_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_W_to_16_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_W_to_16_2_f16_in -> a_exp_W_to_product_4_right
+            TEXTRACT(a_exp_W_to_product_4_left, a_exp_W_to_16_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_W_to_16_2_f16_in -> a_exp_W_to_product_4_right
+            L1View<half, 128, 64> a_exp_W_to_product_4_right_from;
+            TRESHAPE(a_exp_W_to_product_4_right_from, k_exp_W_to_16_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_4_right, a_exp_W_to_product_4_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // a_exp_W_to_product_4_right -> a_exp_W_to_product_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // a_exp_W_to_product_4_right -> a_exp_W_to_product_4
+            TMATMUL(a_exp_W_to_product_4, a_exp_W_to_product_4_left, a_exp_W_to_product_4_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // a_exp_W_to_product_4 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // a_exp_W_to_product_4 -> store
+            {
+                auto to = view(a_exp_W_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_4);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_4_channel -> a_exp_W_to_product_4_in_108
+            wait_flag_dev(0);  // k_exp_W_to_8_2_f16_channel -> k_exp_W_to_8_2_f16_in
+            {
+                auto from = view(k_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_W_to_8_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_8_2_f16_in -> a_exp_W_to_product_6_right
+            TEXTRACT(a_exp_W_to_product_6_left, a_exp_W_to_8_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_8_2_f16_in -> a_exp_W_to_product_6_right
+            L1View<half, 128, 64> a_exp_W_to_product_6_right_from;
+            TRESHAPE(a_exp_W_to_product_6_right_from, k_exp_W_to_8_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_6_right, a_exp_W_to_product_6_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // a_exp_W_to_product_6_right -> a_exp_W_to_product_6
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // a_exp_W_to_product_6_right -> a_exp_W_to_product_6
+            TMATMUL(a_exp_W_to_product_6, a_exp_W_to_product_6_left, a_exp_W_to_product_6_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // a_exp_W_to_product_6 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // a_exp_W_to_product_6 -> store
+            {
+                auto to = view(a_exp_W_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_6);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_6_channel -> a_exp_W_to_product_6_in_158
+            wait_flag_dev(0);  // k_exp_W_to_4_2_f16_channel -> k_exp_W_to_4_2_f16_in
+            {
+                auto from = view(k_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_W_to_4_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_W_to_4_2_f16_in -> a_exp_W_to_product_8_right
+            TEXTRACT(a_exp_W_to_product_8_left, a_exp_W_to_4_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_W_to_4_2_f16_in -> a_exp_W_to_product_8_right
+            L1View<half, 128, 64> a_exp_W_to_product_8_right_from;
+            TRESHAPE(a_exp_W_to_product_8_right_from, k_exp_W_to_4_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_8_right, a_exp_W_to_product_8_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // a_exp_W_to_product_8_right -> a_exp_W_to_product_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // a_exp_W_to_product_8_right -> a_exp_W_to_product_8
+            TMATMUL(a_exp_W_to_product_8, a_exp_W_to_product_8_left, a_exp_W_to_product_8_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_8 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_8 -> store
+            {
+                auto to = view(a_exp_W_to_product_8_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_8);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_8_channel -> a_exp_W_to_product_8_in_208
+            wait_flag_dev(0);  // k_exp_W_to_2_2_f16_channel -> k_exp_W_to_2_2_f16_in
+            {
+                auto from = view(k_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_W_to_2_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_W_to_2_2_f16_in -> a_exp_W_to_product_10_right
+            TEXTRACT(a_exp_W_to_product_10_left, a_exp_W_to_2_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_W_to_2_2_f16_in -> a_exp_W_to_product_10_right
+            L1View<half, 128, 64> a_exp_W_to_product_10_right_from;
+            TRESHAPE(a_exp_W_to_product_10_right_from, k_exp_W_to_2_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_10_right, a_exp_W_to_product_10_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // a_exp_W_to_product_10_right -> a_exp_W_to_product_10
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // a_exp_W_to_product_10_right -> a_exp_W_to_product_10
+            TMATMUL(a_exp_W_to_product_10, a_exp_W_to_product_10_left, a_exp_W_to_product_10_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_10 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_10 -> store
+            {
+                auto to = view(a_exp_W_to_product_10_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_10);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_10_channel -> a_exp_W_to_product_10_in_258
+            wait_flag_dev(0);  // k_exp_W_to_1_2_f16_channel -> k_exp_W_to_1_2_f16_in
+            {
+                auto from = view(k_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(k_exp_W_to_1_2_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_W_to_1_2_f16_in -> a_exp_W_to_product_12_right
+            TEXTRACT(a_exp_W_to_product_12_left, a_exp_W_to_1_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_W_to_1_2_f16_in -> a_exp_W_to_product_12_right
+            L1View<half, 128, 64> a_exp_W_to_product_12_right_from;
+            TRESHAPE(a_exp_W_to_product_12_right_from, k_exp_W_to_1_2_f16_in);
+            TEXTRACT(a_exp_W_to_product_12_right, a_exp_W_to_product_12_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // a_exp_W_to_product_12_right -> a_exp_W_to_product_12
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // a_exp_W_to_product_12_right -> a_exp_W_to_product_12
+            TMATMUL(a_exp_W_to_product_12, a_exp_W_to_product_12_left, a_exp_W_to_product_12_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // a_exp_W_to_product_12 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // a_exp_W_to_product_12 -> store
+            {
+                auto to = view(a_exp_W_to_product_12_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, a_exp_W_to_product_12);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_12_channel -> a_exp_W_to_product_12_in_308
+            wait_flag_dev(0);  // operand_of_Z_f16_channel -> operand_of_Z_f16_in
+            {
+                auto from = view(operand_of_Z_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(operand_of_Z_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_Z_f16_in -> operand_of_Z_v_left
+            L1Part<half, 64, 128> v_raw(rows, 128);
+            TASSIGN(v_raw, 0x5e000);
+            auto v_raw_from = view(v_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
+            TLOAD(v_raw, v_raw_from);
+            if (rows < 64) TFILLPAD(v_raw, v_raw);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // v -> operand_of_Z_v_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_Z_f16_in -> operand_of_Z_v_left
+            TEXTRACT(operand_of_Z_v_left, operand_of_Z_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // v -> operand_of_Z_v_right
+            TEXTRACT(operand_of_Z_v_right, v, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // operand_of_Z_v_right -> operand_of_Z_v
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // operand_of_Z_v_right -> operand_of_Z_v
+            TMATMUL(operand_of_Z_v, operand_of_Z_v_left, operand_of_Z_v_right);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // operand_of_Z_v_left -> Z_left
+            wait_flag_dev(0);  // exp_W0_a_f16_channel -> exp_W0_a_f16_in
+            {
+                auto from = view(exp_W0_a_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(exp_W0_a_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // exp_W0_a_f16_in -> operand_of_Z_2_left
+            wait_flag_dev(0);  // S_f16_channel -> S_f16_in
+            {
+                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TLOAD(S_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> operand_of_Z_2_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // exp_W0_a_f16_in -> operand_of_Z_2_left
+            TEXTRACT(operand_of_Z_2_left, exp_W0_a_f16_in, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> operand_of_Z_2_right
+            TEXTRACT(operand_of_Z_2_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // operand_of_Z_2_right -> operand_of_Z_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // operand_of_Z_2_right -> operand_of_Z_2
+            TMATMUL_ACC(operand_of_Z_2, operand_of_Z_v, operand_of_Z_2_left, operand_of_Z_2_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // operand_of_Z_2 -> operand_of_Z_2_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // operand_of_Z_2 -> operand_of_Z_2_f16
+            TMOV(operand_of_Z_2_f16, operand_of_Z_2);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // operand_of_Z_2_f16 -> Z_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // operand_of_Z_v_left -> Z_left
+            TEXTRACT(Z_left, Tinv_f16, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // operand_of_Z_2_f16 -> Z_right
+            TEXTRACT(Z_right, operand_of_Z_2_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Z_right -> Z
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Z_right -> Z
+            TMATMUL(Z, Z_left, Z_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Z -> Z_f16
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Z -> Z_f16
+            TMOV(Z_f16, Z);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Z_f16 -> S_next_part_right
+            wait_flag_dev(0);  // to_end_b_f16_channel -> to_end_b_f16_in
+            {
+                auto from = view(to_end_b_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(to_end_b_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_end_b_f16_in -> S_next_part_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_end_b_f16_in -> S_next_part_left
+            L1View<half, 128, 64> S_next_part_left_from;
+            TRESHAPE(S_next_part_left_from, to_end_b_f16_in);
+            TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Z_f16 -> S_next_part_right
+            TEXTRACT(S_next_part_right, Z_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_next_part_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_next_part_right -> S_next_part
+            // S = exp(last_W)[:, None] * S + (k * to_end).T @ v + (b * to_end).T @ Z
+            TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
+            {
+                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TSTORE(to, S_next_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in_474
+            wait_flag_dev(0);  // to_end_k_f16_channel -> to_end_k_f16_in
+            {
+                auto from = view(to_end_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(to_end_k_f16_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_end_k_f16_in -> to_end_kT_v_sum_part_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_end_k_f16_in -> to_end_kT_v_sum_part_left
+            L1View<half, 128, 64> to_end_kT_v_sum_part_left_from;
+            TRESHAPE(to_end_kT_v_sum_part_left_from, to_end_k_f16_in);
+            TEXTRACT(to_end_kT_v_sum_part_left, to_end_kT_v_sum_part_left_from, 0, 0);
+            TEXTRACT(to_end_kT_v_sum_part_right, v, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // to_end_kT_v_sum_part_right -> to_end_kT_v_sum_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // to_end_kT_v_sum_part_right -> to_end_kT_v_sum_part
+            TMATMUL(to_end_kT_v_sum_part, to_end_kT_v_sum_part_left, to_end_kT_v_sum_part_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // to_end_kT_v_sum_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // to_end_kT_v_sum_part -> store
+            {
+                auto to = view(to_end_kT_v_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TSTORE(to, to_end_kT_v_sum_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // to_end_kT_v_sum_part_channel -> to_end_kT_v_sum_part_in_465
             wait_flag_dev(0);  // r_exp_W_to_32_2_f16_channel -> r_exp_W_to_32_2_f16_in
             {
                 auto from = view(r_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(r_exp_W_to_32_2_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_32_2_f16_in -> r_exp_W_to_product_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_32_2_f16_in -> r_exp_W_to_product_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_32_2_f16_in -> r_exp_W_to_product_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_32_2_f16_in -> r_exp_W_to_product_left
             TEXTRACT(r_exp_W_to_product_left, r_exp_W_to_32_2_f16_in, 0, 0);
             L1View<half, 128, 64> r_exp_W_to_product_right_from;
             TRESHAPE(r_exp_W_to_product_right_from, k_exp_W_to_32_2_f16_in);
             TEXTRACT(r_exp_W_to_product_right, r_exp_W_to_product_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // r_exp_W_to_product_right -> r_exp_W_to_product
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // r_exp_W_to_product_right -> r_exp_W_to_product
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_right -> r_exp_W_to_product
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_right -> r_exp_W_to_product
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
             // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
@@ -1730,276 +2358,55 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
             // identity) @ Z + (r * exp(W)) @ S)
             TMATMUL(r_exp_W_to_product, r_exp_W_to_product_left, r_exp_W_to_product_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product -> store
-            TEXTRACT(r_exp_W_to_product_2_left, r_exp_W_to_32_2_f16_in, 0, 0);
-            L1View<half, 128, 64> r_exp_W_to_product_2_right_from;
-            TRESHAPE(r_exp_W_to_product_2_right_from, b_exp_W_to_32_2_f16_in);
-            TEXTRACT(r_exp_W_to_product_2_right, r_exp_W_to_product_2_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_2_right -> r_exp_W_to_product_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_2_right -> r_exp_W_to_product_2
-            TMATMUL(r_exp_W_to_product_2, r_exp_W_to_product_2_left, r_exp_W_to_product_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_2 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product -> store
             {
                 auto to = view(r_exp_W_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, r_exp_W_to_product);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_channel -> r_exp_W_to_product_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_2 -> store
-            {
-                auto to = view(r_exp_W_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_2);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_2_channel -> r_exp_W_to_product_2_in
-            wait_flag_dev(0);  // a_exp_W_to_16_f16_channel -> a_exp_W_to_16_f16_in
-            {
-                auto from = view(a_exp_W_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_16_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_16_f16_in -> a_exp_W_to_product_3_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_16_f16_in -> a_exp_W_to_product_3_left
-            TEXTRACT(a_exp_W_to_product_3_left, a_exp_W_to_16_f16_in, 0, 0);
-            wait_flag_dev(0);  // b_exp_W_to_16_2_f16_channel -> b_exp_W_to_16_2_f16_in
-            {
-                auto from = view(b_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_16_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_16_2_f16_in -> a_exp_W_to_product_3_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_16_2_f16_in -> a_exp_W_to_product_3_right
-            L1View<half, 128, 64> a_exp_W_to_product_3_right_from;
-            TRESHAPE(a_exp_W_to_product_3_right_from, b_exp_W_to_16_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_3_right, a_exp_W_to_product_3_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // a_exp_W_to_product_3_right -> a_exp_W_to_product_3
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // a_exp_W_to_product_3_right -> a_exp_W_to_product_3
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL(a_exp_W_to_product_3, a_exp_W_to_product_3_left, a_exp_W_to_product_3_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_3 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_3 -> store
-            {
-                auto to = view(a_exp_W_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_3);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_3_channel -> a_exp_W_to_product_3_in
-            TEXTRACT(a_exp_W_to_product_4_left, a_exp_W_to_16_f16_in, 0, 0);
-            wait_flag_dev(0);  // k_exp_W_to_16_2_f16_channel -> k_exp_W_to_16_2_f16_in
-            {
-                auto from = view(k_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_16_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_W_to_16_2_f16_in -> a_exp_W_to_product_4_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_W_to_16_2_f16_in -> a_exp_W_to_product_4_right
-            L1View<half, 128, 64> a_exp_W_to_product_4_right_from;
-            TRESHAPE(a_exp_W_to_product_4_right_from, k_exp_W_to_16_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_4_right, a_exp_W_to_product_4_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // a_exp_W_to_product_4_right -> a_exp_W_to_product_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // a_exp_W_to_product_4_right -> a_exp_W_to_product_4
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            TMATMUL(a_exp_W_to_product_4, a_exp_W_to_product_4_left, a_exp_W_to_product_4_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_4 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_4 -> store
-            {
-                auto to = view(a_exp_W_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_4);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_4_channel -> a_exp_W_to_product_4_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_channel -> r_exp_W_to_product_in_117
             wait_flag_dev(0);  // r_exp_W_to_16_2_f16_channel -> r_exp_W_to_16_2_f16_in
             {
                 auto from = view(r_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(r_exp_W_to_16_2_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // r_exp_W_to_16_2_f16_in -> r_exp_W_to_product_3_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // r_exp_W_to_16_2_f16_in -> r_exp_W_to_product_3_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // r_exp_W_to_16_2_f16_in -> r_exp_W_to_product_3_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // r_exp_W_to_16_2_f16_in -> r_exp_W_to_product_3_left
             TEXTRACT(r_exp_W_to_product_3_left, r_exp_W_to_16_2_f16_in, 0, 0);
             L1View<half, 128, 64> r_exp_W_to_product_3_right_from;
             TRESHAPE(r_exp_W_to_product_3_right_from, k_exp_W_to_16_2_f16_in);
             TEXTRACT(r_exp_W_to_product_3_right, r_exp_W_to_product_3_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_exp_W_to_product_3_right -> r_exp_W_to_product_3
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_exp_W_to_product_3_right -> r_exp_W_to_product_3
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // r_exp_W_to_product_3_right -> r_exp_W_to_product_3
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // r_exp_W_to_product_3_right -> r_exp_W_to_product_3
             TMATMUL(r_exp_W_to_product_3, r_exp_W_to_product_3_left, r_exp_W_to_product_3_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_3 -> store
-            TEXTRACT(r_exp_W_to_product_4_left, r_exp_W_to_16_2_f16_in, 0, 0);
-            L1View<half, 128, 64> r_exp_W_to_product_4_right_from;
-            TRESHAPE(r_exp_W_to_product_4_right_from, b_exp_W_to_16_2_f16_in);
-            TEXTRACT(r_exp_W_to_product_4_right, r_exp_W_to_product_4_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_4_right -> r_exp_W_to_product_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_4_right -> r_exp_W_to_product_4
-            TMATMUL(r_exp_W_to_product_4, r_exp_W_to_product_4_left, r_exp_W_to_product_4_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_4 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_3 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // r_exp_W_to_product_3 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // r_exp_W_to_product_3 -> store
             {
                 auto to = view(r_exp_W_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, r_exp_W_to_product_3);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_3_channel -> r_exp_W_to_product_3_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_4 -> store
-            {
-                auto to = view(r_exp_W_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_4);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_4_channel -> r_exp_W_to_product_4_in
-            wait_flag_dev(0);  // a_exp_W_to_8_f16_channel -> a_exp_W_to_8_f16_in
-            {
-                auto from = view(a_exp_W_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_8_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_8_f16_in -> a_exp_W_to_product_5_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_8_f16_in -> a_exp_W_to_product_5_left
-            TEXTRACT(a_exp_W_to_product_5_left, a_exp_W_to_8_f16_in, 0, 0);
-            wait_flag_dev(0);  // b_exp_W_to_8_2_f16_channel -> b_exp_W_to_8_2_f16_in
-            {
-                auto from = view(b_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_8_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_8_2_f16_in -> a_exp_W_to_product_5_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_8_2_f16_in -> a_exp_W_to_product_5_right
-            L1View<half, 128, 64> a_exp_W_to_product_5_right_from;
-            TRESHAPE(a_exp_W_to_product_5_right_from, b_exp_W_to_8_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_5_right, a_exp_W_to_product_5_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // a_exp_W_to_product_5_right -> a_exp_W_to_product_5
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // a_exp_W_to_product_5_right -> a_exp_W_to_product_5
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL(a_exp_W_to_product_5, a_exp_W_to_product_5_left, a_exp_W_to_product_5_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // a_exp_W_to_product_5 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // a_exp_W_to_product_5 -> store
-            {
-                auto to = view(a_exp_W_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_5);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_5_channel -> a_exp_W_to_product_5_in
-            TEXTRACT(a_exp_W_to_product_6_left, a_exp_W_to_8_f16_in, 0, 0);
-            wait_flag_dev(0);  // k_exp_W_to_8_2_f16_channel -> k_exp_W_to_8_2_f16_in
-            {
-                auto from = view(k_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_8_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_8_2_f16_in -> a_exp_W_to_product_6_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_8_2_f16_in -> a_exp_W_to_product_6_right
-            L1View<half, 128, 64> a_exp_W_to_product_6_right_from;
-            TRESHAPE(a_exp_W_to_product_6_right_from, k_exp_W_to_8_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_6_right, a_exp_W_to_product_6_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // a_exp_W_to_product_6_right -> a_exp_W_to_product_6
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // a_exp_W_to_product_6_right -> a_exp_W_to_product_6
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            TMATMUL(a_exp_W_to_product_6, a_exp_W_to_product_6_left, a_exp_W_to_product_6_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_6 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_6 -> store
-            {
-                auto to = view(a_exp_W_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_6);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_6_channel -> a_exp_W_to_product_6_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_3_channel -> r_exp_W_to_product_3_in_117
             wait_flag_dev(0);  // r_exp_W_to_8_2_f16_channel -> r_exp_W_to_8_2_f16_in
             {
                 auto from = view(r_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(r_exp_W_to_8_2_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_8_2_f16_in -> r_exp_W_to_product_5_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_8_2_f16_in -> r_exp_W_to_product_5_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // r_exp_W_to_8_2_f16_in -> r_exp_W_to_product_5_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // r_exp_W_to_8_2_f16_in -> r_exp_W_to_product_5_left
             TEXTRACT(r_exp_W_to_product_5_left, r_exp_W_to_8_2_f16_in, 0, 0);
             L1View<half, 128, 64> r_exp_W_to_product_5_right_from;
             TRESHAPE(r_exp_W_to_product_5_right_from, k_exp_W_to_8_2_f16_in);
             TEXTRACT(r_exp_W_to_product_5_right, r_exp_W_to_product_5_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // r_exp_W_to_product_5_right -> r_exp_W_to_product_5
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // r_exp_W_to_product_5_right -> r_exp_W_to_product_5
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // r_exp_W_to_product_5_right -> r_exp_W_to_product_5
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // r_exp_W_to_product_5_right -> r_exp_W_to_product_5
             TMATMUL(r_exp_W_to_product_5, r_exp_W_to_product_5_left, r_exp_W_to_product_5_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product_5 -> store
-            TEXTRACT(r_exp_W_to_product_6_left, r_exp_W_to_8_2_f16_in, 0, 0);
-            L1View<half, 128, 64> r_exp_W_to_product_6_right_from;
-            TRESHAPE(r_exp_W_to_product_6_right_from, b_exp_W_to_8_2_f16_in);
-            TEXTRACT(r_exp_W_to_product_6_right, r_exp_W_to_product_6_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_6_right -> r_exp_W_to_product_6
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_6_right -> r_exp_W_to_product_6
-            TMATMUL(r_exp_W_to_product_6, r_exp_W_to_product_6_left, r_exp_W_to_product_6_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_6 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product_5 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // r_exp_W_to_product_5 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // r_exp_W_to_product_5 -> store
             {
                 auto to = view(r_exp_W_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, r_exp_W_to_product_5);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_5_channel -> r_exp_W_to_product_5_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_6 -> store
-            {
-                auto to = view(r_exp_W_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_6);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_6_channel -> r_exp_W_to_product_6_in
-            wait_flag_dev(0);  // a_exp_W_to_4_f16_channel -> a_exp_W_to_4_f16_in
-            {
-                auto from = view(a_exp_W_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_4_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_4_f16_in -> a_exp_W_to_product_7_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_4_f16_in -> a_exp_W_to_product_7_left
-            TEXTRACT(a_exp_W_to_product_7_left, a_exp_W_to_4_f16_in, 0, 0);
-            wait_flag_dev(0);  // b_exp_W_to_4_2_f16_channel -> b_exp_W_to_4_2_f16_in
-            {
-                auto from = view(b_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_4_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_4_2_f16_in -> a_exp_W_to_product_7_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_4_2_f16_in -> a_exp_W_to_product_7_right
-            L1View<half, 128, 64> a_exp_W_to_product_7_right_from;
-            TRESHAPE(a_exp_W_to_product_7_right_from, b_exp_W_to_4_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_7_right, a_exp_W_to_product_7_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // a_exp_W_to_product_7_right -> a_exp_W_to_product_7
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // a_exp_W_to_product_7_right -> a_exp_W_to_product_7
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL(a_exp_W_to_product_7, a_exp_W_to_product_7_left, a_exp_W_to_product_7_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_7 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_7 -> store
-            {
-                auto to = view(a_exp_W_to_product_7_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_7);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_7_channel -> a_exp_W_to_product_7_in
-            TEXTRACT(a_exp_W_to_product_8_left, a_exp_W_to_4_f16_in, 0, 0);
-            wait_flag_dev(0);  // k_exp_W_to_4_2_f16_channel -> k_exp_W_to_4_2_f16_in
-            {
-                auto from = view(k_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_4_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_W_to_4_2_f16_in -> a_exp_W_to_product_8_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_W_to_4_2_f16_in -> a_exp_W_to_product_8_right
-            L1View<half, 128, 64> a_exp_W_to_product_8_right_from;
-            TRESHAPE(a_exp_W_to_product_8_right_from, k_exp_W_to_4_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_8_right, a_exp_W_to_product_8_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // a_exp_W_to_product_8_right -> a_exp_W_to_product_8
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // a_exp_W_to_product_8_right -> a_exp_W_to_product_8
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            TMATMUL(a_exp_W_to_product_8, a_exp_W_to_product_8_left, a_exp_W_to_product_8_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_8 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_8 -> store
-            {
-                auto to = view(a_exp_W_to_product_8_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_8);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_8_channel -> a_exp_W_to_product_8_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_5_channel -> r_exp_W_to_product_5_in_167
             wait_flag_dev(0);  // r_exp_W_to_4_2_f16_channel -> r_exp_W_to_4_2_f16_in
             {
                 auto from = view(r_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
@@ -2013,1071 +2420,881 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TEXTRACT(r_exp_W_to_product_7_right, r_exp_W_to_product_7_right_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_exp_W_to_product_7_right -> r_exp_W_to_product_7
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_exp_W_to_product_7_right -> r_exp_W_to_product_7
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
             TMATMUL(r_exp_W_to_product_7, r_exp_W_to_product_7_left, r_exp_W_to_product_7_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_7 -> store
-            TEXTRACT(r_exp_W_to_product_8_left, r_exp_W_to_4_2_f16_in, 0, 0);
-            L1View<half, 128, 64> r_exp_W_to_product_8_right_from;
-            TRESHAPE(r_exp_W_to_product_8_right_from, b_exp_W_to_4_2_f16_in);
-            TEXTRACT(r_exp_W_to_product_8_right, r_exp_W_to_product_8_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_8_right -> r_exp_W_to_product_8
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_8_right -> r_exp_W_to_product_8
-            TMATMUL(r_exp_W_to_product_8, r_exp_W_to_product_8_left, r_exp_W_to_product_8_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_8 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_7 -> store
             {
                 auto to = view(r_exp_W_to_product_7_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, r_exp_W_to_product_7);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_7_channel -> r_exp_W_to_product_7_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_8 -> store
-            {
-                auto to = view(r_exp_W_to_product_8_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_8);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_8_channel -> r_exp_W_to_product_8_in
-            wait_flag_dev(0);  // a_exp_W_to_2_f16_channel -> a_exp_W_to_2_f16_in
-            {
-                auto from = view(a_exp_W_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_2_f16_in -> a_exp_W_to_product_9_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_2_f16_in -> a_exp_W_to_product_9_left
-            TEXTRACT(a_exp_W_to_product_9_left, a_exp_W_to_2_f16_in, 0, 0);
-            wait_flag_dev(0);  // b_exp_W_to_2_2_f16_channel -> b_exp_W_to_2_2_f16_in
-            {
-                auto from = view(b_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_2_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_2_2_f16_in -> a_exp_W_to_product_9_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_2_2_f16_in -> a_exp_W_to_product_9_right
-            L1View<half, 128, 64> a_exp_W_to_product_9_right_from;
-            TRESHAPE(a_exp_W_to_product_9_right_from, b_exp_W_to_2_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_9_right, a_exp_W_to_product_9_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // a_exp_W_to_product_9_right -> a_exp_W_to_product_9
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // a_exp_W_to_product_9_right -> a_exp_W_to_product_9
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL(a_exp_W_to_product_9, a_exp_W_to_product_9_left, a_exp_W_to_product_9_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // a_exp_W_to_product_9 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // a_exp_W_to_product_9 -> store
-            {
-                auto to = view(a_exp_W_to_product_9_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_9);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_9_channel -> a_exp_W_to_product_9_in
-            TEXTRACT(a_exp_W_to_product_10_left, a_exp_W_to_2_f16_in, 0, 0);
-            wait_flag_dev(0);  // k_exp_W_to_2_2_f16_channel -> k_exp_W_to_2_2_f16_in
-            {
-                auto from = view(k_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_2_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_2_2_f16_in -> a_exp_W_to_product_10_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_2_2_f16_in -> a_exp_W_to_product_10_right
-            L1View<half, 128, 64> a_exp_W_to_product_10_right_from;
-            TRESHAPE(a_exp_W_to_product_10_right_from, k_exp_W_to_2_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_10_right, a_exp_W_to_product_10_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // a_exp_W_to_product_10_right -> a_exp_W_to_product_10
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // a_exp_W_to_product_10_right -> a_exp_W_to_product_10
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            TMATMUL(a_exp_W_to_product_10, a_exp_W_to_product_10_left, a_exp_W_to_product_10_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_10 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_10 -> store
-            {
-                auto to = view(a_exp_W_to_product_10_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_10);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_10_channel -> a_exp_W_to_product_10_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_7_channel -> r_exp_W_to_product_7_in_217
             wait_flag_dev(0);  // r_exp_W_to_2_2_f16_channel -> r_exp_W_to_2_2_f16_in
             {
                 auto from = view(r_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(r_exp_W_to_2_2_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_2_2_f16_in -> r_exp_W_to_product_9_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_2_2_f16_in -> r_exp_W_to_product_9_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // r_exp_W_to_2_2_f16_in -> r_exp_W_to_product_9_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // r_exp_W_to_2_2_f16_in -> r_exp_W_to_product_9_left
             TEXTRACT(r_exp_W_to_product_9_left, r_exp_W_to_2_2_f16_in, 0, 0);
             L1View<half, 128, 64> r_exp_W_to_product_9_right_from;
             TRESHAPE(r_exp_W_to_product_9_right_from, k_exp_W_to_2_2_f16_in);
             TEXTRACT(r_exp_W_to_product_9_right, r_exp_W_to_product_9_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // r_exp_W_to_product_9_right -> r_exp_W_to_product_9
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // r_exp_W_to_product_9_right -> r_exp_W_to_product_9
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_9_right -> r_exp_W_to_product_9
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_9_right -> r_exp_W_to_product_9
             TMATMUL(r_exp_W_to_product_9, r_exp_W_to_product_9_left, r_exp_W_to_product_9_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product_9 -> store
-            TEXTRACT(r_exp_W_to_product_10_left, r_exp_W_to_2_2_f16_in, 0, 0);
-            L1View<half, 128, 64> r_exp_W_to_product_10_right_from;
-            TRESHAPE(r_exp_W_to_product_10_right_from, b_exp_W_to_2_2_f16_in);
-            TEXTRACT(r_exp_W_to_product_10_right, r_exp_W_to_product_10_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_10_right -> r_exp_W_to_product_10
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_10_right -> r_exp_W_to_product_10
-            TMATMUL(r_exp_W_to_product_10, r_exp_W_to_product_10_left, r_exp_W_to_product_10_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_10 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product_9 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_9 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_9 -> store
             {
                 auto to = view(r_exp_W_to_product_9_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, r_exp_W_to_product_9);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_9_channel -> r_exp_W_to_product_9_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_10 -> store
-            {
-                auto to = view(r_exp_W_to_product_10_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_10);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_10_channel -> r_exp_W_to_product_10_in
-            wait_flag_dev(0);  // a_exp_W_to_1_f16_channel -> a_exp_W_to_1_f16_in
-            {
-                auto from = view(a_exp_W_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_1_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_1_f16_in -> a_exp_W_to_product_11_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_1_f16_in -> a_exp_W_to_product_11_left
-            TEXTRACT(a_exp_W_to_product_11_left, a_exp_W_to_1_f16_in, 0, 0);
-            wait_flag_dev(0);  // b_exp_W_to_1_2_f16_channel -> b_exp_W_to_1_2_f16_in
-            {
-                auto from = view(b_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_1_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_1_2_f16_in -> a_exp_W_to_product_11_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_1_2_f16_in -> a_exp_W_to_product_11_right
-            L1View<half, 128, 64> a_exp_W_to_product_11_right_from;
-            TRESHAPE(a_exp_W_to_product_11_right_from, b_exp_W_to_1_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_11_right, a_exp_W_to_product_11_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // a_exp_W_to_product_11_right -> a_exp_W_to_product_11
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // a_exp_W_to_product_11_right -> a_exp_W_to_product_11
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL(a_exp_W_to_product_11, a_exp_W_to_product_11_left, a_exp_W_to_product_11_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_11 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_11 -> store
-            {
-                auto to = view(a_exp_W_to_product_11_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_11);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_11_channel -> a_exp_W_to_product_11_in
-            TEXTRACT(a_exp_W_to_product_12_left, a_exp_W_to_1_f16_in, 0, 0);
-            wait_flag_dev(0);  // k_exp_W_to_1_2_f16_channel -> k_exp_W_to_1_2_f16_in
-            {
-                auto from = view(k_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_1_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_W_to_1_2_f16_in -> a_exp_W_to_product_12_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_W_to_1_2_f16_in -> a_exp_W_to_product_12_right
-            L1View<half, 128, 64> a_exp_W_to_product_12_right_from;
-            TRESHAPE(a_exp_W_to_product_12_right_from, k_exp_W_to_1_2_f16_in);
-            TEXTRACT(a_exp_W_to_product_12_right, a_exp_W_to_product_12_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // a_exp_W_to_product_12_right -> a_exp_W_to_product_12
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // a_exp_W_to_product_12_right -> a_exp_W_to_product_12
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            TMATMUL(a_exp_W_to_product_12, a_exp_W_to_product_12_left, a_exp_W_to_product_12_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_12 -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_12 -> store
-            {
-                auto to = view(a_exp_W_to_product_12_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_12);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_12_channel -> a_exp_W_to_product_12_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_9_channel -> r_exp_W_to_product_9_in_267
             wait_flag_dev(0);  // r_exp_W_to_1_2_f16_channel -> r_exp_W_to_1_2_f16_in
             {
                 auto from = view(r_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(r_exp_W_to_1_2_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // r_exp_W_to_1_2_f16_in -> r_exp_W_to_product_11_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // r_exp_W_to_1_2_f16_in -> r_exp_W_to_product_11_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // r_exp_W_to_1_2_f16_in -> r_exp_W_to_product_11_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // r_exp_W_to_1_2_f16_in -> r_exp_W_to_product_11_left
             TEXTRACT(r_exp_W_to_product_11_left, r_exp_W_to_1_2_f16_in, 0, 0);
             L1View<half, 128, 64> r_exp_W_to_product_11_right_from;
             TRESHAPE(r_exp_W_to_product_11_right_from, k_exp_W_to_1_2_f16_in);
             TEXTRACT(r_exp_W_to_product_11_right, r_exp_W_to_product_11_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_exp_W_to_product_11_right -> r_exp_W_to_product_11
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_exp_W_to_product_11_right -> r_exp_W_to_product_11
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // r_exp_W_to_product_11_right -> r_exp_W_to_product_11
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // r_exp_W_to_product_11_right -> r_exp_W_to_product_11
             TMATMUL(r_exp_W_to_product_11, r_exp_W_to_product_11_left, r_exp_W_to_product_11_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_11 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_product_11_left -> Tinv_below_4_left
-            TEXTRACT(r_exp_W_to_product_12_left, r_exp_W_to_1_2_f16_in, 0, 0);
-            L1View<half, 128, 64> r_exp_W_to_product_12_right_from;
-            TRESHAPE(r_exp_W_to_product_12_right_from, b_exp_W_to_1_2_f16_in);
-            TEXTRACT(r_exp_W_to_product_12_right, r_exp_W_to_product_12_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_12_right -> r_exp_W_to_product_12
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_12_right -> r_exp_W_to_product_12
-            TMATMUL(r_exp_W_to_product_12, r_exp_W_to_product_12_left, r_exp_W_to_product_12_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_12 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_product_12_left -> identity_product_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_11 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // r_exp_W_to_product_11 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // r_exp_W_to_product_11 -> store
             {
                 auto to = view(r_exp_W_to_product_11_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, r_exp_W_to_product_11);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_11_channel -> r_exp_W_to_product_11_in
-            wait_flag_dev(0);  // minus_Tinv_neg_4_f16_channel -> minus_Tinv_neg_4_f16_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_11_channel -> r_exp_W_to_product_11_in_317
+            L1Part<half, 64, 128> r_cube_raw(rows, 128);
+            TASSIGN(r_cube_raw, 0x28000);
+            auto r_cube_raw_from = view(r_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
+            TLOAD(r_cube_raw, r_cube_raw_from);
+            if (rows < 64) TFILLPAD(r_cube_raw, r_cube_raw);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // r_cube -> r_kT_left
+            L1Part<half, 64, 128> k_cube_raw(rows, 128);
+            TASSIGN(k_cube_raw, 0x2c000);
+            auto k_cube_raw_from = view(k_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
+            TLOAD(k_cube_raw, k_cube_raw_from);
+            if (rows < 64) TFILLPAD(k_cube_raw, k_cube_raw);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_cube -> r_kT_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // r_cube -> r_kT_left
+            TEXTRACT(r_kT_left, r_cube, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_cube -> r_kT_right
+            L1View<half, 128, 64> r_kT_right_from;
+            TRESHAPE(r_kT_right_from, k_cube);
+            TEXTRACT(r_kT_right, r_kT_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // r_kT_right -> r_kT
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // r_kT_right -> r_kT
+            TMATMUL(r_kT, r_kT_left, r_kT_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // r_kT -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // r_kT -> store
             {
-                auto from = view(minus_Tinv_neg_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_Tinv_neg_4_f16_in, from);
+                auto to = view(r_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, r_kT);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_Tinv_neg_4_f16_in -> Tinv_below_4_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_Tinv_neg_4_f16_in -> Tinv_below_4_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_product_11_left -> Tinv_below_4_left
-            TEXTRACT(Tinv_below_4_left, minus_Tinv_neg_4_f16_in, 0, 0);
-            wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-            {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_rows_2_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
-            TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_4_right -> Tinv_below_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_4_right -> Tinv_below_4
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL(Tinv_below_4, Tinv_below_4_left, Tinv_below_4_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_4 -> Tinv_below_4_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_4_left -> Tinv_rows_4_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_12 -> store
-            {
-                auto to = view(r_exp_W_to_product_12_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_12);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_12_channel -> r_exp_W_to_product_12_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_product_12_left -> identity_product_left
-            TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
-            {
-                auto from = view(identity_float16_C_gm, 64, 64, 64);
-                TLOAD(identity, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // identity -> identity_product_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // identity -> identity_product_right
-            TEXTRACT(identity_product_right, identity, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // identity_product_right -> identity_product
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // identity_product_right -> identity_product
-            TMATMUL(identity_product, identity_product_left, identity_product_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // identity_product_left -> operand_of_Z_v_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_4 -> Tinv_below_4_f16
-            TMOV(Tinv_below_4_f16, Tinv_below_4);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_4_left -> Tinv_rows_4_left
-            TEXTRACT(Tinv_rows_4_left, Tinv_rows_2_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
-            TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_4_right -> Tinv_rows_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_4_right -> Tinv_rows_4
-            TMATMUL_ACC(Tinv_rows_4, identity_product, Tinv_rows_4_left, Tinv_rows_4_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_4 -> Tinv_rows_4_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_4_left -> Tinv_below_8_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_4 -> Tinv_rows_4_f16
-            TMOV(Tinv_rows_4_f16, Tinv_rows_4);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
-            wait_flag_dev(0);  // operand_of_Z_f16_channel -> operand_of_Z_f16_in
-            {
-                auto from = view(operand_of_Z_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(operand_of_Z_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // operand_of_Z_f16_in -> operand_of_Z_v_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // operand_of_Z_f16_in -> operand_of_Z_v_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // identity_product_left -> operand_of_Z_v_left
-            TEXTRACT(operand_of_Z_v_left, operand_of_Z_f16_in, 0, 0);
-            L1Part<half, 64, 128> v_raw(rows, 128);
-            TASSIGN(v_raw, 0x60000);
-            auto v_raw_from = view(v_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(v_raw, v_raw_from);
-            if (rows < 64) TFILLPAD(v_raw, v_raw);
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v -> operand_of_Z_v_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v -> operand_of_Z_v_right
-            TEXTRACT(operand_of_Z_v_right, v, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // operand_of_Z_v_right -> operand_of_Z_v
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // operand_of_Z_v_right -> operand_of_Z_v
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            TMATMUL(operand_of_Z_v, operand_of_Z_v_left, operand_of_Z_v_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_Z_v_left -> operand_of_Z_2_left
-            {
-                auto from = view(minus_Tinv_neg_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_Tinv_neg_8_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_Tinv_neg_8_f16_in -> Tinv_below_8_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_Tinv_neg_8_f16_in -> Tinv_below_8_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_4_left -> Tinv_below_8_left
-            TEXTRACT(Tinv_below_8_left, minus_Tinv_neg_8_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
-            TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_8_right -> Tinv_below_8
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_8_right -> Tinv_below_8
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL(Tinv_below_8, Tinv_below_8_left, Tinv_below_8_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_8 -> Tinv_below_8_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_left -> Tinv_rows_8_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_8 -> Tinv_below_8_f16
-            TMOV(Tinv_below_8_f16, Tinv_below_8);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
-            wait_flag_dev(0);  // exp_W0_a_f16_channel -> exp_W0_a_f16_in
-            {
-                auto from = view(exp_W0_a_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_W0_a_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_W0_a_f16_in -> operand_of_Z_2_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_W0_a_f16_in -> operand_of_Z_2_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_Z_v_left -> operand_of_Z_2_left
-            TEXTRACT(operand_of_Z_2_left, exp_W0_a_f16_in, 0, 0);
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> operand_of_Z_2_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> operand_of_Z_2_right
-            TEXTRACT(operand_of_Z_2_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // operand_of_Z_2_right -> operand_of_Z_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // operand_of_Z_2_right -> operand_of_Z_2
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            TMATMUL_ACC(operand_of_Z_2, operand_of_Z_v, operand_of_Z_2_left, operand_of_Z_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // operand_of_Z_2 -> operand_of_Z_2_f16
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_left -> Tinv_rows_8_left
-            TEXTRACT(Tinv_rows_8_left, Tinv_rows_4_f16, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16 -> Tinv_rows_8_right
-            TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_8_right -> Tinv_rows_8
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_8_right -> Tinv_rows_8
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL_ACC(Tinv_rows_8, Tinv_rows_4, Tinv_rows_8_left, Tinv_rows_8_right);
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // operand_of_Z_2 -> operand_of_Z_2_f16
-            TMOV(operand_of_Z_2_f16, operand_of_Z_2);
-            wait_flag_dev(0);  // to_end_k_f16_channel -> to_end_k_f16_in
-            {
-                auto from = view(to_end_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(to_end_k_f16_in, from);
-            }
-            pipe_barrier(PIPE_ALL);
-            L1View<half, 128, 64> to_end_kT_v_sum_part_left_from;
-            TRESHAPE(to_end_kT_v_sum_part_left_from, to_end_k_f16_in);
-            TEXTRACT(to_end_kT_v_sum_part_left, to_end_kT_v_sum_part_left_from, 0, 0);
-            TEXTRACT(to_end_kT_v_sum_part_right, v, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // to_end_kT_v_sum_part_right -> to_end_kT_v_sum_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // to_end_kT_v_sum_part_right -> to_end_kT_v_sum_part
-            // S = exp(last_W)[:, None] * S + (k * to_end).T @ v + (b * to_end).T @ Z
-            TMATMUL(to_end_kT_v_sum_part, to_end_kT_v_sum_part_left, to_end_kT_v_sum_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // to_end_kT_v_sum_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // to_end_kT_v_sum_part_left -> operand_of_o_2_v_left
-            TMOV(Tinv_rows_8_f16, Tinv_rows_8);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
-            {
-                auto from = view(minus_Tinv_neg_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_Tinv_neg_16_f16_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_Tinv_neg_16_f16_in -> Tinv_below_16_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_Tinv_neg_16_f16_in -> Tinv_below_16_left
-            TEXTRACT(Tinv_below_16_left, minus_Tinv_neg_16_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
-            TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_16_right -> Tinv_below_16
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_16_right -> Tinv_below_16
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL(Tinv_below_16, Tinv_below_16_left, Tinv_below_16_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_16 -> Tinv_below_16_f16
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left -> Tinv_rows_16_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // to_end_kT_v_sum_part -> store
-            {
-                auto to = view(to_end_kT_v_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, to_end_kT_v_sum_part);
-            }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID5);  // to_end_kT_v_sum_part -> operand_of_o_2_v
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // to_end_kT_v_sum_part_channel -> to_end_kT_v_sum_part_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_kT_channel -> r_kT_in_327
             wait_flag_dev(0);  // operand_of_o_2_f16_channel -> operand_of_o_2_f16_in
             {
                 auto from = view(operand_of_o_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TLOAD(operand_of_o_2_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_o_2_f16_in -> operand_of_o_2_v_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_o_2_f16_in -> operand_of_o_2_v_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // to_end_kT_v_sum_part_left -> operand_of_o_2_v_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // operand_of_o_2_f16_in -> operand_of_o_2_v_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // operand_of_o_2_f16_in -> operand_of_o_2_v_left
             TEXTRACT(operand_of_o_2_v_left, operand_of_o_2_f16_in, 0, 0);
             TEXTRACT(operand_of_o_2_v_right, v, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // operand_of_o_2_v_right -> operand_of_o_2_v
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // operand_of_o_2_v_right -> operand_of_o_2_v
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID5);  // to_end_kT_v_sum_part -> operand_of_o_2_v
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // operand_of_o_2_v_right -> operand_of_o_2_v
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // operand_of_o_2_v_right -> operand_of_o_2_v
             TMATMUL(operand_of_o_2_v, operand_of_o_2_v_left, operand_of_o_2_v_right);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // operand_of_o_2_v_left -> Tinv_below_32_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_16 -> Tinv_below_16_f16
-            TMOV(Tinv_below_16_f16, Tinv_below_16);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16 -> Tinv_rows_16_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left -> Tinv_rows_16_left
-            TEXTRACT(Tinv_rows_16_left, Tinv_rows_8_f16, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16 -> Tinv_rows_16_right
-            TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right -> Tinv_rows_16
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_below_16_f16 -> lower_mask
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right -> Tinv_rows_16
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TMATMUL_ACC(Tinv_rows_16, Tinv_rows_8, Tinv_rows_16_left, Tinv_rows_16_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_16 -> Tinv_rows_16_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_16 -> Tinv_rows_16_f16
-            TMOV(Tinv_rows_16_f16, Tinv_rows_16);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16 -> Tinv_below_32_right
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_2_v_left -> r_exp_W_to_product_4_left
+            TEXTRACT(r_exp_W_to_product_2_left, r_exp_W_to_32_2_f16_in, 0, 0);
+            L1View<half, 128, 64> r_exp_W_to_product_2_right_from;
+            TRESHAPE(r_exp_W_to_product_2_right_from, b_exp_W_to_32_2_f16_in);
+            TEXTRACT(r_exp_W_to_product_2_right, r_exp_W_to_product_2_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_2_right -> r_exp_W_to_product_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // r_exp_W_to_product_2_right -> r_exp_W_to_product_2
+            TMATMUL(r_exp_W_to_product_2, r_exp_W_to_product_2_left, r_exp_W_to_product_2_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product_2 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // r_exp_W_to_product_2_left -> r_exp_W_to_product_6_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product_2 -> store
             {
-                auto from = view(minus_Tinv_neg_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_Tinv_neg_32_f16_in, from);
+                auto to = view(r_exp_W_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, r_exp_W_to_product_2);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_Tinv_neg_32_f16_in -> Tinv_below_32_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_Tinv_neg_32_f16_in -> Tinv_below_32_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // operand_of_o_2_v_left -> Tinv_below_32_left
-            TEXTRACT(Tinv_below_32_left, minus_Tinv_neg_32_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16 -> Tinv_below_32_right
-            TEXTRACT(Tinv_below_32_right, Tinv_rows_16_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right -> Tinv_below_32
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right -> Tinv_below_32
-            TMATMUL(Tinv_below_32, Tinv_below_32_left, Tinv_below_32_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_32 -> Tinv_below_32_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_32 -> Tinv_below_32_f16
-            TMOV(Tinv_below_32_f16, Tinv_below_32);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_rows_32_right
-            TEXTRACT(Tinv_rows_32_left, Tinv_rows_16_f16, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_rows_32_right
-            TEXTRACT(Tinv_rows_32_right, Tinv_below_32_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right -> Tinv_rows_32
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right -> Tinv_rows_32
-            TMATMUL_ACC(Tinv_rows_32, Tinv_rows_16, Tinv_rows_32_left, Tinv_rows_32_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32 -> Tinv_rows_32_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32 -> Tinv_rows_32_f16
-            TMOV(Tinv_rows_32_f16, Tinv_rows_32);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16 -> Tinv_below_64_right
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_2_channel -> r_exp_W_to_product_2_in_122
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // r_exp_W_to_product_2 -> r_bT
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_2_v_left -> r_exp_W_to_product_4_left
+            TEXTRACT(r_exp_W_to_product_4_left, r_exp_W_to_16_2_f16_in, 0, 0);
+            L1View<half, 128, 64> r_exp_W_to_product_4_right_from;
+            TRESHAPE(r_exp_W_to_product_4_right_from, b_exp_W_to_16_2_f16_in);
+            TEXTRACT(r_exp_W_to_product_4_right, r_exp_W_to_product_4_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // r_exp_W_to_product_4_right -> r_exp_W_to_product_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // r_exp_W_to_product_4_right -> r_exp_W_to_product_4
+            TMATMUL(r_exp_W_to_product_4, r_exp_W_to_product_4_left, r_exp_W_to_product_4_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_4 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // r_exp_W_to_product_4_left -> r_exp_W_to_product_8_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_4 -> store
             {
-                auto from = view(minus_Tinv_neg_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(minus_Tinv_neg_64_f16_in, from);
+                auto to = view(r_exp_W_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, r_exp_W_to_product_4);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_Tinv_neg_64_f16_in -> Tinv_below_64_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_Tinv_neg_64_f16_in -> Tinv_below_64_left
-            TEXTRACT(Tinv_below_64_left, minus_Tinv_neg_64_f16_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16 -> Tinv_below_64_right
-            TEXTRACT(Tinv_below_64_right, Tinv_rows_32_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right -> Tinv_below_64
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_64_right -> Tinv_below_64
-            TMATMUL(Tinv_below_64, Tinv_below_64_left, Tinv_below_64_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
-            TMOV(Tinv_below_64_f16, Tinv_below_64);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16 -> Tinv_right
-            TEXTRACT(Tinv_left, Tinv_rows_32_f16, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16 -> Tinv_right
-            TEXTRACT(Tinv_right, Tinv_below_64_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right -> Tinv
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right -> Tinv
-            TMATMUL_ACC(Tinv, Tinv_rows_32, Tinv_left, Tinv_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv -> Tinv_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv -> Tinv_f16
-            TMOV(Tinv_f16, Tinv);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_f16 -> Z_left
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_f16 -> Z_left
-            TEXTRACT(Z_left, Tinv_f16, 0, 0);
-            TEXTRACT(Z_right, operand_of_Z_2_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Z_right -> Z
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Z_right -> Z
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            TMATMUL(Z, Z_left, Z_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Z -> Z_f16
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Z -> Z_f16
-            TMOV(Z_f16, Z);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Z_f16 -> S_next_part_right
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_4_channel -> r_exp_W_to_product_4_in_122
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // r_exp_W_to_product_2_left -> r_exp_W_to_product_6_left
+            TEXTRACT(r_exp_W_to_product_6_left, r_exp_W_to_8_2_f16_in, 0, 0);
+            L1View<half, 128, 64> r_exp_W_to_product_6_right_from;
+            TRESHAPE(r_exp_W_to_product_6_right_from, b_exp_W_to_8_2_f16_in);
+            TEXTRACT(r_exp_W_to_product_6_right, r_exp_W_to_product_6_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // r_exp_W_to_product_6_right -> r_exp_W_to_product_6
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // r_exp_W_to_product_6_right -> r_exp_W_to_product_6
+            TMATMUL(r_exp_W_to_product_6, r_exp_W_to_product_6_left, r_exp_W_to_product_6_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // r_exp_W_to_product_6 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_product_6_left -> r_exp_W_to_product_10_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // r_exp_W_to_product_6 -> store
             {
-                auto from = view(to_end_b_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(to_end_b_f16_in, from);
+                auto to = view(r_exp_W_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, r_exp_W_to_product_6);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_end_b_f16_in -> S_next_part_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_end_b_f16_in -> S_next_part_left
-            L1View<half, 128, 64> S_next_part_left_from;
-            TRESHAPE(S_next_part_left_from, to_end_b_f16_in);
-            TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Z_f16 -> S_next_part_right
-            TEXTRACT(S_next_part_right, Z_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // S_next_part_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // S_next_part_right -> S_next_part
-            // S = exp(last_W)[:, None] * S + (k * to_end).T @ v + (b * to_end).T @ Z
-            TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // S_next_part_left -> o_sum_2_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_6_channel -> r_exp_W_to_product_6_in_172
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // r_exp_W_to_product_4_left -> r_exp_W_to_product_8_left
+            TEXTRACT(r_exp_W_to_product_8_left, r_exp_W_to_4_2_f16_in, 0, 0);
+            L1View<half, 128, 64> r_exp_W_to_product_8_right_from;
+            TRESHAPE(r_exp_W_to_product_8_right_from, b_exp_W_to_4_2_f16_in);
+            TEXTRACT(r_exp_W_to_product_8_right, r_exp_W_to_product_8_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_exp_W_to_product_8_right -> r_exp_W_to_product_8
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // r_exp_W_to_product_8_right -> r_exp_W_to_product_8
+            TMATMUL(r_exp_W_to_product_8, r_exp_W_to_product_8_left, r_exp_W_to_product_8_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // r_exp_W_to_product_8 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_product_8_left -> r_exp_W_to_product_12_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // r_exp_W_to_product_8 -> store
             {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
+                auto to = view(r_exp_W_to_product_8_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, r_exp_W_to_product_8);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_8_channel -> r_exp_W_to_product_8_in_222
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_product_6_left -> r_exp_W_to_product_10_left
+            TEXTRACT(r_exp_W_to_product_10_left, r_exp_W_to_2_2_f16_in, 0, 0);
+            L1View<half, 128, 64> r_exp_W_to_product_10_right_from;
+            TRESHAPE(r_exp_W_to_product_10_right_from, b_exp_W_to_2_2_f16_in);
+            TEXTRACT(r_exp_W_to_product_10_right, r_exp_W_to_product_10_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_10_right -> r_exp_W_to_product_10
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // r_exp_W_to_product_10_right -> r_exp_W_to_product_10
+            TMATMUL(r_exp_W_to_product_10, r_exp_W_to_product_10_left, r_exp_W_to_product_10_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_10 -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // r_exp_W_to_product_10_left -> r_bT_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_10 -> store
+            {
+                auto to = view(r_exp_W_to_product_10_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, r_exp_W_to_product_10);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_10_channel -> r_exp_W_to_product_10_in_272
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_product_8_left -> r_exp_W_to_product_12_left
+            TEXTRACT(r_exp_W_to_product_12_left, r_exp_W_to_1_2_f16_in, 0, 0);
+            L1View<half, 128, 64> r_exp_W_to_product_12_right_from;
+            TRESHAPE(r_exp_W_to_product_12_right_from, b_exp_W_to_1_2_f16_in);
+            TEXTRACT(r_exp_W_to_product_12_right, r_exp_W_to_product_12_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // r_exp_W_to_product_12_right -> r_exp_W_to_product_12
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // r_exp_W_to_product_12_right -> r_exp_W_to_product_12
+            TMATMUL(r_exp_W_to_product_12, r_exp_W_to_product_12_left, r_exp_W_to_product_12_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_12 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_12 -> store
+            {
+                auto to = view(r_exp_W_to_product_12_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, r_exp_W_to_product_12);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_12_channel -> r_exp_W_to_product_12_in_322
+            L1Part<half, 64, 128> b_cube_raw(rows, 128);
+            TASSIGN(b_cube_raw, 0x36000);
+            auto b_cube_raw_from = view(b_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
+            TLOAD(b_cube_raw, b_cube_raw_from);
+            if (rows < 64) TFILLPAD(b_cube_raw, b_cube_raw);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_cube -> r_bT_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // r_exp_W_to_product_10_left -> r_bT_left
+            TEXTRACT(r_bT_left, r_cube, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_cube -> r_bT_right
+            L1View<half, 128, 64> r_bT_right_from;
+            TRESHAPE(r_bT_right_from, b_cube);
+            TEXTRACT(r_bT_right, r_bT_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // r_bT_right -> r_bT
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // r_bT_right -> r_bT
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // r_exp_W_to_product_2 -> r_bT
+            TMATMUL(r_bT, r_bT_left, r_bT_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // r_bT -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // r_bT -> store
+            {
+                auto to = view(r_bT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, r_bT);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_bT_channel -> r_bT_in_332
             wait_flag_dev(0);  // operand_of_o_f16_channel -> operand_of_o_f16_in
             {
                 auto from = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
                 TLOAD(operand_of_o_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // operand_of_o_f16_in -> operand_of_o_Z_sum_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // operand_of_o_f16_in -> operand_of_o_Z_sum_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_o_f16_in -> operand_of_o_Z_sum_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_o_f16_in -> operand_of_o_Z_sum_left
             TEXTRACT(operand_of_o_Z_sum_left, operand_of_o_f16_in, 0, 0);
             TEXTRACT(operand_of_o_Z_sum_right, Z_f16, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // operand_of_o_Z_sum_right -> operand_of_o_Z_sum
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // operand_of_o_Z_sum_right -> operand_of_o_Z_sum
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // operand_of_o_Z_sum_right -> operand_of_o_Z_sum
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // operand_of_o_Z_sum_right -> operand_of_o_Z_sum
             TMATMUL_ACC(operand_of_o_Z_sum, operand_of_o_2_v, operand_of_o_Z_sum_left, operand_of_o_Z_sum_right);
+            wait_flag_dev(0);  // exp_W_r_f16_channel -> exp_W_r_f16_in
             {
                 auto from = view(exp_W_r_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(exp_W_r_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_W_r_f16_in -> o_sum_2_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_W_r_f16_in -> o_sum_2_left
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // S_next_part_left -> o_sum_2_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // exp_W_r_f16_in -> o_sum_2_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // exp_W_r_f16_in -> o_sum_2_left
             TEXTRACT(o_sum_2_left, exp_W_r_f16_in, 0, 0);
             TEXTRACT(o_sum_2_right, S_f16_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_2_right -> o_sum_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_2_right -> o_sum_2
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // o_sum_2_right -> o_sum_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // o_sum_2_right -> o_sum_2
             TMATMUL_ACC(o_sum_2, operand_of_o_Z_sum, o_sum_2_left, o_sum_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // o_sum_2 -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_2_left -> W_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // o_sum_2 -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2 -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2 -> store
             {
                 auto to = view(o_sum_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, o_sum_2);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_2_channel -> o_sum_2_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_2_channel -> o_sum_2_in_475
         }
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_below_16_f16 -> lower_mask
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_2_left -> W_left
     }
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x0);
+    UbTile<float, 64, 128> S_0_raw_1;
+    TASSIGN(S_0_raw_1, 0x0);
     UbTile<float, 64, 128> S_0;
     TASSIGN(S_0, 0x0);
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x0);
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x8000);
-    UbTile<float, 32, 128> w;
-    TASSIGN(w, 0x8000);
-    UbTile<float, 32, 128> exp_w;
-    TASSIGN(exp_w, 0xc000);
-    UbTile<float, 32, 128> exp_w_times_0;
-    TASSIGN(exp_w_times_0, 0xc000);
-    UbTile<float, 32, 128> w_max_minus_105;
-    TASSIGN(w_max_minus_105, 0x8000);
+    UbTile<float, 32, 128> w_12;
+    TASSIGN(w_12, 0x8000);
+    UbTile<float, 32, 128> exp_w_12;
+    TASSIGN(exp_w_12, 0xc000);
+    UbTile<float, 32, 128> exp_w_times_0_12;
+    TASSIGN(exp_w_times_0_12, 0xc000);
+    UbTile<float, 32, 128> w_max_minus_105_12;
+    TASSIGN(w_max_minus_105_12, 0x8000);
     UbTile<float, 32, 128> exp_w_times_0_sum;
     TASSIGN(exp_w_times_0_sum, 0x8000);
-    UbTile<half, 32, 128> a;
-    TASSIGN(a, 0x8000);
-    UbTile<float, 32, 128> a_f32;
-    TASSIGN(a_f32, 0x10000);
-    UbTile<half, 32, 128> b_;
-    TASSIGN(b_, 0xc000);
-    UbTile<float, 32, 128> b_f32;
-    TASSIGN(b_f32, 0x8000);
-    UbTile<half, 32, 128> k;
-    TASSIGN(k, 0x14000);
-    UbTile<float, 32, 128> k_f32;
-    TASSIGN(k_f32, 0xc000);
-    UbTile<float, 32, 128> W_to_32_in;
-    TASSIGN(W_to_32_in, 0x14000);
-    UbTile<float, 32, 128> exp_W_to_32;
-    TASSIGN(exp_W_to_32, 0x14000);
+    UbTile<float, 32, 128> W_to_32_in_36;
+    TASSIGN(W_to_32_in_36, 0x10000);
+    UbTile<float, 32, 128> exp_W_to_32_36;
+    TASSIGN(exp_W_to_32_36, 0x10000);
+    UbTile<half, 32, 128> a_36;
+    TASSIGN(a_36, 0x14000);
+    UbTile<float, 32, 128> a_f32_36;
+    TASSIGN(a_f32_36, 0x16000);
     UbTile<float, 32, 128> a_exp_W_to_32;
-    TASSIGN(a_exp_W_to_32, 0x14000);
-    UbTile<float, 32, 128> W_to_32_2_in;
-    TASSIGN(W_to_32_2_in, 0x18000);
-    UbTile<float, 32, 128> exp_W_to_32_2;
-    TASSIGN(exp_W_to_32_2, 0x18000);
-    UbTile<float, 32, 128> b_exp_W_to_32_2;
-    TASSIGN(b_exp_W_to_32_2, 0x1c000);
+    TASSIGN(a_exp_W_to_32, 0x16000);
     UbTile<half, 32, 128> a_exp_W_to_32_f16;
-    TASSIGN(a_exp_W_to_32_f16, 0x20000);
+    TASSIGN(a_exp_W_to_32_f16, 0x1a000);
+    UbTile<float, 32, 128> W_to_32_2_in_42;
+    TASSIGN(W_to_32_2_in_42, 0x1c000);
+    UbTile<float, 32, 128> exp_W_to_32_2_42;
+    TASSIGN(exp_W_to_32_2_42, 0x1c000);
+    UbTile<half, 32, 128> b_42;
+    TASSIGN(b_42, 0x20000);
+    UbTile<float, 32, 128> b_f32_42;
+    TASSIGN(b_f32_42, 0x22000);
+    UbTile<float, 32, 128> b_exp_W_to_32_2;
+    TASSIGN(b_exp_W_to_32_2, 0x22000);
     UbTile<half, 32, 128> b_exp_W_to_32_2_f16;
-    TASSIGN(b_exp_W_to_32_2_f16, 0x14000);
-    UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0x14000);
-    UbTile<float, 32, 64> a_exp_W_to_product_in;
-    TASSIGN(a_exp_W_to_product_in, 0x1c000);
-    UbTile<float, 32, 64> a_exp_W_to_64;
-    TASSIGN(a_exp_W_to_64, 0x1c000);
-    UbTile<float, 32, 128> k_exp_W_to_32_2;
-    TASSIGN(k_exp_W_to_32_2, 0x14000);
-    UbTile<half, 32, 128> k_exp_W_to_32_2_f16;
-    TASSIGN(k_exp_W_to_32_2_f16, 0x1e000);
-    UbTile<float, 32, 64> pairs_32_mask_2;
-    TASSIGN(pairs_32_mask_2, 0x14000);
-    UbTile<float, 32, 64> a_exp_W_to_product_2_in;
-    TASSIGN(a_exp_W_to_product_2_in, 0x1e000);
-    UbTile<float, 32, 64> a_exp_W_to_64_2;
-    TASSIGN(a_exp_W_to_64_2, 0x1e000);
-    UbTile<half, 32, 128> r;
-    TASSIGN(r, 0x20000);
-    UbTile<float, 32, 128> r_f32;
-    TASSIGN(r_f32, 0x14000);
-    UbTile<float, 32, 128> r_exp_W_to_32_2;
-    TASSIGN(r_exp_W_to_32_2, 0x18000);
-    UbTile<half, 32, 128> r_exp_W_to_32_2_f16;
-    TASSIGN(r_exp_W_to_32_2_f16, 0x20000);
-    UbTile<float, 32, 64> pairs_32_mask_3;
-    TASSIGN(pairs_32_mask_3, 0x1a000);
-    UbTile<float, 32, 64> r_exp_W_to_product_in;
-    TASSIGN(r_exp_W_to_product_in, 0x18000);
-    UbTile<float, 32, 64> r_exp_W_to_64;
-    TASSIGN(r_exp_W_to_64, 0x18000);
-    UbTile<float, 32, 64> pairs_32_mask_4;
-    TASSIGN(pairs_32_mask_4, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_product_2_in;
-    TASSIGN(r_exp_W_to_product_2_in, 0x1a000);
-    UbTile<float, 32, 64> r_exp_W_to_64_2;
-    TASSIGN(r_exp_W_to_64_2, 0x1a000);
-    UbTile<float, 32, 128> W_to_16_in;
-    TASSIGN(W_to_16_in, 0x24000);
-    UbTile<float, 32, 128> exp_W_to_16;
-    TASSIGN(exp_W_to_16, 0x24000);
+    TASSIGN(b_exp_W_to_32_2_f16, 0x26000);
+    UbTile<float, 32, 64> a_exp_W_to_product_in_99;
+    TASSIGN(a_exp_W_to_product_in_99, 0x28000);
+    UbTile<float, 32, 64> pairs_32_mask_99;
+    TASSIGN(pairs_32_mask_99, 0x2a000);
+    UbTile<float, 32, 64> a_exp_W_to_64_99;
+    TASSIGN(a_exp_W_to_64_99, 0x28000);
+    UbTile<float, 32, 128> W_to_16_in_82;
+    TASSIGN(W_to_16_in_82, 0x8000);
+    UbTile<float, 32, 128> exp_W_to_16_82;
+    TASSIGN(exp_W_to_16_82, 0x8000);
+    UbTile<half, 32, 128> a_82;
+    TASSIGN(a_82, 0xc000);
+    UbTile<float, 32, 128> a_f32_82;
+    TASSIGN(a_f32_82, 0xe000);
     UbTile<float, 32, 128> a_exp_W_to_16;
-    TASSIGN(a_exp_W_to_16, 0x24000);
-    UbTile<float, 32, 128> W_to_16_2_in;
-    TASSIGN(W_to_16_2_in, 0x20000);
-    UbTile<float, 32, 128> exp_W_to_16_2;
-    TASSIGN(exp_W_to_16_2, 0x20000);
-    UbTile<float, 32, 128> b_exp_W_to_16_2;
-    TASSIGN(b_exp_W_to_16_2, 0x28000);
+    TASSIGN(a_exp_W_to_16, 0xe000);
     UbTile<half, 32, 128> a_exp_W_to_16_f16;
-    TASSIGN(a_exp_W_to_16_f16, 0x2c000);
+    TASSIGN(a_exp_W_to_16_f16, 0x12000);
+    UbTile<float, 32, 128> W_to_16_2_in_88;
+    TASSIGN(W_to_16_2_in_88, 0x14000);
+    UbTile<float, 32, 128> exp_W_to_16_2_88;
+    TASSIGN(exp_W_to_16_2_88, 0x14000);
+    UbTile<half, 32, 128> b_88;
+    TASSIGN(b_88, 0x18000);
+    UbTile<float, 32, 128> b_f32_88;
+    TASSIGN(b_f32_88, 0x1a000);
+    UbTile<float, 32, 128> b_exp_W_to_16_2;
+    TASSIGN(b_exp_W_to_16_2, 0x1a000);
     UbTile<half, 32, 128> b_exp_W_to_16_2_f16;
-    TASSIGN(b_exp_W_to_16_2_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_3_in;
-    TASSIGN(a_exp_W_to_product_3_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_32_2;
-    TASSIGN(a_exp_W_to_32_2, 0x26000);
+    TASSIGN(b_exp_W_to_16_2_f16, 0x1e000);
+    UbTile<float, 32, 64> a_exp_W_to_product_3_in_99;
+    TASSIGN(a_exp_W_to_product_3_in_99, 0x20000);
+    UbTile<float, 32, 64> pairs_16_mask_99;
+    TASSIGN(pairs_16_mask_99, 0x22000);
+    UbTile<float, 32, 64> a_exp_W_to_32_2_99;
+    TASSIGN(a_exp_W_to_32_2_99, 0x20000);
     UbTile<float, 32, 64> a_exp_W_to_64_sum;
-    TASSIGN(a_exp_W_to_64_sum, 0x1c000);
-    UbTile<float, 32, 128> k_exp_W_to_16_2;
-    TASSIGN(k_exp_W_to_16_2, 0x24000);
-    UbTile<half, 32, 128> k_exp_W_to_16_2_f16;
-    TASSIGN(k_exp_W_to_16_2_f16, 0x28000);
-    UbTile<float, 32, 64> pairs_16_mask_2;
-    TASSIGN(pairs_16_mask_2, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_4_in;
-    TASSIGN(a_exp_W_to_product_4_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_32_3;
-    TASSIGN(a_exp_W_to_32_3, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_64_sum_2;
-    TASSIGN(a_exp_W_to_64_sum_2, 0x1e000);
-    UbTile<float, 32, 128> r_exp_W_to_16_2;
-    TASSIGN(r_exp_W_to_16_2, 0x20000);
-    UbTile<half, 32, 128> r_exp_W_to_16_2_f16;
-    TASSIGN(r_exp_W_to_16_2_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_16_mask_3;
-    TASSIGN(pairs_16_mask_3, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_product_3_in;
-    TASSIGN(r_exp_W_to_product_3_in, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_32;
-    TASSIGN(r_exp_W_to_32, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_32_sum;
-    TASSIGN(r_exp_W_to_32_sum, 0x18000);
-    UbTile<float, 32, 64> pairs_16_mask_4;
-    TASSIGN(pairs_16_mask_4, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_product_4_in;
-    TASSIGN(r_exp_W_to_product_4_in, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_32_3;
-    TASSIGN(r_exp_W_to_32_3, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_64_sum;
-    TASSIGN(r_exp_W_to_64_sum, 0x1a000);
-    UbTile<float, 32, 128> W_to_8_in;
-    TASSIGN(W_to_8_in, 0x24000);
-    UbTile<float, 32, 128> exp_W_to_8;
-    TASSIGN(exp_W_to_8, 0x24000);
+    TASSIGN(a_exp_W_to_64_sum, 0x28000);
+    UbTile<float, 32, 128> W_to_8_in_132;
+    TASSIGN(W_to_8_in_132, 0x24000);
+    UbTile<float, 32, 128> exp_W_to_8_132;
+    TASSIGN(exp_W_to_8_132, 0x24000);
+    UbTile<half, 32, 128> a_132;
+    TASSIGN(a_132, 0x2a000);
+    UbTile<float, 32, 128> a_f32_132;
+    TASSIGN(a_f32_132, 0x8000);
     UbTile<float, 32, 128> a_exp_W_to_8;
-    TASSIGN(a_exp_W_to_8, 0x24000);
-    UbTile<float, 32, 128> W_to_8_2_in;
-    TASSIGN(W_to_8_2_in, 0x20000);
-    UbTile<float, 32, 128> exp_W_to_8_2;
-    TASSIGN(exp_W_to_8_2, 0x20000);
-    UbTile<float, 32, 128> b_exp_W_to_8_2;
-    TASSIGN(b_exp_W_to_8_2, 0x28000);
+    TASSIGN(a_exp_W_to_8, 0x8000);
     UbTile<half, 32, 128> a_exp_W_to_8_f16;
-    TASSIGN(a_exp_W_to_8_f16, 0x2c000);
+    TASSIGN(a_exp_W_to_8_f16, 0xc000);
+    UbTile<float, 32, 128> W_to_8_2_in_138;
+    TASSIGN(W_to_8_2_in_138, 0xe000);
+    UbTile<float, 32, 128> exp_W_to_8_2_138;
+    TASSIGN(exp_W_to_8_2_138, 0xe000);
+    UbTile<half, 32, 128> b_138;
+    TASSIGN(b_138, 0x12000);
+    UbTile<float, 32, 128> b_f32_138;
+    TASSIGN(b_f32_138, 0x14000);
+    UbTile<float, 32, 128> b_exp_W_to_8_2;
+    TASSIGN(b_exp_W_to_8_2, 0x14000);
     UbTile<half, 32, 128> b_exp_W_to_8_2_f16;
-    TASSIGN(b_exp_W_to_8_2_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_5_in;
-    TASSIGN(a_exp_W_to_product_5_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_16_2;
-    TASSIGN(a_exp_W_to_16_2, 0x26000);
+    TASSIGN(b_exp_W_to_8_2_f16, 0x18000);
+    UbTile<float, 32, 64> a_exp_W_to_product_5_in_149;
+    TASSIGN(a_exp_W_to_product_5_in_149, 0x1a000);
+    UbTile<float, 32, 64> pairs_8_mask_149;
+    TASSIGN(pairs_8_mask_149, 0x1c000);
+    UbTile<float, 32, 64> a_exp_W_to_16_2_149;
+    TASSIGN(a_exp_W_to_16_2_149, 0x1a000);
     UbTile<float, 32, 64> a_exp_W_to_16_sum;
-    TASSIGN(a_exp_W_to_16_sum, 0x1c000);
-    UbTile<float, 32, 128> k_exp_W_to_8_2;
-    TASSIGN(k_exp_W_to_8_2, 0x24000);
-    UbTile<half, 32, 128> k_exp_W_to_8_2_f16;
-    TASSIGN(k_exp_W_to_8_2_f16, 0x28000);
-    UbTile<float, 32, 64> pairs_8_mask_2;
-    TASSIGN(pairs_8_mask_2, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_6_in;
-    TASSIGN(a_exp_W_to_product_6_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_16_3;
-    TASSIGN(a_exp_W_to_16_3, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_16_sum_2;
-    TASSIGN(a_exp_W_to_16_sum_2, 0x1e000);
-    UbTile<float, 32, 128> r_exp_W_to_8_2;
-    TASSIGN(r_exp_W_to_8_2, 0x20000);
-    UbTile<half, 32, 128> r_exp_W_to_8_2_f16;
-    TASSIGN(r_exp_W_to_8_2_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_8_mask_3;
-    TASSIGN(pairs_8_mask_3, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_product_5_in;
-    TASSIGN(r_exp_W_to_product_5_in, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_16;
-    TASSIGN(r_exp_W_to_16, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_16_sum;
-    TASSIGN(r_exp_W_to_16_sum, 0x18000);
-    UbTile<float, 32, 64> pairs_8_mask_4;
-    TASSIGN(pairs_8_mask_4, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_product_6_in;
-    TASSIGN(r_exp_W_to_product_6_in, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_16_3;
-    TASSIGN(r_exp_W_to_16_3, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_16_sum_2;
-    TASSIGN(r_exp_W_to_16_sum_2, 0x1a000);
-    UbTile<float, 32, 128> W_to_4_in;
-    TASSIGN(W_to_4_in, 0x24000);
-    UbTile<float, 32, 128> exp_W_to_4;
-    TASSIGN(exp_W_to_4, 0x24000);
+    TASSIGN(a_exp_W_to_16_sum, 0x28000);
+    UbTile<float, 32, 128> W_to_4_in_182;
+    TASSIGN(W_to_4_in_182, 0x1e000);
+    UbTile<float, 32, 128> exp_W_to_4_182;
+    TASSIGN(exp_W_to_4_182, 0x1e000);
+    UbTile<half, 32, 128> a_182;
+    TASSIGN(a_182, 0x22000);
+    UbTile<float, 32, 128> a_f32_182;
+    TASSIGN(a_f32_182, 0x24000);
     UbTile<float, 32, 128> a_exp_W_to_4;
     TASSIGN(a_exp_W_to_4, 0x24000);
-    UbTile<float, 32, 128> W_to_4_2_in;
-    TASSIGN(W_to_4_2_in, 0x20000);
-    UbTile<float, 32, 128> exp_W_to_4_2;
-    TASSIGN(exp_W_to_4_2, 0x20000);
-    UbTile<float, 32, 128> b_exp_W_to_4_2;
-    TASSIGN(b_exp_W_to_4_2, 0x28000);
     UbTile<half, 32, 128> a_exp_W_to_4_f16;
-    TASSIGN(a_exp_W_to_4_f16, 0x2c000);
+    TASSIGN(a_exp_W_to_4_f16, 0x2a000);
+    UbTile<float, 32, 128> W_to_4_2_in_188;
+    TASSIGN(W_to_4_2_in_188, 0x8000);
+    UbTile<float, 32, 128> exp_W_to_4_2_188;
+    TASSIGN(exp_W_to_4_2_188, 0x8000);
+    UbTile<half, 32, 128> b_188;
+    TASSIGN(b_188, 0xc000);
+    UbTile<float, 32, 128> b_f32_188;
+    TASSIGN(b_f32_188, 0xe000);
+    UbTile<float, 32, 128> b_exp_W_to_4_2;
+    TASSIGN(b_exp_W_to_4_2, 0xe000);
     UbTile<half, 32, 128> b_exp_W_to_4_2_f16;
-    TASSIGN(b_exp_W_to_4_2_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_7_in;
-    TASSIGN(a_exp_W_to_product_7_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_8_2;
-    TASSIGN(a_exp_W_to_8_2, 0x26000);
+    TASSIGN(b_exp_W_to_4_2_f16, 0x12000);
+    UbTile<float, 32, 64> a_exp_W_to_product_7_in_199;
+    TASSIGN(a_exp_W_to_product_7_in_199, 0x14000);
+    UbTile<float, 32, 64> pairs_4_mask_199;
+    TASSIGN(pairs_4_mask_199, 0x16000);
+    UbTile<float, 32, 64> a_exp_W_to_8_2_199;
+    TASSIGN(a_exp_W_to_8_2_199, 0x14000);
     UbTile<float, 32, 64> a_exp_W_to_8_2_sum;
-    TASSIGN(a_exp_W_to_8_2_sum, 0x1c000);
-    UbTile<float, 32, 128> k_exp_W_to_4_2;
-    TASSIGN(k_exp_W_to_4_2, 0x24000);
-    UbTile<half, 32, 128> k_exp_W_to_4_2_f16;
-    TASSIGN(k_exp_W_to_4_2_f16, 0x28000);
-    UbTile<float, 32, 64> pairs_4_mask_2;
-    TASSIGN(pairs_4_mask_2, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_8_in;
-    TASSIGN(a_exp_W_to_product_8_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_8_3;
-    TASSIGN(a_exp_W_to_8_3, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_8_3_sum;
-    TASSIGN(a_exp_W_to_8_3_sum, 0x1e000);
-    UbTile<float, 32, 128> r_exp_W_to_4_2;
-    TASSIGN(r_exp_W_to_4_2, 0x20000);
-    UbTile<half, 32, 128> r_exp_W_to_4_2_f16;
-    TASSIGN(r_exp_W_to_4_2_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_4_mask_3;
-    TASSIGN(pairs_4_mask_3, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_product_7_in;
-    TASSIGN(r_exp_W_to_product_7_in, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_8;
-    TASSIGN(r_exp_W_to_8, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_8_sum;
-    TASSIGN(r_exp_W_to_8_sum, 0x18000);
-    UbTile<float, 32, 64> pairs_4_mask_4;
-    TASSIGN(pairs_4_mask_4, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_product_8_in;
-    TASSIGN(r_exp_W_to_product_8_in, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_8_3;
-    TASSIGN(r_exp_W_to_8_3, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_8_3_sum;
-    TASSIGN(r_exp_W_to_8_3_sum, 0x1a000);
-    UbTile<float, 32, 128> W_to_2_in;
-    TASSIGN(W_to_2_in, 0x24000);
-    UbTile<float, 32, 128> exp_W_to_2;
-    TASSIGN(exp_W_to_2, 0x24000);
+    TASSIGN(a_exp_W_to_8_2_sum, 0x28000);
+    UbTile<float, 32, 128> W_to_2_in_232;
+    TASSIGN(W_to_2_in_232, 0x18000);
+    UbTile<float, 32, 128> exp_W_to_2_232;
+    TASSIGN(exp_W_to_2_232, 0x18000);
+    UbTile<half, 32, 128> a_232;
+    TASSIGN(a_232, 0x1c000);
+    UbTile<float, 32, 128> a_f32_232;
+    TASSIGN(a_f32_232, 0x1e000);
     UbTile<float, 32, 128> a_exp_W_to_2;
-    TASSIGN(a_exp_W_to_2, 0x24000);
-    UbTile<float, 32, 128> W_to_2_2_in;
-    TASSIGN(W_to_2_2_in, 0x20000);
-    UbTile<float, 32, 128> exp_W_to_2_2;
-    TASSIGN(exp_W_to_2_2, 0x20000);
-    UbTile<float, 32, 128> b_exp_W_to_2_2;
-    TASSIGN(b_exp_W_to_2_2, 0x28000);
+    TASSIGN(a_exp_W_to_2, 0x1e000);
     UbTile<half, 32, 128> a_exp_W_to_2_f16;
-    TASSIGN(a_exp_W_to_2_f16, 0x2c000);
+    TASSIGN(a_exp_W_to_2_f16, 0x22000);
+    UbTile<float, 32, 128> W_to_2_2_in_238;
+    TASSIGN(W_to_2_2_in_238, 0x24000);
+    UbTile<float, 32, 128> exp_W_to_2_2_238;
+    TASSIGN(exp_W_to_2_2_238, 0x24000);
+    UbTile<half, 32, 128> b_238;
+    TASSIGN(b_238, 0x2a000);
+    UbTile<float, 32, 128> b_f32_238;
+    TASSIGN(b_f32_238, 0x8000);
+    UbTile<float, 32, 128> b_exp_W_to_2_2;
+    TASSIGN(b_exp_W_to_2_2, 0x8000);
     UbTile<half, 32, 128> b_exp_W_to_2_2_f16;
-    TASSIGN(b_exp_W_to_2_2_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_9_in;
-    TASSIGN(a_exp_W_to_product_9_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_4_2;
-    TASSIGN(a_exp_W_to_4_2, 0x26000);
+    TASSIGN(b_exp_W_to_2_2_f16, 0xc000);
+    UbTile<float, 32, 64> a_exp_W_to_product_9_in_249;
+    TASSIGN(a_exp_W_to_product_9_in_249, 0xe000);
+    UbTile<float, 32, 64> pairs_2_mask_249;
+    TASSIGN(pairs_2_mask_249, 0x10000);
+    UbTile<float, 32, 64> a_exp_W_to_4_2_249;
+    TASSIGN(a_exp_W_to_4_2_249, 0xe000);
     UbTile<float, 32, 64> a_exp_W_to_4_2_sum;
-    TASSIGN(a_exp_W_to_4_2_sum, 0x1c000);
-    UbTile<float, 32, 128> k_exp_W_to_2_2;
-    TASSIGN(k_exp_W_to_2_2, 0x24000);
-    UbTile<half, 32, 128> k_exp_W_to_2_2_f16;
-    TASSIGN(k_exp_W_to_2_2_f16, 0x28000);
-    UbTile<float, 32, 64> pairs_2_mask_2;
-    TASSIGN(pairs_2_mask_2, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_10_in;
-    TASSIGN(a_exp_W_to_product_10_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_4_3;
-    TASSIGN(a_exp_W_to_4_3, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_4_3_sum;
-    TASSIGN(a_exp_W_to_4_3_sum, 0x1e000);
-    UbTile<float, 32, 128> r_exp_W_to_2_2;
-    TASSIGN(r_exp_W_to_2_2, 0x20000);
-    UbTile<half, 32, 128> r_exp_W_to_2_2_f16;
-    TASSIGN(r_exp_W_to_2_2_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_2_mask_3;
-    TASSIGN(pairs_2_mask_3, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_product_9_in;
-    TASSIGN(r_exp_W_to_product_9_in, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_4;
-    TASSIGN(r_exp_W_to_4, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_4_sum;
-    TASSIGN(r_exp_W_to_4_sum, 0x18000);
-    UbTile<float, 32, 64> pairs_2_mask_4;
-    TASSIGN(pairs_2_mask_4, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_product_10_in;
-    TASSIGN(r_exp_W_to_product_10_in, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_4_3;
-    TASSIGN(r_exp_W_to_4_3, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_4_3_sum;
-    TASSIGN(r_exp_W_to_4_3_sum, 0x1a000);
-    UbTile<float, 32, 128> W_to_1_in;
-    TASSIGN(W_to_1_in, 0x24000);
-    UbTile<float, 32, 128> exp_W_to_1;
-    TASSIGN(exp_W_to_1, 0x24000);
+    TASSIGN(a_exp_W_to_4_2_sum, 0x28000);
+    UbTile<float, 32, 128> W_to_1_in_282;
+    TASSIGN(W_to_1_in_282, 0x12000);
+    UbTile<float, 32, 128> exp_W_to_1_282;
+    TASSIGN(exp_W_to_1_282, 0x12000);
+    UbTile<half, 32, 128> a_282;
+    TASSIGN(a_282, 0x16000);
+    UbTile<float, 32, 128> a_f32_282;
+    TASSIGN(a_f32_282, 0x18000);
     UbTile<float, 32, 128> a_exp_W_to_1;
-    TASSIGN(a_exp_W_to_1, 0x24000);
-    UbTile<float, 32, 128> W_to_1_2_in;
-    TASSIGN(W_to_1_2_in, 0x20000);
-    UbTile<float, 32, 128> exp_W_to_1_2;
-    TASSIGN(exp_W_to_1_2, 0x20000);
-    UbTile<float, 32, 128> b_exp_W_to_1_2;
-    TASSIGN(b_exp_W_to_1_2, 0x28000);
+    TASSIGN(a_exp_W_to_1, 0x18000);
     UbTile<half, 32, 128> a_exp_W_to_1_f16;
-    TASSIGN(a_exp_W_to_1_f16, 0x2c000);
+    TASSIGN(a_exp_W_to_1_f16, 0x1c000);
+    UbTile<float, 32, 128> W_to_1_2_in_288;
+    TASSIGN(W_to_1_2_in_288, 0x1e000);
+    UbTile<float, 32, 128> exp_W_to_1_2_288;
+    TASSIGN(exp_W_to_1_2_288, 0x1e000);
+    UbTile<half, 32, 128> b_288;
+    TASSIGN(b_288, 0x22000);
+    UbTile<float, 32, 128> b_f32_288;
+    TASSIGN(b_f32_288, 0x24000);
+    UbTile<float, 32, 128> b_exp_W_to_1_2;
+    TASSIGN(b_exp_W_to_1_2, 0x24000);
     UbTile<half, 32, 128> b_exp_W_to_1_2_f16;
-    TASSIGN(b_exp_W_to_1_2_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_11_in;
-    TASSIGN(a_exp_W_to_product_11_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_2_2;
-    TASSIGN(a_exp_W_to_2_2, 0x26000);
+    TASSIGN(b_exp_W_to_1_2_f16, 0x2a000);
+    UbTile<float, 32, 64> a_exp_W_to_product_11_in_299;
+    TASSIGN(a_exp_W_to_product_11_in_299, 0x2c000);
+    UbTile<float, 32, 64> pairs_1_mask_299;
+    TASSIGN(pairs_1_mask_299, 0x8000);
+    UbTile<float, 32, 64> a_exp_W_to_2_2_299;
+    TASSIGN(a_exp_W_to_2_2_299, 0x2c000);
     UbTile<float, 32, 64> Tinv_decayed_product;
-    TASSIGN(Tinv_decayed_product, 0x1c000);
-    UbTile<float, 32, 128> k_exp_W_to_1_2;
-    TASSIGN(k_exp_W_to_1_2, 0x24000);
-    UbTile<half, 32, 128> k_exp_W_to_1_2_f16;
-    TASSIGN(k_exp_W_to_1_2_f16, 0x28000);
-    UbTile<float, 32, 64> pairs_1_mask_2;
-    TASSIGN(pairs_1_mask_2, 0x24000);
-    UbTile<float, 32, 64> a_exp_W_to_product_12_in;
-    TASSIGN(a_exp_W_to_product_12_in, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_2_3;
-    TASSIGN(a_exp_W_to_2_3, 0x26000);
-    UbTile<float, 32, 64> operand_of_Z;
-    TASSIGN(operand_of_Z, 0x1e000);
-    UbTile<float, 32, 128> r_exp_W_to_1_2;
-    TASSIGN(r_exp_W_to_1_2, 0x20000);
-    UbTile<half, 32, 128> r_exp_W_to_1_2_f16;
-    TASSIGN(r_exp_W_to_1_2_f16, 0x24000);
+    TASSIGN(Tinv_decayed_product, 0x28000);
     UbTile<float, 32, 64> Tinv_neg;
-    TASSIGN(Tinv_neg, 0x1c000);
-    UbTile<float, 32, 64> minus_Tinv_neg;
-    TASSIGN(minus_Tinv_neg, 0x1c000);
-    UbTile<float, 32, 64> pairs_1_mask_5;
-    TASSIGN(pairs_1_mask_5, 0x22000);
-    UbTile<float, 32, 64> minus_Tinv_neg_2;
-    TASSIGN(minus_Tinv_neg_2, 0x22000);
-    UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x20000);
-    UbTile<float, 32, 64> Tinv_rows_2;
-    TASSIGN(Tinv_rows_2, 0x22000);
-    UbTile<float, 32, 64> pairs_2_mask_5;
-    TASSIGN(pairs_2_mask_5, 0x2a000);
-    UbTile<float, 32, 64> minus_Tinv_neg_4;
-    TASSIGN(minus_Tinv_neg_4, 0x2a000);
-    UbTile<float, 32, 64> pairs_4_mask_5;
-    TASSIGN(pairs_4_mask_5, 0x24000);
-    UbTile<float, 32, 64> minus_Tinv_neg_8;
-    TASSIGN(minus_Tinv_neg_8, 0x24000);
-    UbTile<float, 32, 64> pairs_8_mask_5;
-    TASSIGN(pairs_8_mask_5, 0x26000);
-    UbTile<float, 32, 64> minus_Tinv_neg_16;
-    TASSIGN(minus_Tinv_neg_16, 0x26000);
-    UbTile<float, 32, 64> pairs_16_mask_5;
-    TASSIGN(pairs_16_mask_5, 0x28000);
-    UbTile<float, 32, 64> minus_Tinv_neg_32;
-    TASSIGN(minus_Tinv_neg_32, 0x28000);
-    UbTile<float, 32, 64> pairs_32_mask_5;
-    TASSIGN(pairs_32_mask_5, 0x2c000);
-    UbTile<float, 32, 64> minus_Tinv_neg_64;
-    TASSIGN(minus_Tinv_neg_64, 0x1c000);
-    UbTile<float, 1, 128> last_W;
-    TASSIGN(last_W, 0x2c000);
-    UbTile<half, 32, 64> minus_Tinv_neg_4_f16;
-    TASSIGN(minus_Tinv_neg_4_f16, 0x2c200);
-    UbTile<half, 32, 64> Tinv_rows_2_f16;
-    TASSIGN(Tinv_rows_2_f16, 0x2a000);
-    UbTile<half, 32, 64> minus_Tinv_neg_8_f16;
-    TASSIGN(minus_Tinv_neg_8_f16, 0x22000);
-    UbTile<half, 32, 64> minus_Tinv_neg_16_f16;
-    TASSIGN(minus_Tinv_neg_16_f16, 0x22000);
-    UbTile<half, 32, 64> minus_Tinv_neg_32_f16;
-    TASSIGN(minus_Tinv_neg_32_f16, 0x22000);
+    TASSIGN(Tinv_neg, 0x28000);
+    UbTile<half, 32, 64> Tinv_neg_f16;
+    TASSIGN(Tinv_neg_f16, 0xa000);
+    UbTile<float, 32, 16> Tinv_diagonal_stack;
+    TASSIGN(Tinv_diagonal_stack, 0xb000);
+    UbTile<float, 32, 16> pairs_1_mask_of_16_338;
+    TASSIGN(pairs_1_mask_of_16_338, 0xb800);
+    UbTile<float, 32, 16> Tinv_diagonal_2;
+    TASSIGN(Tinv_diagonal_2, 0xb800);
+    UbTile<float, 32, 16> eye_mask_of_16_339;
+    TASSIGN(eye_mask_of_16_339, 0xc000);
+    UbTile<float, 32, 16> Tinv_rows_2;
+    TASSIGN(Tinv_rows_2, 0xb800);
+    UbTile<half, 32, 16> Tinv_rows_2_f16;
+    TASSIGN(Tinv_rows_2_f16, 0xc800);
+    UbTile<float, 32, 16> pairs_2_mask_of_16_340;
+    TASSIGN(pairs_2_mask_of_16_340, 0xcc00);
+    UbTile<float, 32, 16> Tinv_diagonal_4;
+    TASSIGN(Tinv_diagonal_4, 0xcc00);
+    UbTile<half, 32, 16> Tinv_diagonal_4_f16;
+    TASSIGN(Tinv_diagonal_4_f16, 0xd400);
+    UbTile<float, 32, 16> pairs_4_mask_of_16_358;
+    TASSIGN(pairs_4_mask_of_16_358, 0xd800);
+    UbTile<float, 32, 16> Tinv_diagonal_8;
+    TASSIGN(Tinv_diagonal_8, 0xd800);
+    UbTile<half, 32, 16> Tinv_diagonal_8_f16;
+    TASSIGN(Tinv_diagonal_8_f16, 0xe000);
+    UbTile<float, 32, 16> pairs_8_mask_of_16_370;
+    TASSIGN(pairs_8_mask_of_16_370, 0xe400);
+    UbTile<float, 32, 16> Tinv_diagonal_16;
+    TASSIGN(Tinv_diagonal_16, 0xb000);
+    UbTile<half, 32, 16> Tinv_diagonal_16_f16;
+    TASSIGN(Tinv_diagonal_16_f16, 0xec00);
+    UbTile<float, 32, 128> W_to_32_2_in_53;
+    TASSIGN(W_to_32_2_in_53, 0xf000);
+    UbTile<float, 32, 128> exp_W_to_32_2_53;
+    TASSIGN(exp_W_to_32_2_53, 0xf000);
+    UbTile<half, 32, 128> k_53;
+    TASSIGN(k_53, 0x13000);
+    UbTile<float, 32, 128> k_f32_53;
+    TASSIGN(k_f32_53, 0x15000);
+    UbTile<float, 32, 128> k_exp_W_to_32_2;
+    TASSIGN(k_exp_W_to_32_2, 0x15000);
+    UbTile<half, 32, 128> k_exp_W_to_32_2_f16;
+    TASSIGN(k_exp_W_to_32_2_f16, 0x19000);
+    UbTile<float, 32, 64> a_exp_W_to_product_2_in_108;
+    TASSIGN(a_exp_W_to_product_2_in_108, 0x1b000);
+    UbTile<float, 32, 64> pairs_32_mask_2_108;
+    TASSIGN(pairs_32_mask_2_108, 0x1d000);
+    UbTile<float, 32, 64> a_exp_W_to_64_2_108;
+    TASSIGN(a_exp_W_to_64_2_108, 0x1b000);
+    UbTile<float, 32, 128> W_to_16_2_in_100;
+    TASSIGN(W_to_16_2_in_100, 0x1f000);
+    UbTile<float, 32, 128> exp_W_to_16_2_100;
+    TASSIGN(exp_W_to_16_2_100, 0x1f000);
+    UbTile<half, 32, 128> k_100;
+    TASSIGN(k_100, 0x23000);
+    UbTile<float, 32, 128> k_f32_100;
+    TASSIGN(k_f32_100, 0x25000);
+    UbTile<float, 32, 128> k_exp_W_to_16_2;
+    TASSIGN(k_exp_W_to_16_2, 0x25000);
+    UbTile<half, 32, 128> k_exp_W_to_16_2_f16;
+    TASSIGN(k_exp_W_to_16_2_f16, 0x29000);
+    UbTile<float, 32, 64> a_exp_W_to_product_4_in_108;
+    TASSIGN(a_exp_W_to_product_4_in_108, 0x2b000);
+    UbTile<float, 32, 64> pairs_16_mask_2_108;
+    TASSIGN(pairs_16_mask_2_108, 0x8000);
+    UbTile<float, 32, 64> a_exp_W_to_32_3_108;
+    TASSIGN(a_exp_W_to_32_3_108, 0x2b000);
+    UbTile<float, 32, 64> a_exp_W_to_64_sum_2;
+    TASSIGN(a_exp_W_to_64_sum_2, 0x1b000);
+    UbTile<float, 32, 128> W_to_8_2_in_150;
+    TASSIGN(W_to_8_2_in_150, 0xa000);
+    UbTile<float, 32, 128> exp_W_to_8_2_150;
+    TASSIGN(exp_W_to_8_2_150, 0xa000);
+    UbTile<half, 32, 128> k_150;
+    TASSIGN(k_150, 0xe000);
+    UbTile<float, 32, 128> k_f32_150;
+    TASSIGN(k_f32_150, 0x10000);
+    UbTile<float, 32, 128> k_exp_W_to_8_2;
+    TASSIGN(k_exp_W_to_8_2, 0x10000);
+    UbTile<half, 32, 128> k_exp_W_to_8_2_f16;
+    TASSIGN(k_exp_W_to_8_2_f16, 0x14000);
+    UbTile<float, 32, 64> a_exp_W_to_product_6_in_158;
+    TASSIGN(a_exp_W_to_product_6_in_158, 0x16000);
+    UbTile<float, 32, 64> pairs_8_mask_2_158;
+    TASSIGN(pairs_8_mask_2_158, 0x18000);
+    UbTile<float, 32, 64> a_exp_W_to_16_3_158;
+    TASSIGN(a_exp_W_to_16_3_158, 0x16000);
+    UbTile<float, 32, 64> a_exp_W_to_16_sum_2;
+    TASSIGN(a_exp_W_to_16_sum_2, 0x1b000);
+    UbTile<float, 32, 128> W_to_4_2_in_200;
+    TASSIGN(W_to_4_2_in_200, 0x1d000);
+    UbTile<float, 32, 128> exp_W_to_4_2_200;
+    TASSIGN(exp_W_to_4_2_200, 0x1d000);
+    UbTile<half, 32, 128> k_200;
+    TASSIGN(k_200, 0x21000);
+    UbTile<float, 32, 128> k_f32_200;
+    TASSIGN(k_f32_200, 0x23000);
+    UbTile<float, 32, 128> k_exp_W_to_4_2;
+    TASSIGN(k_exp_W_to_4_2, 0x23000);
+    UbTile<half, 32, 128> k_exp_W_to_4_2_f16;
+    TASSIGN(k_exp_W_to_4_2_f16, 0x27000);
+    UbTile<float, 32, 64> a_exp_W_to_product_8_in_208;
+    TASSIGN(a_exp_W_to_product_8_in_208, 0x29000);
+    UbTile<float, 32, 64> pairs_4_mask_2_208;
+    TASSIGN(pairs_4_mask_2_208, 0x2b000);
+    UbTile<float, 32, 64> a_exp_W_to_8_3_208;
+    TASSIGN(a_exp_W_to_8_3_208, 0x29000);
+    UbTile<float, 32, 64> a_exp_W_to_8_3_sum;
+    TASSIGN(a_exp_W_to_8_3_sum, 0x1b000);
+    UbTile<float, 32, 128> W_to_2_2_in_250;
+    TASSIGN(W_to_2_2_in_250, 0x8000);
+    UbTile<float, 32, 128> exp_W_to_2_2_250;
+    TASSIGN(exp_W_to_2_2_250, 0x8000);
+    UbTile<half, 32, 128> k_250;
+    TASSIGN(k_250, 0xc000);
+    UbTile<float, 32, 128> k_f32_250;
+    TASSIGN(k_f32_250, 0xe000);
+    UbTile<float, 32, 128> k_exp_W_to_2_2;
+    TASSIGN(k_exp_W_to_2_2, 0xe000);
+    UbTile<half, 32, 128> k_exp_W_to_2_2_f16;
+    TASSIGN(k_exp_W_to_2_2_f16, 0x12000);
+    UbTile<float, 32, 64> a_exp_W_to_product_10_in_258;
+    TASSIGN(a_exp_W_to_product_10_in_258, 0x14000);
+    UbTile<float, 32, 64> pairs_2_mask_2_258;
+    TASSIGN(pairs_2_mask_2_258, 0x16000);
+    UbTile<float, 32, 64> a_exp_W_to_4_3_258;
+    TASSIGN(a_exp_W_to_4_3_258, 0x14000);
+    UbTile<float, 32, 64> a_exp_W_to_4_3_sum;
+    TASSIGN(a_exp_W_to_4_3_sum, 0x1b000);
+    UbTile<float, 32, 128> W_to_1_2_in_300;
+    TASSIGN(W_to_1_2_in_300, 0x1d000);
+    UbTile<float, 32, 128> exp_W_to_1_2_300;
+    TASSIGN(exp_W_to_1_2_300, 0x1d000);
+    UbTile<half, 32, 128> k_300;
+    TASSIGN(k_300, 0x21000);
+    UbTile<float, 32, 128> k_f32_300;
+    TASSIGN(k_f32_300, 0x23000);
+    UbTile<float, 32, 128> k_exp_W_to_1_2;
+    TASSIGN(k_exp_W_to_1_2, 0x23000);
+    UbTile<half, 32, 128> k_exp_W_to_1_2_f16;
+    TASSIGN(k_exp_W_to_1_2_f16, 0x27000);
+    UbTile<float, 32, 64> a_exp_W_to_product_12_in_308;
+    TASSIGN(a_exp_W_to_product_12_in_308, 0x29000);
+    UbTile<float, 32, 64> pairs_1_mask_2_308;
+    TASSIGN(pairs_1_mask_2_308, 0x2b000);
+    UbTile<float, 32, 64> a_exp_W_to_2_3_308;
+    TASSIGN(a_exp_W_to_2_3_308, 0x29000);
+    UbTile<float, 32, 64> operand_of_Z;
+    TASSIGN(operand_of_Z, 0x1b000);
     UbTile<half, 32, 64> operand_of_Z_f16;
-    TASSIGN(operand_of_Z_f16, 0x26000);
-    UbTile<float, 32, 128> W0_in_2;
-    TASSIGN(W0_in_2, 0x22000);
-    UbTile<float, 32, 128> exp_W0;
-    TASSIGN(exp_W0, 0x22000);
+    TASSIGN(operand_of_Z_f16, 0x2d000);
+    UbTile<float, 32, 128> W0_in_2_417;
+    TASSIGN(W0_in_2_417, 0x8000);
+    UbTile<float, 32, 128> exp_W0_417;
+    TASSIGN(exp_W0_417, 0x8000);
+    UbTile<half, 32, 128> a_417;
+    TASSIGN(a_417, 0xc000);
+    UbTile<float, 32, 128> a_f32_417;
+    TASSIGN(a_f32_417, 0xe000);
     UbTile<float, 32, 128> exp_W0_a;
-    TASSIGN(exp_W0_a, 0x10000);
-    UbTile<half, 32, 64> minus_Tinv_neg_64_f16;
-    TASSIGN(minus_Tinv_neg_64_f16, 0x1e000);
-    UbTile<float, 32, 64> pairs_1_mask_3;
-    TASSIGN(pairs_1_mask_3, 0x1e000);
-    UbTile<float, 32, 64> r_exp_W_to_product_11_in;
-    TASSIGN(r_exp_W_to_product_11_in, 0x1c000);
-    UbTile<float, 32, 64> r_exp_W_to_2;
-    TASSIGN(r_exp_W_to_2, 0x1c000);
-    UbTile<float, 32, 64> r_exp_W_to_2_sum;
-    TASSIGN(r_exp_W_to_2_sum, 0x18000);
+    TASSIGN(exp_W0_a, 0xe000);
     UbTile<half, 32, 128> exp_W0_a_f16;
-    TASSIGN(exp_W0_a_f16, 0x1c000);
-    UbTile<float, 32, 128> expand_last_W;
-    TASSIGN(expand_last_W, 0x1c000);
-    UbTile<float, 32, 128> W_in_2;
-    TASSIGN(W_in_2, 0x10000);
-    UbTile<float, 32, 128> last_W_minus_W;
-    TASSIGN(last_W_minus_W, 0x1c000);
+    TASSIGN(exp_W0_a_f16, 0x12000);
+    UbTile<half, 64, 128> S_f16;
+    TASSIGN(S_f16, 0x14000);
+    UbTile<float, 1, 128> last_W;
+    TASSIGN(last_W, 0x18000);
+    UbTile<float, 32, 128> expand_last_W_456;
+    TASSIGN(expand_last_W_456, 0x18200);
+    UbTile<float, 32, 128> W_in_2_456;
+    TASSIGN(W_in_2_456, 0x1c200);
+    UbTile<float, 32, 128> last_W_minus_W_456;
+    TASSIGN(last_W_minus_W_456, 0x18200);
     UbTile<float, 32, 128> to_end;
-    TASSIGN(to_end, 0x1c000);
-    UbTile<float, 32, 128> to_end_k;
-    TASSIGN(to_end_k, 0xc000);
-    UbTile<half, 32, 128> to_end_k_f16;
-    TASSIGN(to_end_k_f16, 0x22000);
+    TASSIGN(to_end, 0x18200);
+    UbTile<half, 32, 128> b_466;
+    TASSIGN(b_466, 0x20200);
+    UbTile<float, 32, 128> b_f32_466;
+    TASSIGN(b_f32_466, 0x22200);
     UbTile<float, 32, 128> to_end_b;
-    TASSIGN(to_end_b, 0x8000);
+    TASSIGN(to_end_b, 0x22200);
     UbTile<half, 32, 128> to_end_b_f16;
-    TASSIGN(to_end_b_f16, 0xc000);
-    UbTile<float, 32, 128> exp_W;
-    TASSIGN(exp_W, 0x10000);
-    UbTile<float, 32, 128> exp_W_r;
-    TASSIGN(exp_W_r, 0x14000);
-    UbTile<float, 32, 64> r_kT_in;
-    TASSIGN(r_kT_in, 0x8000);
-    UbTile<float, 32, 64> r_kT_identity;
-    TASSIGN(r_kT_identity, 0x8000);
-    UbTile<float, 32, 64> pairs_1_mask_4;
-    TASSIGN(pairs_1_mask_4, 0xc000);
-    UbTile<float, 32, 64> r_exp_W_to_product_12_in;
-    TASSIGN(r_exp_W_to_product_12_in, 0xa000);
-    UbTile<float, 32, 64> r_exp_W_to_2_3;
-    TASSIGN(r_exp_W_to_2_3, 0xa000);
-    UbTile<float, 32, 64> operand_of_o_2;
-    TASSIGN(operand_of_o_2, 0x18000);
-    UbTile<half, 32, 128> exp_W_r_f16;
-    TASSIGN(exp_W_r_f16, 0x8000);
-    UbTile<float, 32, 64> r_exp_W_to_2_3_sum;
-    TASSIGN(r_exp_W_to_2_3_sum, 0x1a000);
-    UbTile<float, 32, 64> r_bT_in;
-    TASSIGN(r_bT_in, 0x8000);
-    UbTile<float, 32, 64> r_bT_identity;
-    TASSIGN(r_bT_identity, 0x8000);
-    UbTile<half, 32, 64> operand_of_o_2_f16;
-    TASSIGN(operand_of_o_2_f16, 0xa000);
-    UbTile<float, 32, 64> operand_of_o;
-    TASSIGN(operand_of_o, 0x1a000);
-    UbTile<half, 32, 64> operand_of_o_f16;
-    TASSIGN(operand_of_o_f16, 0x8000);
+    TASSIGN(to_end_b_f16, 0x26200);
+    UbTile<float, 64, 128> S_next_part_in_474;
+    TASSIGN(S_next_part_in_474, 0x8000);
+    UbTile<half, 32, 128> k_457;
+    TASSIGN(k_457, 0x10000);
+    UbTile<float, 32, 128> k_f32_457;
+    TASSIGN(k_f32_457, 0x12000);
+    UbTile<float, 32, 128> to_end_k;
+    TASSIGN(to_end_k, 0x12000);
+    UbTile<half, 32, 128> to_end_k_f16;
+    TASSIGN(to_end_k_f16, 0x16000);
+    UbTile<float, 64, 128> to_end_kT_v_sum_part_in_465;
+    TASSIGN(to_end_kT_v_sum_part_in_465, 0x18200);
     UbTile<float, 1, 128> chunk_decay;
-    TASSIGN(chunk_decay, 0x2c000);
-    UbCol<float, 64> chunk_decay_col;
-    TASSIGN(chunk_decay_col, 0x2c000 + sub * 256);
+    TASSIGN(chunk_decay, 0x18000);
+    UbCol<float, 64> chunk_decay_col_455;
+    TASSIGN(chunk_decay_col_455, 0x18000 + sub * 256);
     UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x8000);
-    UbTile<float, 64, 128> to_end_kT_v_sum_part_in;
-    TASSIGN(to_end_kT_v_sum_part_in, 0x10000);
+    TASSIGN(chunk_decay_S, 0x20200);
     UbTile<float, 64, 128> to_end_kT_v_sum;
-    TASSIGN(to_end_kT_v_sum, 0x8000);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x10000);
+    TASSIGN(to_end_kT_v_sum, 0x20200);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x0);
-    UbTile<float, 32, 128> o_sum_2_in;
-    TASSIGN(o_sum_2_in, 0x8000);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x8000);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0xc000);
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    UbTile<float, 32, 128> W_to_32_2_in_61;
+    TASSIGN(W_to_32_2_in_61, 0x28200);
+    UbTile<float, 32, 128> exp_W_to_32_2_61;
+    TASSIGN(exp_W_to_32_2_61, 0x28200);
+    UbTile<half, 32, 128> r_61;
+    TASSIGN(r_61, 0x8000);
+    UbTile<float, 32, 128> r_f32_61;
+    TASSIGN(r_f32_61, 0xa000);
+    UbTile<float, 32, 128> r_exp_W_to_32_2;
+    TASSIGN(r_exp_W_to_32_2, 0xa000);
+    UbTile<half, 32, 128> r_exp_W_to_32_2_f16;
+    TASSIGN(r_exp_W_to_32_2_f16, 0xe000);
+    UbTile<float, 32, 64> r_exp_W_to_product_in_117;
+    TASSIGN(r_exp_W_to_product_in_117, 0x10000);
+    UbTile<float, 32, 64> pairs_32_mask_3_117;
+    TASSIGN(pairs_32_mask_3_117, 0x12000);
+    UbTile<float, 32, 64> r_exp_W_to_64_117;
+    TASSIGN(r_exp_W_to_64_117, 0x10000);
+    UbTile<float, 32, 128> W_to_16_2_in_109;
+    TASSIGN(W_to_16_2_in_109, 0x14000);
+    UbTile<float, 32, 128> exp_W_to_16_2_109;
+    TASSIGN(exp_W_to_16_2_109, 0x14000);
+    UbTile<half, 32, 128> r_109;
+    TASSIGN(r_109, 0x18000);
+    UbTile<float, 32, 128> r_f32_109;
+    TASSIGN(r_f32_109, 0x1a000);
+    UbTile<float, 32, 128> r_exp_W_to_16_2;
+    TASSIGN(r_exp_W_to_16_2, 0x1a000);
+    UbTile<half, 32, 128> r_exp_W_to_16_2_f16;
+    TASSIGN(r_exp_W_to_16_2_f16, 0x1e000);
+    UbTile<float, 32, 64> r_exp_W_to_product_3_in_117;
+    TASSIGN(r_exp_W_to_product_3_in_117, 0x20000);
+    UbTile<float, 32, 64> pairs_16_mask_3_117;
+    TASSIGN(pairs_16_mask_3_117, 0x22000);
+    UbTile<float, 32, 64> r_exp_W_to_32_117;
+    TASSIGN(r_exp_W_to_32_117, 0x20000);
+    UbTile<float, 32, 64> r_exp_W_to_32_sum;
+    TASSIGN(r_exp_W_to_32_sum, 0x10000);
+    UbTile<float, 32, 128> W_to_8_2_in_159;
+    TASSIGN(W_to_8_2_in_159, 0x24000);
+    UbTile<float, 32, 128> exp_W_to_8_2_159;
+    TASSIGN(exp_W_to_8_2_159, 0x24000);
+    UbTile<half, 32, 128> r_159;
+    TASSIGN(r_159, 0x28000);
+    UbTile<float, 32, 128> r_f32_159;
+    TASSIGN(r_f32_159, 0x2a000);
+    UbTile<float, 32, 128> r_exp_W_to_8_2;
+    TASSIGN(r_exp_W_to_8_2, 0x2a000);
+    UbTile<half, 32, 128> r_exp_W_to_8_2_f16;
+    TASSIGN(r_exp_W_to_8_2_f16, 0x8000);
+    UbTile<float, 32, 64> r_exp_W_to_product_5_in_167;
+    TASSIGN(r_exp_W_to_product_5_in_167, 0xa000);
+    UbTile<float, 32, 64> pairs_8_mask_3_167;
+    TASSIGN(pairs_8_mask_3_167, 0xc000);
+    UbTile<float, 32, 64> r_exp_W_to_16_167;
+    TASSIGN(r_exp_W_to_16_167, 0xa000);
+    UbTile<float, 32, 64> r_exp_W_to_16_sum;
+    TASSIGN(r_exp_W_to_16_sum, 0x10000);
+    UbTile<float, 32, 128> W_to_4_2_in_209;
+    TASSIGN(W_to_4_2_in_209, 0x12000);
+    UbTile<float, 32, 128> exp_W_to_4_2_209;
+    TASSIGN(exp_W_to_4_2_209, 0x12000);
+    UbTile<half, 32, 128> r_209;
+    TASSIGN(r_209, 0x16000);
+    UbTile<float, 32, 128> r_f32_209;
+    TASSIGN(r_f32_209, 0x18000);
+    UbTile<float, 32, 128> r_exp_W_to_4_2;
+    TASSIGN(r_exp_W_to_4_2, 0x18000);
+    UbTile<half, 32, 128> r_exp_W_to_4_2_f16;
+    TASSIGN(r_exp_W_to_4_2_f16, 0x1c000);
+    UbTile<float, 32, 64> r_exp_W_to_product_7_in_217;
+    TASSIGN(r_exp_W_to_product_7_in_217, 0x1e000);
+    UbTile<float, 32, 64> pairs_4_mask_3_217;
+    TASSIGN(pairs_4_mask_3_217, 0x20000);
+    UbTile<float, 32, 64> r_exp_W_to_8_217;
+    TASSIGN(r_exp_W_to_8_217, 0x1e000);
+    UbTile<float, 32, 64> r_exp_W_to_8_sum;
+    TASSIGN(r_exp_W_to_8_sum, 0x10000);
+    UbTile<float, 32, 128> W_to_2_2_in_259;
+    TASSIGN(W_to_2_2_in_259, 0x22000);
+    UbTile<float, 32, 128> exp_W_to_2_2_259;
+    TASSIGN(exp_W_to_2_2_259, 0x22000);
+    UbTile<half, 32, 128> r_259;
+    TASSIGN(r_259, 0x26000);
+    UbTile<float, 32, 128> r_f32_259;
+    TASSIGN(r_f32_259, 0x28000);
+    UbTile<float, 32, 128> r_exp_W_to_2_2;
+    TASSIGN(r_exp_W_to_2_2, 0x28000);
+    UbTile<half, 32, 128> r_exp_W_to_2_2_f16;
+    TASSIGN(r_exp_W_to_2_2_f16, 0x2c000);
+    UbTile<float, 32, 64> r_exp_W_to_product_9_in_267;
+    TASSIGN(r_exp_W_to_product_9_in_267, 0x8000);
+    UbTile<float, 32, 64> pairs_2_mask_3_267;
+    TASSIGN(pairs_2_mask_3_267, 0xa000);
+    UbTile<float, 32, 64> r_exp_W_to_4_267;
+    TASSIGN(r_exp_W_to_4_267, 0x8000);
+    UbTile<float, 32, 64> r_exp_W_to_4_sum;
+    TASSIGN(r_exp_W_to_4_sum, 0x10000);
+    UbTile<float, 32, 128> W_to_1_2_in_309;
+    TASSIGN(W_to_1_2_in_309, 0xc000);
+    UbTile<float, 32, 128> exp_W_to_1_2_309;
+    TASSIGN(exp_W_to_1_2_309, 0xc000);
+    UbTile<half, 32, 128> r_309;
+    TASSIGN(r_309, 0x12000);
+    UbTile<float, 32, 128> r_f32_309;
+    TASSIGN(r_f32_309, 0x14000);
+    UbTile<float, 32, 128> r_exp_W_to_1_2;
+    TASSIGN(r_exp_W_to_1_2, 0x14000);
+    UbTile<half, 32, 128> r_exp_W_to_1_2_f16;
+    TASSIGN(r_exp_W_to_1_2_f16, 0x18000);
+    UbTile<float, 32, 64> r_exp_W_to_product_11_in_317;
+    TASSIGN(r_exp_W_to_product_11_in_317, 0x1a000);
+    UbTile<float, 32, 64> pairs_1_mask_3_317;
+    TASSIGN(pairs_1_mask_3_317, 0x1c000);
+    UbTile<float, 32, 64> r_exp_W_to_2_317;
+    TASSIGN(r_exp_W_to_2_317, 0x1a000);
+    UbTile<float, 32, 64> r_exp_W_to_2_sum;
+    TASSIGN(r_exp_W_to_2_sum, 0x10000);
+    UbTile<float, 32, 64> r_kT_in_327;
+    TASSIGN(r_kT_in_327, 0x1e000);
+    UbTile<float, 32, 64> eye_mask_327;
+    TASSIGN(eye_mask_327, 0x20000);
+    UbTile<float, 32, 64> r_kT_identity_327;
+    TASSIGN(r_kT_identity_327, 0x1e000);
+    UbTile<float, 32, 64> operand_of_o_2;
+    TASSIGN(operand_of_o_2, 0x10000);
+    UbTile<half, 32, 64> operand_of_o_2_f16;
+    TASSIGN(operand_of_o_2_f16, 0x22000);
+    UbTile<float, 32, 64> r_exp_W_to_product_2_in_122;
+    TASSIGN(r_exp_W_to_product_2_in_122, 0x23000);
+    UbTile<float, 32, 64> pairs_32_mask_4_122;
+    TASSIGN(pairs_32_mask_4_122, 0x25000);
+    UbTile<float, 32, 64> r_exp_W_to_64_2_122;
+    TASSIGN(r_exp_W_to_64_2_122, 0x23000);
+    UbTile<float, 32, 64> r_exp_W_to_product_4_in_122;
+    TASSIGN(r_exp_W_to_product_4_in_122, 0x27000);
+    UbTile<float, 32, 64> pairs_16_mask_4_122;
+    TASSIGN(pairs_16_mask_4_122, 0x29000);
+    UbTile<float, 32, 64> r_exp_W_to_32_3_122;
+    TASSIGN(r_exp_W_to_32_3_122, 0x27000);
+    UbTile<float, 32, 64> r_exp_W_to_64_sum;
+    TASSIGN(r_exp_W_to_64_sum, 0x23000);
+    UbTile<float, 32, 64> r_exp_W_to_product_6_in_172;
+    TASSIGN(r_exp_W_to_product_6_in_172, 0x2b000);
+    UbTile<float, 32, 64> pairs_8_mask_4_172;
+    TASSIGN(pairs_8_mask_4_172, 0x8000);
+    UbTile<float, 32, 64> r_exp_W_to_16_3_172;
+    TASSIGN(r_exp_W_to_16_3_172, 0x2b000);
+    UbTile<float, 32, 64> r_exp_W_to_16_sum_2;
+    TASSIGN(r_exp_W_to_16_sum_2, 0x23000);
+    UbTile<float, 32, 64> r_exp_W_to_product_8_in_222;
+    TASSIGN(r_exp_W_to_product_8_in_222, 0xa000);
+    UbTile<float, 32, 64> pairs_4_mask_4_222;
+    TASSIGN(pairs_4_mask_4_222, 0xc000);
+    UbTile<float, 32, 64> r_exp_W_to_8_3_222;
+    TASSIGN(r_exp_W_to_8_3_222, 0xa000);
+    UbTile<float, 32, 64> r_exp_W_to_8_3_sum;
+    TASSIGN(r_exp_W_to_8_3_sum, 0x23000);
+    UbTile<float, 32, 64> r_exp_W_to_product_10_in_272;
+    TASSIGN(r_exp_W_to_product_10_in_272, 0xe000);
+    UbTile<float, 32, 64> pairs_2_mask_4_272;
+    TASSIGN(pairs_2_mask_4_272, 0x10000);
+    UbTile<float, 32, 64> r_exp_W_to_4_3_272;
+    TASSIGN(r_exp_W_to_4_3_272, 0xe000);
+    UbTile<float, 32, 64> r_exp_W_to_4_3_sum;
+    TASSIGN(r_exp_W_to_4_3_sum, 0x23000);
+    UbTile<float, 32, 64> r_exp_W_to_product_12_in_322;
+    TASSIGN(r_exp_W_to_product_12_in_322, 0x12000);
+    UbTile<float, 32, 64> pairs_1_mask_4_322;
+    TASSIGN(pairs_1_mask_4_322, 0x14000);
+    UbTile<float, 32, 64> r_exp_W_to_2_3_322;
+    TASSIGN(r_exp_W_to_2_3_322, 0x12000);
+    UbTile<float, 32, 64> r_exp_W_to_2_3_sum;
+    TASSIGN(r_exp_W_to_2_3_sum, 0x23000);
+    UbTile<float, 32, 64> r_bT_in_332;
+    TASSIGN(r_bT_in_332, 0x16000);
+    UbTile<float, 32, 64> eye_mask_332;
+    TASSIGN(eye_mask_332, 0x18000);
+    UbTile<float, 32, 64> r_bT_identity_332;
+    TASSIGN(r_bT_identity_332, 0x16000);
+    UbTile<float, 32, 64> operand_of_o;
+    TASSIGN(operand_of_o, 0x23000);
+    UbTile<half, 32, 64> operand_of_o_f16;
+    TASSIGN(operand_of_o_f16, 0x1a000);
+    UbTile<float, 32, 128> W_in_2_445;
+    TASSIGN(W_in_2_445, 0x1b000);
+    UbTile<float, 32, 128> exp_W_445;
+    TASSIGN(exp_W_445, 0x1b000);
+    UbTile<half, 32, 128> r_445;
+    TASSIGN(r_445, 0x1f000);
+    UbTile<float, 32, 128> r_f32_445;
+    TASSIGN(r_f32_445, 0x21000);
+    UbTile<float, 32, 128> exp_W_r;
+    TASSIGN(exp_W_r, 0x21000);
+    UbTile<half, 32, 128> exp_W_r_f16;
+    TASSIGN(exp_W_r_f16, 0x25000);
+    UbTile<float, 32, 128> o_sum_2_in_475;
+    TASSIGN(o_sum_2_in_475, 0x27000);
+    UbTile<float, 32, 128> o_475;
+    TASSIGN(o_475, 0x27000);
+    UbTile<half, 32, 128> o_f16_475;
+    TASSIGN(o_f16_475, 0x2b000);
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1
         if (has_initial_state) {
             auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
+            TLOAD(S_0_raw_1, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw_1 -> S_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw_1 -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
         for (int64_t c = 0; c * 64 < length; ++c) {
@@ -3085,528 +3302,291 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            pipe_barrier(PIPE_V);
-            TCVT(S_f16, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_f16 -> w_raw
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_f16 -> w_raw
-            UbPart<float, 32, 128> w_raw(part, 128);
-            TASSIGN(w_raw, 0x8000);
+            UbPart<float, 32, 128> w_raw_12(part, 128);
+            TASSIGN(w_raw_12, 0x8000);
             if (part > 0) {
                 auto from = view(w_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(w_raw, from);
+                TLOAD(w_raw_12, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // w_raw -> w
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // w_raw -> w
-            fill_rows(w, w_raw, part, 0x8000);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // w_raw_12 -> w_12
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // w_raw_12 -> w_12
+            fill_rows(w_12, w_raw_12, part, 0x8000);
             pipe_barrier(PIPE_V);
             // W = cumsum(w)
-            TEXP(exp_w, w);
+            TEXP(exp_w_12, w_12);
             pipe_barrier(PIPE_V);
-            TMULS(exp_w_times_0, exp_w, 0.0f);
-            TMAXS(w_max_minus_105, w, -105.0f);
+            TMULS(exp_w_times_0_12, exp_w_12, 0.0f);
+            TMAXS(w_max_minus_105_12, w_12, -105.0f);
             pipe_barrier(PIPE_V);
-            TADD(exp_w_times_0_sum, w_max_minus_105, exp_w_times_0);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_w_times_0_sum -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_w_times_0_sum -> store
+            TADD(exp_w_times_0_sum, w_max_minus_105_12, exp_w_times_0_12);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_w_times_0_sum -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_w_times_0_sum -> store
             {
                 auto to = view(exp_w_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, exp_w_times_0_sum);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // exp_w_times_0_sum -> a_raw
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_w_times_0_sum_channel -> exp_w_times_0_sum_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // exp_w_times_0_sum -> a_raw
-            UbPart<half, 32, 128> a_raw(part, 128);
-            TASSIGN(a_raw, 0x8000);
-            if (part > 0) {
-                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(a_raw, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // a_raw -> a
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // a_raw -> a
-            fill_rows(a, a_raw, part, 0x8000);
-            pipe_barrier(PIPE_V);
-            TCVT(a_f32, a, RoundMode::CAST_NONE);
-            UbPart<half, 32, 128> b_raw(part, 128);
-            TASSIGN(b_raw, 0xc000);
-            if (part > 0) {
-                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(b_raw, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw -> b
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw -> b
-            fill_rows(b_, b_raw, part, 0xc000);
-            pipe_barrier(PIPE_V);
-            TCVT(b_f32, b_, RoundMode::CAST_NONE);
-            UbPart<half, 32, 128> k_raw(part, 128);
-            TASSIGN(k_raw, 0x14000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(k_raw, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw -> k
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw -> k
-            fill_rows(k, k_raw, part, 0x14000);
-            pipe_barrier(PIPE_V);
-            TCVT(k_f32, k, RoundMode::CAST_NONE);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k -> W_to_32_in
-            wait_flag_dev(1);  // W_to_32_channel -> W_to_32_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k -> W_to_32_in
+            wait_flag_dev(1);  // W_to_32_channel -> W_to_32_in_36
             {
                 auto from = view(W_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_32_in, from);
+                TLOAD(W_to_32_in_36, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_32_in -> exp_W_to_32
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_32_in -> exp_W_to_32
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_32_in_36 -> exp_W_to_32_36
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_32_in_36 -> exp_W_to_32_36
             // a_exp_W_to_32 = a * exp(to_middle(W, W0))
-            TEXP(exp_W_to_32, W_to_32_in);
-            pipe_barrier(PIPE_V);
-            TMUL(a_exp_W_to_32, a_f32, exp_W_to_32);
-            wait_flag_dev(1);  // W_to_32_2_channel -> W_to_32_2_in
-            {
-                auto from = view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_32_2_in, from);
+            TEXP(exp_W_to_32_36, W_to_32_in_36);
+            UbPart<half, 32, 128> a_raw_36(part, 128);
+            TASSIGN(a_raw_36, 0x14000);
+            if (part > 0) {
+                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(a_raw_36, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_32_2_in -> exp_W_to_32_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_32_2_in -> exp_W_to_32_2
-            // exp_W_to_32_2 = exp(to_middle(W))
-            TEXP(exp_W_to_32_2, W_to_32_2_in);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // a_raw_36 -> a_36
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // a_raw_36 -> a_36
+            fill_rows(a_36, a_raw_36, part, 0x14000);
             pipe_barrier(PIPE_V);
-            // b_exp_W_to_32_2 = b * exp_W_to_32_2
-            TMUL(b_exp_W_to_32_2, b_f32, exp_W_to_32_2);
+            TCVT(a_f32_36, a_36, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TMUL(a_exp_W_to_32, a_f32_36, exp_W_to_32_36);
+            pipe_barrier(PIPE_V);
             TCVT(a_exp_W_to_32_f16, a_exp_W_to_32, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // a_exp_W_to_32_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // a_exp_W_to_32_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // a_exp_W_to_32_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // a_exp_W_to_32_f16 -> store
             {
                 auto to = view(a_exp_W_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, a_exp_W_to_32_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_32_f16_channel -> a_exp_W_to_32_f16_in
+            wait_flag_dev(1);  // W_to_32_2_channel -> W_to_32_2_in_42
+            {
+                auto from = view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_32_2_in_42, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_32_2_in_42 -> exp_W_to_32_2_42
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_32_2_in_42 -> exp_W_to_32_2_42
+            // exp_W_to_32_2 = exp(to_middle(W))
+            TEXP(exp_W_to_32_2_42, W_to_32_2_in_42);
+            UbPart<half, 32, 128> b_raw_42(part, 128);
+            TASSIGN(b_raw_42, 0x20000);
+            if (part > 0) {
+                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(b_raw_42, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // b_raw_42 -> b_42
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // b_raw_42 -> b_42
+            fill_rows(b_42, b_raw_42, part, 0x20000);
+            pipe_barrier(PIPE_V);
+            TCVT(b_f32_42, b_42, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // b_exp_W_to_32_2 = b * exp_W_to_32_2
+            TMUL(b_exp_W_to_32_2, b_f32_42, exp_W_to_32_2_42);
             pipe_barrier(PIPE_V);
             TCVT(b_exp_W_to_32_2_f16, b_exp_W_to_32_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // b_exp_W_to_32_2_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // b_exp_W_to_32_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // b_exp_W_to_32_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // b_exp_W_to_32_2_f16 -> store
             {
                 auto to = view(b_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, b_exp_W_to_32_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_32_2_f16_channel -> b_exp_W_to_32_2_f16_in
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // b_exp_W_to_32_2_f16 -> pairs_32_mask
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // b_exp_W_to_32_2_f16 -> pairs_32_mask
+            wait_flag_dev(1);  // a_exp_W_to_product_channel -> a_exp_W_to_product_in_99
+            {
+                auto from = view(a_exp_W_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_in_99, from);
+            }
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
             {
                 auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask, from);
+                TLOAD(pairs_32_mask_99, from);
             }
-            wait_flag_dev(1);  // a_exp_W_to_product_channel -> a_exp_W_to_product_in
-            {
-                auto from = view(a_exp_W_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_exp_W_to_product_in -> a_exp_W_to_64
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_exp_W_to_product_in -> a_exp_W_to_64
-            TMUL(a_exp_W_to_64, a_exp_W_to_product_in, pairs_32_mask);
-            pipe_barrier(PIPE_V);
-            // k_exp_W_to_32_2 = k * exp_W_to_32_2
-            TMUL(k_exp_W_to_32_2, k_f32, exp_W_to_32_2);
-            pipe_barrier(PIPE_V);
-            TCVT(k_exp_W_to_32_2_f16, k_exp_W_to_32_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_W_to_32_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k_exp_W_to_32_2 -> pairs_32_mask_2
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_W_to_32_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_32_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_32_2_f16_channel -> k_exp_W_to_32_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k_exp_W_to_32_2 -> pairs_32_mask_2
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_2, from);
-            }
-            wait_flag_dev(1);  // a_exp_W_to_product_2_channel -> a_exp_W_to_product_2_in
-            {
-                auto from = view(a_exp_W_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_2_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_exp_W_to_product_2_in -> a_exp_W_to_64_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_exp_W_to_product_2_in -> a_exp_W_to_64_2
-            TMUL(a_exp_W_to_64_2, a_exp_W_to_product_2_in, pairs_32_mask_2);
-            UbPart<half, 32, 128> r_raw(part, 128);
-            TASSIGN(r_raw, 0x20000);
-            if (part > 0) {
-                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(r_raw, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // r_raw -> r
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // r_raw -> r
-            fill_rows(r, r_raw, part, 0x20000);
-            pipe_barrier(PIPE_V);
-            TCVT(r_f32, r, RoundMode::CAST_NONE);
-            pipe_barrier(PIPE_V);
-            // r_exp_W_to_32_2 = r * exp_W_to_32_2
-            TMUL(r_exp_W_to_32_2, r_f32, exp_W_to_32_2);
-            pipe_barrier(PIPE_V);
-            TCVT(r_exp_W_to_32_2_f16, r_exp_W_to_32_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // r_exp_W_to_32_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // r_exp_W_to_32_2 -> pairs_32_mask_3
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // r_exp_W_to_32_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_32_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_32_2_f16_channel -> r_exp_W_to_32_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // r_exp_W_to_32_2 -> pairs_32_mask_3
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_3, from);
-            }
-            wait_flag_dev(1);  // r_exp_W_to_product_channel -> r_exp_W_to_product_in
-            {
-                auto from = view(r_exp_W_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_exp_W_to_product_in -> r_exp_W_to_64
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_exp_W_to_product_in -> r_exp_W_to_64
-            TMUL(r_exp_W_to_64, r_exp_W_to_product_in, pairs_32_mask_3);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // pairs_32_mask_3 -> r_exp_W_to_product_2_in
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_4, from);
-            }
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // pairs_32_mask_3 -> r_exp_W_to_product_2_in
-            wait_flag_dev(1);  // r_exp_W_to_product_2_channel -> r_exp_W_to_product_2_in
-            {
-                auto from = view(r_exp_W_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_2_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_exp_W_to_product_2_in -> r_exp_W_to_64_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_exp_W_to_product_2_in -> r_exp_W_to_64_2
-            TMUL(r_exp_W_to_64_2, r_exp_W_to_product_2_in, pairs_32_mask_4);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // pairs_32_mask_4 -> W_to_16_2_in
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_99 -> a_exp_W_to_64_99
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_99 -> a_exp_W_to_64_99
+            TMUL(a_exp_W_to_64_99, a_exp_W_to_product_in_99, pairs_32_mask_99);
+            wait_flag_dev(1);  // W_to_16_channel -> W_to_16_in_82
             {
                 auto from = view(W_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_16_in, from);
+                TLOAD(W_to_16_in_82, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_16_in -> exp_W_to_16
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_16_in -> exp_W_to_16
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_16_in_82 -> exp_W_to_16_82
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_16_in_82 -> exp_W_to_16_82
             // a_exp_W_to_16 = a * exp(to_middle(W, W0))
-            TEXP(exp_W_to_16, W_to_16_in);
-            pipe_barrier(PIPE_V);
-            TMUL(a_exp_W_to_16, a_f32, exp_W_to_16);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // pairs_32_mask_4 -> W_to_16_2_in
-            {
-                auto from = view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_16_2_in, from);
+            TEXP(exp_W_to_16_82, W_to_16_in_82);
+            UbPart<half, 32, 128> a_raw_82(part, 128);
+            TASSIGN(a_raw_82, 0xc000);
+            if (part > 0) {
+                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(a_raw_82, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_16_2_in -> exp_W_to_16_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_16_2_in -> exp_W_to_16_2
-            // exp_W_to_16_2 = exp(to_middle(W))
-            TEXP(exp_W_to_16_2, W_to_16_2_in);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_raw_82 -> a_82
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_raw_82 -> a_82
+            fill_rows(a_82, a_raw_82, part, 0xc000);
             pipe_barrier(PIPE_V);
-            // b_exp_W_to_16_2 = b * exp_W_to_16_2
-            TMUL(b_exp_W_to_16_2, b_f32, exp_W_to_16_2);
+            TCVT(a_f32_82, a_82, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TMUL(a_exp_W_to_16, a_f32_82, exp_W_to_16_82);
+            pipe_barrier(PIPE_V);
             TCVT(a_exp_W_to_16_f16, a_exp_W_to_16, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // a_exp_W_to_16_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // a_exp_W_to_16_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // a_exp_W_to_16_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // a_exp_W_to_16_f16 -> store
             {
                 auto to = view(a_exp_W_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, a_exp_W_to_16_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_16_f16_channel -> a_exp_W_to_16_f16_in
+            wait_flag_dev(1);  // W_to_16_2_channel -> W_to_16_2_in_88
+            {
+                auto from = view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_16_2_in_88, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_16_2_in_88 -> exp_W_to_16_2_88
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_16_2_in_88 -> exp_W_to_16_2_88
+            // exp_W_to_16_2 = exp(to_middle(W))
+            TEXP(exp_W_to_16_2_88, W_to_16_2_in_88);
+            UbPart<half, 32, 128> b_raw_88(part, 128);
+            TASSIGN(b_raw_88, 0x18000);
+            if (part > 0) {
+                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(b_raw_88, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // b_raw_88 -> b_88
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // b_raw_88 -> b_88
+            fill_rows(b_88, b_raw_88, part, 0x18000);
+            pipe_barrier(PIPE_V);
+            TCVT(b_f32_88, b_88, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // b_exp_W_to_16_2 = b * exp_W_to_16_2
+            TMUL(b_exp_W_to_16_2, b_f32_88, exp_W_to_16_2_88);
             pipe_barrier(PIPE_V);
             TCVT(b_exp_W_to_16_2_f16, b_exp_W_to_16_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // b_exp_W_to_16_2_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // b_exp_W_to_16_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // b_exp_W_to_16_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // b_exp_W_to_16_2_f16 -> store
             {
                 auto to = view(b_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, b_exp_W_to_16_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_16_2_f16_channel -> b_exp_W_to_16_2_f16_in
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // b_exp_W_to_16_2_f16 -> pairs_16_mask
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // b_exp_W_to_16_2_f16 -> pairs_16_mask
+            wait_flag_dev(1);  // a_exp_W_to_product_3_channel -> a_exp_W_to_product_3_in_99
+            {
+                auto from = view(a_exp_W_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_3_in_99, from);
+            }
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
             {
                 auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask, from);
+                TLOAD(pairs_16_mask_99, from);
             }
-            wait_flag_dev(1);  // a_exp_W_to_product_3_channel -> a_exp_W_to_product_3_in
-            {
-                auto from = view(a_exp_W_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_3_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // a_exp_W_to_product_3_in -> a_exp_W_to_32_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // a_exp_W_to_product_3_in -> a_exp_W_to_32_2
-            TMUL(a_exp_W_to_32_2, a_exp_W_to_product_3_in, pairs_16_mask);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask_99 -> a_exp_W_to_32_2_99
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask_99 -> a_exp_W_to_32_2_99
+            TMUL(a_exp_W_to_32_2_99, a_exp_W_to_product_3_in_99, pairs_16_mask_99);
             pipe_barrier(PIPE_V);
-            TADD(a_exp_W_to_64_sum, a_exp_W_to_64, a_exp_W_to_32_2);
-            pipe_barrier(PIPE_V);
-            // k_exp_W_to_16_2 = k * exp_W_to_16_2
-            TMUL(k_exp_W_to_16_2, k_f32, exp_W_to_16_2);
-            pipe_barrier(PIPE_V);
-            TCVT(k_exp_W_to_16_2_f16, k_exp_W_to_16_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_W_to_16_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // k_exp_W_to_16_2 -> pairs_16_mask_2
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_W_to_16_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_16_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_16_2_f16_channel -> k_exp_W_to_16_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // k_exp_W_to_16_2 -> pairs_16_mask_2
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_2, from);
-            }
-            wait_flag_dev(1);  // a_exp_W_to_product_4_channel -> a_exp_W_to_product_4_in
-            {
-                auto from = view(a_exp_W_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_4_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_exp_W_to_product_4_in -> a_exp_W_to_32_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_exp_W_to_product_4_in -> a_exp_W_to_32_3
-            TMUL(a_exp_W_to_32_3, a_exp_W_to_product_4_in, pairs_16_mask_2);
-            pipe_barrier(PIPE_V);
-            TADD(a_exp_W_to_64_sum_2, a_exp_W_to_64_2, a_exp_W_to_32_3);
-            // r_exp_W_to_16_2 = r * exp_W_to_16_2
-            TMUL(r_exp_W_to_16_2, r_f32, exp_W_to_16_2);
-            pipe_barrier(PIPE_V);
-            TCVT(r_exp_W_to_16_2_f16, r_exp_W_to_16_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // r_exp_W_to_16_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // r_exp_W_to_16_2 -> pairs_16_mask_3
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // r_exp_W_to_16_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_16_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_16_2_f16_channel -> r_exp_W_to_16_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // r_exp_W_to_16_2 -> pairs_16_mask_3
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_3, from);
-            }
-            wait_flag_dev(1);  // r_exp_W_to_product_3_channel -> r_exp_W_to_product_3_in
-            {
-                auto from = view(r_exp_W_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_3_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // r_exp_W_to_product_3_in -> r_exp_W_to_32
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // r_exp_W_to_product_3_in -> r_exp_W_to_32
-            TMUL(r_exp_W_to_32, r_exp_W_to_product_3_in, pairs_16_mask_3);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // pairs_16_mask_3 -> pairs_16_mask_4
-            pipe_barrier(PIPE_V);
-            TADD(r_exp_W_to_32_sum, r_exp_W_to_64, r_exp_W_to_32);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // r_exp_W_to_32 -> r_exp_W_to_product_4_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // pairs_16_mask_3 -> pairs_16_mask_4
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_4, from);
-            }
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // r_exp_W_to_32 -> r_exp_W_to_product_4_in
-            wait_flag_dev(1);  // r_exp_W_to_product_4_channel -> r_exp_W_to_product_4_in
-            {
-                auto from = view(r_exp_W_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_4_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // r_exp_W_to_product_4_in -> r_exp_W_to_32_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // r_exp_W_to_product_4_in -> r_exp_W_to_32_3
-            TMUL(r_exp_W_to_32_3, r_exp_W_to_product_4_in, pairs_16_mask_4);
-            pipe_barrier(PIPE_V);
-            TADD(r_exp_W_to_64_sum, r_exp_W_to_64_2, r_exp_W_to_32_3);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // r_exp_W_to_32_3 -> W_to_8_2_in
+            TADD(a_exp_W_to_64_sum, a_exp_W_to_64_99, a_exp_W_to_32_2_99);
+            wait_flag_dev(1);  // W_to_8_channel -> W_to_8_in_132
             {
                 auto from = view(W_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_8_in, from);
+                TLOAD(W_to_8_in_132, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_8_in -> exp_W_to_8
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_8_in -> exp_W_to_8
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_8_in_132 -> exp_W_to_8_132
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_8_in_132 -> exp_W_to_8_132
             // a_exp_W_to_8 = a * exp(to_middle(W, W0))
-            TEXP(exp_W_to_8, W_to_8_in);
-            pipe_barrier(PIPE_V);
-            TMUL(a_exp_W_to_8, a_f32, exp_W_to_8);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // r_exp_W_to_32_3 -> W_to_8_2_in
-            {
-                auto from = view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_8_2_in, from);
+            TEXP(exp_W_to_8_132, W_to_8_in_132);
+            UbPart<half, 32, 128> a_raw_132(part, 128);
+            TASSIGN(a_raw_132, 0x2a000);
+            if (part > 0) {
+                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(a_raw_132, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_8_2_in -> exp_W_to_8_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_8_2_in -> exp_W_to_8_2
-            // exp_W_to_8_2 = exp(to_middle(W))
-            TEXP(exp_W_to_8_2, W_to_8_2_in);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // a_raw_132 -> a_132
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // a_raw_132 -> a_132
+            fill_rows(a_132, a_raw_132, part, 0x2a000);
             pipe_barrier(PIPE_V);
-            // b_exp_W_to_8_2 = b * exp_W_to_8_2
-            TMUL(b_exp_W_to_8_2, b_f32, exp_W_to_8_2);
+            TCVT(a_f32_132, a_132, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TMUL(a_exp_W_to_8, a_f32_132, exp_W_to_8_132);
+            pipe_barrier(PIPE_V);
             TCVT(a_exp_W_to_8_f16, a_exp_W_to_8, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // a_exp_W_to_8_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // a_exp_W_to_8_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // a_exp_W_to_8_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // a_exp_W_to_8_f16 -> store
             {
                 auto to = view(a_exp_W_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, a_exp_W_to_8_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_8_f16_channel -> a_exp_W_to_8_f16_in
+            wait_flag_dev(1);  // W_to_8_2_channel -> W_to_8_2_in_138
+            {
+                auto from = view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_8_2_in_138, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_8_2_in_138 -> exp_W_to_8_2_138
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_8_2_in_138 -> exp_W_to_8_2_138
+            // exp_W_to_8_2 = exp(to_middle(W))
+            TEXP(exp_W_to_8_2_138, W_to_8_2_in_138);
+            UbPart<half, 32, 128> b_raw_138(part, 128);
+            TASSIGN(b_raw_138, 0x12000);
+            if (part > 0) {
+                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(b_raw_138, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // b_raw_138 -> b_138
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // b_raw_138 -> b_138
+            fill_rows(b_138, b_raw_138, part, 0x12000);
+            pipe_barrier(PIPE_V);
+            TCVT(b_f32_138, b_138, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // b_exp_W_to_8_2 = b * exp_W_to_8_2
+            TMUL(b_exp_W_to_8_2, b_f32_138, exp_W_to_8_2_138);
             pipe_barrier(PIPE_V);
             TCVT(b_exp_W_to_8_2_f16, b_exp_W_to_8_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // b_exp_W_to_8_2_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // b_exp_W_to_8_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // b_exp_W_to_8_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // b_exp_W_to_8_2_f16 -> store
             {
                 auto to = view(b_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, b_exp_W_to_8_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_8_2_f16_channel -> b_exp_W_to_8_2_f16_in
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // b_exp_W_to_8_2_f16 -> pairs_8_mask
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // b_exp_W_to_8_2_f16 -> pairs_8_mask
+            wait_flag_dev(1);  // a_exp_W_to_product_5_channel -> a_exp_W_to_product_5_in_149
+            {
+                auto from = view(a_exp_W_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_5_in_149, from);
+            }
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
             {
                 auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask, from);
+                TLOAD(pairs_8_mask_149, from);
             }
-            wait_flag_dev(1);  // a_exp_W_to_product_5_channel -> a_exp_W_to_product_5_in
-            {
-                auto from = view(a_exp_W_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_5_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // a_exp_W_to_product_5_in -> a_exp_W_to_16_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // a_exp_W_to_product_5_in -> a_exp_W_to_16_2
-            TMUL(a_exp_W_to_16_2, a_exp_W_to_product_5_in, pairs_8_mask);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask_149 -> a_exp_W_to_16_2_149
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask_149 -> a_exp_W_to_16_2_149
+            TMUL(a_exp_W_to_16_2_149, a_exp_W_to_product_5_in_149, pairs_8_mask_149);
             pipe_barrier(PIPE_V);
-            TADD(a_exp_W_to_16_sum, a_exp_W_to_64_sum, a_exp_W_to_16_2);
-            pipe_barrier(PIPE_V);
-            // k_exp_W_to_8_2 = k * exp_W_to_8_2
-            TMUL(k_exp_W_to_8_2, k_f32, exp_W_to_8_2);
-            pipe_barrier(PIPE_V);
-            TCVT(k_exp_W_to_8_2_f16, k_exp_W_to_8_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_W_to_8_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // k_exp_W_to_8_2 -> pairs_8_mask_2
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_W_to_8_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_8_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_8_2_f16_channel -> k_exp_W_to_8_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // k_exp_W_to_8_2 -> pairs_8_mask_2
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_2, from);
-            }
-            wait_flag_dev(1);  // a_exp_W_to_product_6_channel -> a_exp_W_to_product_6_in
-            {
-                auto from = view(a_exp_W_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_6_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // a_exp_W_to_product_6_in -> a_exp_W_to_16_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // a_exp_W_to_product_6_in -> a_exp_W_to_16_3
-            TMUL(a_exp_W_to_16_3, a_exp_W_to_product_6_in, pairs_8_mask_2);
-            pipe_barrier(PIPE_V);
-            TADD(a_exp_W_to_16_sum_2, a_exp_W_to_64_sum_2, a_exp_W_to_16_3);
-            // r_exp_W_to_8_2 = r * exp_W_to_8_2
-            TMUL(r_exp_W_to_8_2, r_f32, exp_W_to_8_2);
-            pipe_barrier(PIPE_V);
-            TCVT(r_exp_W_to_8_2_f16, r_exp_W_to_8_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // r_exp_W_to_8_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // r_exp_W_to_8_2 -> pairs_8_mask_3
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // r_exp_W_to_8_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_8_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_8_2_f16_channel -> r_exp_W_to_8_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // r_exp_W_to_8_2 -> pairs_8_mask_3
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_3, from);
-            }
-            wait_flag_dev(1);  // r_exp_W_to_product_5_channel -> r_exp_W_to_product_5_in
-            {
-                auto from = view(r_exp_W_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_5_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // r_exp_W_to_product_5_in -> r_exp_W_to_16
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // r_exp_W_to_product_5_in -> r_exp_W_to_16
-            TMUL(r_exp_W_to_16, r_exp_W_to_product_5_in, pairs_8_mask_3);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // pairs_8_mask_3 -> pairs_8_mask_4
-            pipe_barrier(PIPE_V);
-            TADD(r_exp_W_to_16_sum, r_exp_W_to_32_sum, r_exp_W_to_16);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // r_exp_W_to_16 -> r_exp_W_to_product_6_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // pairs_8_mask_3 -> pairs_8_mask_4
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_4, from);
-            }
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // r_exp_W_to_16 -> r_exp_W_to_product_6_in
-            wait_flag_dev(1);  // r_exp_W_to_product_6_channel -> r_exp_W_to_product_6_in
-            {
-                auto from = view(r_exp_W_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_6_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // r_exp_W_to_product_6_in -> r_exp_W_to_16_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // r_exp_W_to_product_6_in -> r_exp_W_to_16_3
-            TMUL(r_exp_W_to_16_3, r_exp_W_to_product_6_in, pairs_8_mask_4);
-            pipe_barrier(PIPE_V);
-            TADD(r_exp_W_to_16_sum_2, r_exp_W_to_64_sum, r_exp_W_to_16_3);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // r_exp_W_to_16_3 -> W_to_4_2_in
+            TADD(a_exp_W_to_16_sum, a_exp_W_to_64_sum, a_exp_W_to_16_2_149);
+            wait_flag_dev(1);  // W_to_4_channel -> W_to_4_in_182
             {
                 auto from = view(W_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_4_in, from);
+                TLOAD(W_to_4_in_182, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_4_in -> exp_W_to_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_4_in -> exp_W_to_4
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_4_in_182 -> exp_W_to_4_182
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_4_in_182 -> exp_W_to_4_182
             // a_exp_W_to_4 = a * exp(to_middle(W, W0))
-            TEXP(exp_W_to_4, W_to_4_in);
-            pipe_barrier(PIPE_V);
-            TMUL(a_exp_W_to_4, a_f32, exp_W_to_4);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // r_exp_W_to_16_3 -> W_to_4_2_in
-            {
-                auto from = view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_4_2_in, from);
+            TEXP(exp_W_to_4_182, W_to_4_in_182);
+            UbPart<half, 32, 128> a_raw_182(part, 128);
+            TASSIGN(a_raw_182, 0x22000);
+            if (part > 0) {
+                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(a_raw_182, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_4_2_in -> exp_W_to_4_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_4_2_in -> exp_W_to_4_2
-            // exp_W_to_4_2 = exp(to_middle(W))
-            TEXP(exp_W_to_4_2, W_to_4_2_in);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // a_raw_182 -> a_182
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // a_raw_182 -> a_182
+            fill_rows(a_182, a_raw_182, part, 0x22000);
             pipe_barrier(PIPE_V);
-            // b_exp_W_to_4_2 = b * exp_W_to_4_2
-            TMUL(b_exp_W_to_4_2, b_f32, exp_W_to_4_2);
+            TCVT(a_f32_182, a_182, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TMUL(a_exp_W_to_4, a_f32_182, exp_W_to_4_182);
+            pipe_barrier(PIPE_V);
             TCVT(a_exp_W_to_4_f16, a_exp_W_to_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // a_exp_W_to_4_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // a_exp_W_to_4_f16 -> store
@@ -3615,6 +3595,29 @@ PTO_ENTRY void rwkv7_o_S_fp16(
                 TSTORE(to, a_exp_W_to_4_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_4_f16_channel -> a_exp_W_to_4_f16_in
+            wait_flag_dev(1);  // W_to_4_2_channel -> W_to_4_2_in_188
+            {
+                auto from = view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_4_2_in_188, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_4_2_in_188 -> exp_W_to_4_2_188
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_4_2_in_188 -> exp_W_to_4_2_188
+            // exp_W_to_4_2 = exp(to_middle(W))
+            TEXP(exp_W_to_4_2_188, W_to_4_2_in_188);
+            UbPart<half, 32, 128> b_raw_188(part, 128);
+            TASSIGN(b_raw_188, 0xc000);
+            if (part > 0) {
+                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(b_raw_188, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // b_raw_188 -> b_188
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // b_raw_188 -> b_188
+            fill_rows(b_188, b_raw_188, part, 0xc000);
+            pipe_barrier(PIPE_V);
+            TCVT(b_f32_188, b_188, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // b_exp_W_to_4_2 = b * exp_W_to_4_2
+            TMUL(b_exp_W_to_4_2, b_f32_188, exp_W_to_4_2_188);
             pipe_barrier(PIPE_V);
             TCVT(b_exp_W_to_4_2_f16, b_exp_W_to_4_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // b_exp_W_to_4_2_f16 -> store
@@ -3624,569 +3627,728 @@ PTO_ENTRY void rwkv7_o_S_fp16(
                 TSTORE(to, b_exp_W_to_4_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_4_2_f16_channel -> b_exp_W_to_4_2_f16_in
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // b_exp_W_to_4_2_f16 -> pairs_4_mask
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // b_exp_W_to_4_2_f16 -> pairs_4_mask
+            wait_flag_dev(1);  // a_exp_W_to_product_7_channel -> a_exp_W_to_product_7_in_199
+            {
+                auto from = view(a_exp_W_to_product_7_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_7_in_199, from);
+            }
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
             {
                 auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask, from);
+                TLOAD(pairs_4_mask_199, from);
             }
-            wait_flag_dev(1);  // a_exp_W_to_product_7_channel -> a_exp_W_to_product_7_in
-            {
-                auto from = view(a_exp_W_to_product_7_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_7_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // a_exp_W_to_product_7_in -> a_exp_W_to_8_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // a_exp_W_to_product_7_in -> a_exp_W_to_8_2
-            TMUL(a_exp_W_to_8_2, a_exp_W_to_product_7_in, pairs_4_mask);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_199 -> a_exp_W_to_8_2_199
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_199 -> a_exp_W_to_8_2_199
+            TMUL(a_exp_W_to_8_2_199, a_exp_W_to_product_7_in_199, pairs_4_mask_199);
             pipe_barrier(PIPE_V);
-            TADD(a_exp_W_to_8_2_sum, a_exp_W_to_16_sum, a_exp_W_to_8_2);
-            pipe_barrier(PIPE_V);
-            // k_exp_W_to_4_2 = k * exp_W_to_4_2
-            TMUL(k_exp_W_to_4_2, k_f32, exp_W_to_4_2);
-            pipe_barrier(PIPE_V);
-            TCVT(k_exp_W_to_4_2_f16, k_exp_W_to_4_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_W_to_4_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k_exp_W_to_4_2 -> pairs_4_mask_2
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_W_to_4_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_4_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_4_2_f16_channel -> k_exp_W_to_4_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k_exp_W_to_4_2 -> pairs_4_mask_2
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_2, from);
-            }
-            wait_flag_dev(1);  // a_exp_W_to_product_8_channel -> a_exp_W_to_product_8_in
-            {
-                auto from = view(a_exp_W_to_product_8_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_8_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // a_exp_W_to_product_8_in -> a_exp_W_to_8_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // a_exp_W_to_product_8_in -> a_exp_W_to_8_3
-            TMUL(a_exp_W_to_8_3, a_exp_W_to_product_8_in, pairs_4_mask_2);
-            pipe_barrier(PIPE_V);
-            TADD(a_exp_W_to_8_3_sum, a_exp_W_to_16_sum_2, a_exp_W_to_8_3);
-            // r_exp_W_to_4_2 = r * exp_W_to_4_2
-            TMUL(r_exp_W_to_4_2, r_f32, exp_W_to_4_2);
-            pipe_barrier(PIPE_V);
-            TCVT(r_exp_W_to_4_2_f16, r_exp_W_to_4_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // r_exp_W_to_4_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // r_exp_W_to_4_2 -> pairs_4_mask_3
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // r_exp_W_to_4_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_4_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_4_2_f16_channel -> r_exp_W_to_4_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // r_exp_W_to_4_2 -> pairs_4_mask_3
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_3, from);
-            }
-            wait_flag_dev(1);  // r_exp_W_to_product_7_channel -> r_exp_W_to_product_7_in
-            {
-                auto from = view(r_exp_W_to_product_7_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_7_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // r_exp_W_to_product_7_in -> r_exp_W_to_8
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // r_exp_W_to_product_7_in -> r_exp_W_to_8
-            TMUL(r_exp_W_to_8, r_exp_W_to_product_7_in, pairs_4_mask_3);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_4_mask_3 -> pairs_4_mask_4
-            pipe_barrier(PIPE_V);
-            TADD(r_exp_W_to_8_sum, r_exp_W_to_16_sum, r_exp_W_to_8);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // r_exp_W_to_8 -> r_exp_W_to_product_8_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_4_mask_3 -> pairs_4_mask_4
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_4, from);
-            }
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // r_exp_W_to_8 -> r_exp_W_to_product_8_in
-            wait_flag_dev(1);  // r_exp_W_to_product_8_channel -> r_exp_W_to_product_8_in
-            {
-                auto from = view(r_exp_W_to_product_8_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_8_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // r_exp_W_to_product_8_in -> r_exp_W_to_8_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // r_exp_W_to_product_8_in -> r_exp_W_to_8_3
-            TMUL(r_exp_W_to_8_3, r_exp_W_to_product_8_in, pairs_4_mask_4);
-            pipe_barrier(PIPE_V);
-            TADD(r_exp_W_to_8_3_sum, r_exp_W_to_16_sum_2, r_exp_W_to_8_3);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // r_exp_W_to_8_3 -> W_to_2_2_in
+            TADD(a_exp_W_to_8_2_sum, a_exp_W_to_16_sum, a_exp_W_to_8_2_199);
+            wait_flag_dev(1);  // W_to_2_channel -> W_to_2_in_232
             {
                 auto from = view(W_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_2_in, from);
+                TLOAD(W_to_2_in_232, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_2_in -> exp_W_to_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_2_in -> exp_W_to_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_2_in_232 -> exp_W_to_2_232
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_2_in_232 -> exp_W_to_2_232
             // a_exp_W_to_2 = a * exp(to_middle(W, W0))
-            TEXP(exp_W_to_2, W_to_2_in);
-            pipe_barrier(PIPE_V);
-            TMUL(a_exp_W_to_2, a_f32, exp_W_to_2);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // r_exp_W_to_8_3 -> W_to_2_2_in
-            {
-                auto from = view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_2_2_in, from);
+            TEXP(exp_W_to_2_232, W_to_2_in_232);
+            UbPart<half, 32, 128> a_raw_232(part, 128);
+            TASSIGN(a_raw_232, 0x1c000);
+            if (part > 0) {
+                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(a_raw_232, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_2_2_in -> exp_W_to_2_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_2_2_in -> exp_W_to_2_2
-            // exp_W_to_2_2 = exp(to_middle(W))
-            TEXP(exp_W_to_2_2, W_to_2_2_in);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_raw_232 -> a_232
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_raw_232 -> a_232
+            fill_rows(a_232, a_raw_232, part, 0x1c000);
             pipe_barrier(PIPE_V);
-            // b_exp_W_to_2_2 = b * exp_W_to_2_2
-            TMUL(b_exp_W_to_2_2, b_f32, exp_W_to_2_2);
+            TCVT(a_f32_232, a_232, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TMUL(a_exp_W_to_2, a_f32_232, exp_W_to_2_232);
+            pipe_barrier(PIPE_V);
             TCVT(a_exp_W_to_2_f16, a_exp_W_to_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // a_exp_W_to_2_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // a_exp_W_to_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // a_exp_W_to_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // a_exp_W_to_2_f16 -> store
             {
                 auto to = view(a_exp_W_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, a_exp_W_to_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_2_f16_channel -> a_exp_W_to_2_f16_in
+            wait_flag_dev(1);  // W_to_2_2_channel -> W_to_2_2_in_238
+            {
+                auto from = view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_2_2_in_238, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_2_2_in_238 -> exp_W_to_2_2_238
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_2_2_in_238 -> exp_W_to_2_2_238
+            // exp_W_to_2_2 = exp(to_middle(W))
+            TEXP(exp_W_to_2_2_238, W_to_2_2_in_238);
+            UbPart<half, 32, 128> b_raw_238(part, 128);
+            TASSIGN(b_raw_238, 0x2a000);
+            if (part > 0) {
+                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(b_raw_238, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // b_raw_238 -> b_238
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // b_raw_238 -> b_238
+            fill_rows(b_238, b_raw_238, part, 0x2a000);
+            pipe_barrier(PIPE_V);
+            TCVT(b_f32_238, b_238, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // b_exp_W_to_2_2 = b * exp_W_to_2_2
+            TMUL(b_exp_W_to_2_2, b_f32_238, exp_W_to_2_2_238);
             pipe_barrier(PIPE_V);
             TCVT(b_exp_W_to_2_2_f16, b_exp_W_to_2_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // b_exp_W_to_2_2_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // b_exp_W_to_2_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // b_exp_W_to_2_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // b_exp_W_to_2_2_f16 -> store
             {
                 auto to = view(b_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, b_exp_W_to_2_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_2_2_f16_channel -> b_exp_W_to_2_2_f16_in
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // b_exp_W_to_2_2_f16 -> pairs_2_mask
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // b_exp_W_to_2_2_f16 -> pairs_2_mask
+            wait_flag_dev(1);  // a_exp_W_to_product_9_channel -> a_exp_W_to_product_9_in_249
+            {
+                auto from = view(a_exp_W_to_product_9_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_9_in_249, from);
+            }
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
             {
                 auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask, from);
+                TLOAD(pairs_2_mask_249, from);
             }
-            wait_flag_dev(1);  // a_exp_W_to_product_9_channel -> a_exp_W_to_product_9_in
-            {
-                auto from = view(a_exp_W_to_product_9_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_9_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_exp_W_to_product_9_in -> a_exp_W_to_4_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_exp_W_to_product_9_in -> a_exp_W_to_4_2
-            TMUL(a_exp_W_to_4_2, a_exp_W_to_product_9_in, pairs_2_mask);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_249 -> a_exp_W_to_4_2_249
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_249 -> a_exp_W_to_4_2_249
+            TMUL(a_exp_W_to_4_2_249, a_exp_W_to_product_9_in_249, pairs_2_mask_249);
             pipe_barrier(PIPE_V);
-            TADD(a_exp_W_to_4_2_sum, a_exp_W_to_8_2_sum, a_exp_W_to_4_2);
-            pipe_barrier(PIPE_V);
-            // k_exp_W_to_2_2 = k * exp_W_to_2_2
-            TMUL(k_exp_W_to_2_2, k_f32, exp_W_to_2_2);
-            pipe_barrier(PIPE_V);
-            TCVT(k_exp_W_to_2_2_f16, k_exp_W_to_2_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_W_to_2_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k_exp_W_to_2_2 -> pairs_2_mask_2
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_W_to_2_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_2_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_2_2_f16_channel -> k_exp_W_to_2_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k_exp_W_to_2_2 -> pairs_2_mask_2
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_2, from);
-            }
-            wait_flag_dev(1);  // a_exp_W_to_product_10_channel -> a_exp_W_to_product_10_in
-            {
-                auto from = view(a_exp_W_to_product_10_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_10_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // a_exp_W_to_product_10_in -> a_exp_W_to_4_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // a_exp_W_to_product_10_in -> a_exp_W_to_4_3
-            TMUL(a_exp_W_to_4_3, a_exp_W_to_product_10_in, pairs_2_mask_2);
-            pipe_barrier(PIPE_V);
-            TADD(a_exp_W_to_4_3_sum, a_exp_W_to_8_3_sum, a_exp_W_to_4_3);
-            // r_exp_W_to_2_2 = r * exp_W_to_2_2
-            TMUL(r_exp_W_to_2_2, r_f32, exp_W_to_2_2);
-            pipe_barrier(PIPE_V);
-            TCVT(r_exp_W_to_2_2_f16, r_exp_W_to_2_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // r_exp_W_to_2_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // r_exp_W_to_2_2 -> pairs_2_mask_3
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // r_exp_W_to_2_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_2_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_2_2_f16_channel -> r_exp_W_to_2_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // r_exp_W_to_2_2 -> pairs_2_mask_3
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_3, from);
-            }
-            wait_flag_dev(1);  // r_exp_W_to_product_9_channel -> r_exp_W_to_product_9_in
-            {
-                auto from = view(r_exp_W_to_product_9_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_9_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_exp_W_to_product_9_in -> r_exp_W_to_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_exp_W_to_product_9_in -> r_exp_W_to_4
-            TMUL(r_exp_W_to_4, r_exp_W_to_product_9_in, pairs_2_mask_3);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // pairs_2_mask_3 -> pairs_2_mask_4
-            pipe_barrier(PIPE_V);
-            TADD(r_exp_W_to_4_sum, r_exp_W_to_8_sum, r_exp_W_to_4);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // r_exp_W_to_4 -> r_exp_W_to_product_10_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // pairs_2_mask_3 -> pairs_2_mask_4
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_4, from);
-            }
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // r_exp_W_to_4 -> r_exp_W_to_product_10_in
-            wait_flag_dev(1);  // r_exp_W_to_product_10_channel -> r_exp_W_to_product_10_in
-            {
-                auto from = view(r_exp_W_to_product_10_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_10_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_exp_W_to_product_10_in -> r_exp_W_to_4_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_exp_W_to_product_10_in -> r_exp_W_to_4_3
-            TMUL(r_exp_W_to_4_3, r_exp_W_to_product_10_in, pairs_2_mask_4);
-            pipe_barrier(PIPE_V);
-            TADD(r_exp_W_to_4_3_sum, r_exp_W_to_8_3_sum, r_exp_W_to_4_3);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // r_exp_W_to_4_3 -> W_to_1_2_in
+            TADD(a_exp_W_to_4_2_sum, a_exp_W_to_8_2_sum, a_exp_W_to_4_2_249);
+            wait_flag_dev(1);  // W_to_1_channel -> W_to_1_in_282
             {
                 auto from = view(W_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_1_in, from);
+                TLOAD(W_to_1_in_282, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_1_in -> exp_W_to_1
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_1_in -> exp_W_to_1
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_1_in_282 -> exp_W_to_1_282
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_1_in_282 -> exp_W_to_1_282
             // a_exp_W_to_1 = a * exp(to_middle(W, W0))
-            TEXP(exp_W_to_1, W_to_1_in);
-            pipe_barrier(PIPE_V);
-            TMUL(a_exp_W_to_1, a_f32, exp_W_to_1);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // r_exp_W_to_4_3 -> W_to_1_2_in
-            {
-                auto from = view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_1_2_in, from);
+            TEXP(exp_W_to_1_282, W_to_1_in_282);
+            UbPart<half, 32, 128> a_raw_282(part, 128);
+            TASSIGN(a_raw_282, 0x16000);
+            if (part > 0) {
+                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(a_raw_282, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in -> exp_W_to_1_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in -> exp_W_to_1_2
-            // exp_W_to_1_2 = exp(to_middle(W))
-            TEXP(exp_W_to_1_2, W_to_1_2_in);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // a_raw_282 -> a_282
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // a_raw_282 -> a_282
+            fill_rows(a_282, a_raw_282, part, 0x16000);
             pipe_barrier(PIPE_V);
-            // b_exp_W_to_1_2 = b * exp_W_to_1_2
-            TMUL(b_exp_W_to_1_2, b_f32, exp_W_to_1_2);
+            TCVT(a_f32_282, a_282, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TMUL(a_exp_W_to_1, a_f32_282, exp_W_to_1_282);
+            pipe_barrier(PIPE_V);
             TCVT(a_exp_W_to_1_f16, a_exp_W_to_1, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // a_exp_W_to_1_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // a_exp_W_to_1_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // a_exp_W_to_1_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // a_exp_W_to_1_f16 -> store
             {
                 auto to = view(a_exp_W_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, a_exp_W_to_1_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_1_f16_channel -> a_exp_W_to_1_f16_in
+            wait_flag_dev(1);  // W_to_1_2_channel -> W_to_1_2_in_288
+            {
+                auto from = view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_1_2_in_288, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in_288 -> exp_W_to_1_2_288
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in_288 -> exp_W_to_1_2_288
+            // exp_W_to_1_2 = exp(to_middle(W))
+            TEXP(exp_W_to_1_2_288, W_to_1_2_in_288);
+            UbPart<half, 32, 128> b_raw_288(part, 128);
+            TASSIGN(b_raw_288, 0x22000);
+            if (part > 0) {
+                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(b_raw_288, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // b_raw_288 -> b_288
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // b_raw_288 -> b_288
+            fill_rows(b_288, b_raw_288, part, 0x22000);
+            pipe_barrier(PIPE_V);
+            TCVT(b_f32_288, b_288, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // b_exp_W_to_1_2 = b * exp_W_to_1_2
+            TMUL(b_exp_W_to_1_2, b_f32_288, exp_W_to_1_2_288);
             pipe_barrier(PIPE_V);
             TCVT(b_exp_W_to_1_2_f16, b_exp_W_to_1_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // b_exp_W_to_1_2_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // b_exp_W_to_1_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // b_exp_W_to_1_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // b_exp_W_to_1_2_f16 -> store
             {
                 auto to = view(b_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, b_exp_W_to_1_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_1_2_f16_channel -> b_exp_W_to_1_2_f16_in
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // b_exp_W_to_1_2_f16 -> pairs_1_mask
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // b_exp_W_to_1_2_f16 -> pairs_1_mask
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask, from);
-            }
-            wait_flag_dev(1);  // a_exp_W_to_product_11_channel -> a_exp_W_to_product_11_in
+            wait_flag_dev(1);  // a_exp_W_to_product_11_channel -> a_exp_W_to_product_11_in_299
             {
                 auto from = view(a_exp_W_to_product_11_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_11_in, from);
+                TLOAD(a_exp_W_to_product_11_in_299, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // a_exp_W_to_product_11_in -> a_exp_W_to_2_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // a_exp_W_to_product_11_in -> a_exp_W_to_2_2
-            TMUL(a_exp_W_to_2_2, a_exp_W_to_product_11_in, pairs_1_mask);
-            pipe_barrier(PIPE_V);
-            TADD(Tinv_decayed_product, a_exp_W_to_4_2_sum, a_exp_W_to_2_2);
-            pipe_barrier(PIPE_V);
-            // k_exp_W_to_1_2 = k * exp_W_to_1_2
-            TMUL(k_exp_W_to_1_2, k_f32, exp_W_to_1_2);
-            pipe_barrier(PIPE_V);
-            TCVT(k_exp_W_to_1_2_f16, k_exp_W_to_1_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_W_to_1_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k_exp_W_to_1_2 -> pairs_1_mask_2
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_W_to_1_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_1_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_1_2_f16_channel -> k_exp_W_to_1_2_f16_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k_exp_W_to_1_2 -> pairs_1_mask_2
-            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
-            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
-            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_2, from);
-            }
-            wait_flag_dev(1);  // a_exp_W_to_product_12_channel -> a_exp_W_to_product_12_in
-            {
-                auto from = view(a_exp_W_to_product_12_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_12_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_exp_W_to_product_12_in -> a_exp_W_to_2_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_exp_W_to_product_12_in -> a_exp_W_to_2_3
-            TMUL(a_exp_W_to_2_3, a_exp_W_to_product_12_in, pairs_1_mask_2);
-            pipe_barrier(PIPE_V);
-            TADD(operand_of_Z, a_exp_W_to_4_3_sum, a_exp_W_to_2_3);
-            // r_exp_W_to_1_2 = r * exp_W_to_1_2
-            TMUL(r_exp_W_to_1_2, r_f32, exp_W_to_1_2);
-            pipe_barrier(PIPE_V);
-            TCVT(r_exp_W_to_1_2_f16, r_exp_W_to_1_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // r_exp_W_to_1_2_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // r_exp_W_to_1_2 -> pairs_1_mask_5
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
+            {
+                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_1_mask_299, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_299 -> a_exp_W_to_2_2_299
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_299 -> a_exp_W_to_2_2_299
+            TMUL(a_exp_W_to_2_2_299, a_exp_W_to_product_11_in_299, pairs_1_mask_299);
+            pipe_barrier(PIPE_V);
+            TADD(Tinv_decayed_product, a_exp_W_to_4_2_sum, a_exp_W_to_2_2_299);
+            pipe_barrier(PIPE_V);
             TMULS(Tinv_neg, Tinv_decayed_product, -1.0f);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // r_exp_W_to_1_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_1_2_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_1_2_f16_channel -> r_exp_W_to_1_2_f16_in
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // r_exp_W_to_1_2_f16 -> pairs_4_mask_5
             pipe_barrier(PIPE_V);
-            TMULS(minus_Tinv_neg, Tinv_neg, -1.0f);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // r_exp_W_to_1_2 -> pairs_1_mask_5
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_5, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask_5 -> minus_Tinv_neg_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask_5 -> minus_Tinv_neg_2
+            TCVT(Tinv_neg_f16, Tinv_neg, RoundMode::CAST_RINT);
             pipe_barrier(PIPE_V);
-            TMUL(minus_Tinv_neg_2, minus_Tinv_neg, pairs_1_mask_5);
-            // identity = eye()
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask, from);
+            for (int64_t i = 0; i < 32; i += 16) {
+                UbBlock<half, 16, 64, 16> Tinv_diagonal_stack_from;
+                TASSIGN(Tinv_diagonal_stack_from, 0xa000 + (i * 65 + sub * 32) * 2);
+                UbTile<float, 16, 16> Tinv_diagonal_stack_to;
+                TASSIGN(Tinv_diagonal_stack_to, 0xb000 + i * 64);
+                TCVT(Tinv_diagonal_stack_to, Tinv_diagonal_stack_from, RoundMode::CAST_NONE);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // eye_mask -> Tinv_rows_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // eye_mask -> Tinv_rows_2
+            {
+                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_1_mask_of_16_338, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask_of_16_338 -> Tinv_diagonal_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask_of_16_338 -> Tinv_diagonal_2
             pipe_barrier(PIPE_V);
-            // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
-            // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
-            // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            TADD(Tinv_rows_2, eye_mask, minus_Tinv_neg_2);
+            TMUL(Tinv_diagonal_2, Tinv_diagonal_stack, pairs_1_mask_of_16_338);
             {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_5, from);
+                auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(eye_mask_of_16_339, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_5 -> minus_Tinv_neg_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_5 -> minus_Tinv_neg_4
-            TMUL(minus_Tinv_neg_4, minus_Tinv_neg, pairs_2_mask_5);
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // r_exp_W_to_1_2_f16 -> pairs_4_mask_5
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_5, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_5 -> minus_Tinv_neg_8
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_5 -> minus_Tinv_neg_8
-            TMUL(minus_Tinv_neg_8, minus_Tinv_neg, pairs_4_mask_5);
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_5, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_5 -> minus_Tinv_neg_16
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_5 -> minus_Tinv_neg_16
-            TMUL(minus_Tinv_neg_16, minus_Tinv_neg, pairs_8_mask_5);
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_5, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_5 -> minus_Tinv_neg_32
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask_5 -> minus_Tinv_neg_32
-            TMUL(minus_Tinv_neg_32, minus_Tinv_neg, pairs_16_mask_5);
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_5, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_5 -> minus_Tinv_neg_64
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_5 -> minus_Tinv_neg_64
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // eye_mask_of_16_339 -> Tinv_rows_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // eye_mask_of_16_339 -> Tinv_rows_2
             pipe_barrier(PIPE_V);
-            TMUL(minus_Tinv_neg_64, minus_Tinv_neg, pairs_32_mask_5);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // pairs_32_mask_5 -> last_W
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // pairs_32_mask_5 -> last_W
-            // last_W = last(W)
-            {
-                auto from = view(W_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
-                TLOAD(last_W, from);
-            }
-            // to_end = exp(last_W[None, :] - W)
-            pipe_barrier(PIPE_V);
-            TCVT(minus_Tinv_neg_4_f16, minus_Tinv_neg_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_Tinv_neg_4_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_Tinv_neg_4_f16 -> store
-            {
-                auto to = view(minus_Tinv_neg_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_Tinv_neg_4_f16);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_Tinv_neg_4_f16_channel -> minus_Tinv_neg_4_f16_in
+            TSUB(Tinv_rows_2, Tinv_diagonal_2, eye_mask_of_16_339);
             pipe_barrier(PIPE_V);
             TCVT(Tinv_rows_2_f16, Tinv_rows_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_rows_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_rows_2_f16 -> store
             {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
                 TSTORE(to, Tinv_rows_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
+            {
+                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_2_mask_of_16_340, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_of_16_340 -> Tinv_diagonal_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_of_16_340 -> Tinv_diagonal_4
+            TMUL(Tinv_diagonal_4, Tinv_diagonal_stack, pairs_2_mask_of_16_340);
             pipe_barrier(PIPE_V);
-            TCVT(minus_Tinv_neg_8_f16, minus_Tinv_neg_8, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_Tinv_neg_8_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_Tinv_neg_8_f16 -> store
+            TCVT(Tinv_diagonal_4_f16, Tinv_diagonal_4, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_diagonal_4_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_diagonal_4_f16 -> store
             {
-                auto to = view(minus_Tinv_neg_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_Tinv_neg_8_f16);
+                auto to = view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, Tinv_diagonal_4_f16);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_Tinv_neg_8_f16 -> minus_Tinv_neg_16_f16
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_Tinv_neg_8_f16 -> minus_Tinv_neg_16_f16
-            TCVT(minus_Tinv_neg_16_f16, minus_Tinv_neg_16, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_Tinv_neg_16_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_Tinv_neg_16_f16 -> store
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_4_f16_channel -> Tinv_diagonal_4_f16_in
             {
-                auto to = view(minus_Tinv_neg_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_Tinv_neg_16_f16);
+                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_4_mask_of_16_358, from);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_Tinv_neg_16_f16 -> minus_Tinv_neg_32_f16
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_Tinv_neg_16_f16 -> minus_Tinv_neg_32_f16
-            TCVT(minus_Tinv_neg_32_f16, minus_Tinv_neg_32, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_Tinv_neg_32_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_Tinv_neg_32_f16 -> store
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_of_16_358 -> Tinv_diagonal_8
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_of_16_358 -> Tinv_diagonal_8
+            TMUL(Tinv_diagonal_8, Tinv_diagonal_stack, pairs_4_mask_of_16_358);
+            pipe_barrier(PIPE_V);
+            TCVT(Tinv_diagonal_8_f16, Tinv_diagonal_8, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_diagonal_8_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_diagonal_8_f16 -> store
             {
-                auto to = view(minus_Tinv_neg_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_Tinv_neg_32_f16);
+                auto to = view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, Tinv_diagonal_8_f16);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // minus_Tinv_neg_32_f16 -> W0_in_2
-            TCVT(operand_of_Z_f16, operand_of_Z, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_Z_f16 -> store
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // minus_Tinv_neg_32_f16 -> W0_in_2
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_8_f16_channel -> Tinv_diagonal_8_f16_in
             {
-                auto from = view(W0_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W0_in_2, from);
+                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
+                TLOAD(pairs_8_mask_of_16_370, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W0_in_2 -> exp_W0
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W0_in_2 -> exp_W0
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_of_16_370 -> Tinv_diagonal_16
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_of_16_370 -> Tinv_diagonal_16
+            TMUL(Tinv_diagonal_16, Tinv_diagonal_stack, pairs_8_mask_of_16_370);
+            pipe_barrier(PIPE_V);
+            TCVT(Tinv_diagonal_16_f16, Tinv_diagonal_16, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_diagonal_16_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_diagonal_16_f16 -> store
+            {
+                auto to = view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
+                TSTORE(to, Tinv_diagonal_16_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_16_f16_channel -> Tinv_diagonal_16_f16_in
+            {
+                auto to = view(Tinv_neg_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_neg_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_neg_f16_channel -> Tinv_neg_f16_in
+            {
+                auto from = view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_32_2_in_53, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_32_2_in_53 -> exp_W_to_32_2_53
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_32_2_in_53 -> exp_W_to_32_2_53
+            // exp_W_to_32_2 = exp(to_middle(W))
+            TEXP(exp_W_to_32_2_53, W_to_32_2_in_53);
+            UbPart<half, 32, 128> k_raw_53(part, 128);
+            TASSIGN(k_raw_53, 0x13000);
+            if (part > 0) {
+                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(k_raw_53, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_raw_53 -> k_53
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_raw_53 -> k_53
+            fill_rows(k_53, k_raw_53, part, 0x13000);
+            pipe_barrier(PIPE_V);
+            TCVT(k_f32_53, k_53, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // k_exp_W_to_32_2 = k * exp_W_to_32_2
+            TMUL(k_exp_W_to_32_2, k_f32_53, exp_W_to_32_2_53);
+            pipe_barrier(PIPE_V);
+            TCVT(k_exp_W_to_32_2_f16, k_exp_W_to_32_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_W_to_32_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_W_to_32_2_f16 -> store
+            {
+                auto to = view(k_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_W_to_32_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_32_2_f16_channel -> k_exp_W_to_32_2_f16_in
+            wait_flag_dev(1);  // a_exp_W_to_product_2_channel -> a_exp_W_to_product_2_in_108
+            {
+                auto from = view(a_exp_W_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_2_in_108, from);
+            }
             // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
             // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
             // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            TEXP(exp_W0, W0_in_2);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_Z_f16 -> store
+            {
+                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_32_mask_2_108, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_32_mask_2_108 -> a_exp_W_to_64_2_108
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_32_mask_2_108 -> a_exp_W_to_64_2_108
+            TMUL(a_exp_W_to_64_2_108, a_exp_W_to_product_2_in_108, pairs_32_mask_2_108);
+            {
+                auto from = view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_16_2_in_100, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_16_2_in_100 -> exp_W_to_16_2_100
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_16_2_in_100 -> exp_W_to_16_2_100
+            // exp_W_to_16_2 = exp(to_middle(W))
+            TEXP(exp_W_to_16_2_100, W_to_16_2_in_100);
+            UbPart<half, 32, 128> k_raw_100(part, 128);
+            TASSIGN(k_raw_100, 0x23000);
+            if (part > 0) {
+                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(k_raw_100, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw_100 -> k_100
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw_100 -> k_100
+            fill_rows(k_100, k_raw_100, part, 0x23000);
+            pipe_barrier(PIPE_V);
+            TCVT(k_f32_100, k_100, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // k_exp_W_to_16_2 = k * exp_W_to_16_2
+            TMUL(k_exp_W_to_16_2, k_f32_100, exp_W_to_16_2_100);
+            pipe_barrier(PIPE_V);
+            TCVT(k_exp_W_to_16_2_f16, k_exp_W_to_16_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_W_to_16_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_W_to_16_2_f16 -> store
+            {
+                auto to = view(k_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_W_to_16_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_16_2_f16_channel -> k_exp_W_to_16_2_f16_in
+            wait_flag_dev(1);  // a_exp_W_to_product_4_channel -> a_exp_W_to_product_4_in_108
+            {
+                auto from = view(a_exp_W_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_4_in_108, from);
+            }
+            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
+            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
+            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
+            {
+                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_16_mask_2_108, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask_2_108 -> a_exp_W_to_32_3_108
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask_2_108 -> a_exp_W_to_32_3_108
+            TMUL(a_exp_W_to_32_3_108, a_exp_W_to_product_4_in_108, pairs_16_mask_2_108);
+            pipe_barrier(PIPE_V);
+            TADD(a_exp_W_to_64_sum_2, a_exp_W_to_64_2_108, a_exp_W_to_32_3_108);
+            {
+                auto from = view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_8_2_in_150, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_8_2_in_150 -> exp_W_to_8_2_150
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_8_2_in_150 -> exp_W_to_8_2_150
+            // exp_W_to_8_2 = exp(to_middle(W))
+            TEXP(exp_W_to_8_2_150, W_to_8_2_in_150);
+            UbPart<half, 32, 128> k_raw_150(part, 128);
+            TASSIGN(k_raw_150, 0xe000);
+            if (part > 0) {
+                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(k_raw_150, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw_150 -> k_150
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw_150 -> k_150
+            fill_rows(k_150, k_raw_150, part, 0xe000);
+            pipe_barrier(PIPE_V);
+            TCVT(k_f32_150, k_150, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // k_exp_W_to_8_2 = k * exp_W_to_8_2
+            TMUL(k_exp_W_to_8_2, k_f32_150, exp_W_to_8_2_150);
+            pipe_barrier(PIPE_V);
+            TCVT(k_exp_W_to_8_2_f16, k_exp_W_to_8_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_W_to_8_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_W_to_8_2_f16 -> store
+            {
+                auto to = view(k_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_W_to_8_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_8_2_f16_channel -> k_exp_W_to_8_2_f16_in
+            wait_flag_dev(1);  // a_exp_W_to_product_6_channel -> a_exp_W_to_product_6_in_158
+            {
+                auto from = view(a_exp_W_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_6_in_158, from);
+            }
+            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
+            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
+            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
+            {
+                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_8_mask_2_158, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_8_mask_2_158 -> a_exp_W_to_16_3_158
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_8_mask_2_158 -> a_exp_W_to_16_3_158
+            TMUL(a_exp_W_to_16_3_158, a_exp_W_to_product_6_in_158, pairs_8_mask_2_158);
+            pipe_barrier(PIPE_V);
+            TADD(a_exp_W_to_16_sum_2, a_exp_W_to_64_sum_2, a_exp_W_to_16_3_158);
+            {
+                auto from = view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_4_2_in_200, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_4_2_in_200 -> exp_W_to_4_2_200
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_4_2_in_200 -> exp_W_to_4_2_200
+            // exp_W_to_4_2 = exp(to_middle(W))
+            TEXP(exp_W_to_4_2_200, W_to_4_2_in_200);
+            UbPart<half, 32, 128> k_raw_200(part, 128);
+            TASSIGN(k_raw_200, 0x21000);
+            if (part > 0) {
+                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(k_raw_200, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_raw_200 -> k_200
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_raw_200 -> k_200
+            fill_rows(k_200, k_raw_200, part, 0x21000);
+            pipe_barrier(PIPE_V);
+            TCVT(k_f32_200, k_200, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // k_exp_W_to_4_2 = k * exp_W_to_4_2
+            TMUL(k_exp_W_to_4_2, k_f32_200, exp_W_to_4_2_200);
+            pipe_barrier(PIPE_V);
+            TCVT(k_exp_W_to_4_2_f16, k_exp_W_to_4_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_W_to_4_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_W_to_4_2_f16 -> store
+            {
+                auto to = view(k_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_W_to_4_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_4_2_f16_channel -> k_exp_W_to_4_2_f16_in
+            wait_flag_dev(1);  // a_exp_W_to_product_8_channel -> a_exp_W_to_product_8_in_208
+            {
+                auto from = view(a_exp_W_to_product_8_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_8_in_208, from);
+            }
+            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
+            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
+            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
+            {
+                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_4_mask_2_208, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_2_208 -> a_exp_W_to_8_3_208
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_2_208 -> a_exp_W_to_8_3_208
+            TMUL(a_exp_W_to_8_3_208, a_exp_W_to_product_8_in_208, pairs_4_mask_2_208);
+            pipe_barrier(PIPE_V);
+            TADD(a_exp_W_to_8_3_sum, a_exp_W_to_16_sum_2, a_exp_W_to_8_3_208);
+            {
+                auto from = view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_2_2_in_250, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_2_2_in_250 -> exp_W_to_2_2_250
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_2_2_in_250 -> exp_W_to_2_2_250
+            // exp_W_to_2_2 = exp(to_middle(W))
+            TEXP(exp_W_to_2_2_250, W_to_2_2_in_250);
+            UbPart<half, 32, 128> k_raw_250(part, 128);
+            TASSIGN(k_raw_250, 0xc000);
+            if (part > 0) {
+                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(k_raw_250, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw_250 -> k_250
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw_250 -> k_250
+            fill_rows(k_250, k_raw_250, part, 0xc000);
+            pipe_barrier(PIPE_V);
+            TCVT(k_f32_250, k_250, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // k_exp_W_to_2_2 = k * exp_W_to_2_2
+            TMUL(k_exp_W_to_2_2, k_f32_250, exp_W_to_2_2_250);
+            pipe_barrier(PIPE_V);
+            TCVT(k_exp_W_to_2_2_f16, k_exp_W_to_2_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_W_to_2_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_W_to_2_2_f16 -> store
+            {
+                auto to = view(k_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_W_to_2_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_2_2_f16_channel -> k_exp_W_to_2_2_f16_in
+            wait_flag_dev(1);  // a_exp_W_to_product_10_channel -> a_exp_W_to_product_10_in_258
+            {
+                auto from = view(a_exp_W_to_product_10_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_10_in_258, from);
+            }
+            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
+            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
+            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
+            {
+                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_2_mask_2_258, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_2_mask_2_258 -> a_exp_W_to_4_3_258
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_2_mask_2_258 -> a_exp_W_to_4_3_258
+            TMUL(a_exp_W_to_4_3_258, a_exp_W_to_product_10_in_258, pairs_2_mask_2_258);
+            pipe_barrier(PIPE_V);
+            TADD(a_exp_W_to_4_3_sum, a_exp_W_to_8_3_sum, a_exp_W_to_4_3_258);
+            {
+                auto from = view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_1_2_in_300, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_1_2_in_300 -> exp_W_to_1_2_300
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_1_2_in_300 -> exp_W_to_1_2_300
+            // exp_W_to_1_2 = exp(to_middle(W))
+            TEXP(exp_W_to_1_2_300, W_to_1_2_in_300);
+            UbPart<half, 32, 128> k_raw_300(part, 128);
+            TASSIGN(k_raw_300, 0x21000);
+            if (part > 0) {
+                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(k_raw_300, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_raw_300 -> k_300
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_raw_300 -> k_300
+            fill_rows(k_300, k_raw_300, part, 0x21000);
+            pipe_barrier(PIPE_V);
+            TCVT(k_f32_300, k_300, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // k_exp_W_to_1_2 = k * exp_W_to_1_2
+            TMUL(k_exp_W_to_1_2, k_f32_300, exp_W_to_1_2_300);
+            pipe_barrier(PIPE_V);
+            TCVT(k_exp_W_to_1_2_f16, k_exp_W_to_1_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_W_to_1_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_W_to_1_2_f16 -> store
+            {
+                auto to = view(k_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, k_exp_W_to_1_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_1_2_f16_channel -> k_exp_W_to_1_2_f16_in
+            wait_flag_dev(1);  // a_exp_W_to_product_12_channel -> a_exp_W_to_product_12_in_308
+            {
+                auto from = view(a_exp_W_to_product_12_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(a_exp_W_to_product_12_in_308, from);
+            }
+            // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
+            // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
+            // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
+            {
+                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_1_mask_2_308, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_2_308 -> a_exp_W_to_2_3_308
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_2_308 -> a_exp_W_to_2_3_308
+            TMUL(a_exp_W_to_2_3_308, a_exp_W_to_product_12_in_308, pairs_1_mask_2_308);
+            pipe_barrier(PIPE_V);
+            TADD(operand_of_Z, a_exp_W_to_4_3_sum, a_exp_W_to_2_3_308);
+            pipe_barrier(PIPE_V);
+            TCVT(operand_of_Z_f16, operand_of_Z, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_Z_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // operand_of_Z -> W_in_2_456
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_Z_f16 -> store
             {
                 auto to = view(operand_of_Z_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, operand_of_Z_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_Z_f16_channel -> operand_of_Z_f16_in
+            {
+                auto from = view(W0_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W0_in_2_417, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W0_in_2_417 -> exp_W0_417
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W0_in_2_417 -> exp_W0_417
+            TEXP(exp_W0_417, W0_in_2_417);
+            UbPart<half, 32, 128> a_raw_417(part, 128);
+            TASSIGN(a_raw_417, 0xc000);
+            if (part > 0) {
+                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(a_raw_417, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_raw_417 -> a_417
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_raw_417 -> a_417
+            fill_rows(a_417, a_raw_417, part, 0xc000);
             pipe_barrier(PIPE_V);
-            TMUL(exp_W0_a, a_f32, exp_W0);
-            TCVT(minus_Tinv_neg_64_f16, minus_Tinv_neg_64, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_Tinv_neg_64_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_Tinv_neg_64_f16 -> store
-            {
-                auto to = view(minus_Tinv_neg_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, minus_Tinv_neg_64_f16);
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // minus_Tinv_neg_64_f16 -> pairs_1_mask_3
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // minus_Tinv_neg_64_f16 -> pairs_1_mask_3
-            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
-            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
-            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
-            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
-            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
-            // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_3, from);
-            }
-            wait_flag_dev(1);  // r_exp_W_to_product_11_channel -> r_exp_W_to_product_11_in
-            {
-                auto from = view(r_exp_W_to_product_11_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_11_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // r_exp_W_to_product_11_in -> r_exp_W_to_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // r_exp_W_to_product_11_in -> r_exp_W_to_2
-            TMUL(r_exp_W_to_2, r_exp_W_to_product_11_in, pairs_1_mask_3);
+            TCVT(a_f32_417, a_417, RoundMode::CAST_NONE);
             pipe_barrier(PIPE_V);
-            TADD(r_exp_W_to_2_sum, r_exp_W_to_4_sum, r_exp_W_to_2);
+            TMUL(exp_W0_a, a_f32_417, exp_W0_417);
             pipe_barrier(PIPE_V);
             TCVT(exp_W0_a_f16, exp_W0_a, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // exp_W0_a_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // exp_W0_a -> W_in_2
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // exp_W0_a_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // exp_W0_a_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // exp_W0_a_f16 -> store
             {
                 auto to = view(exp_W0_a_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, exp_W0_a_f16);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // exp_W0_a_f16 -> expand_last_W
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_W0_a_f16_channel -> exp_W0_a_f16_in
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // exp_W0_a_f16 -> expand_last_W
+            TCVT(S_f16, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // S_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // S_f16 -> store
+            {
+                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TSTORE(to, S_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
+            // last_W = last(W)
+            {
+                auto from = view(W_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
+                TLOAD(last_W, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // last_W -> expand_last_W_456
             // to_end = exp(last_W[None, :] - W)
-            TCOLEXPAND(expand_last_W, last_W);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // exp_W0_a -> W_in_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // last_W -> expand_last_W_456
+            TCOLEXPAND(expand_last_W_456, last_W);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // operand_of_Z -> W_in_2_456
             {
                 auto from = view(W_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_in_2, from);
+                TLOAD(W_in_2_456, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_in_2 -> last_W_minus_W
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_in_2 -> last_W_minus_W
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_in_2_456 -> last_W_minus_W_456
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_in_2_456 -> last_W_minus_W_456
             pipe_barrier(PIPE_V);
-            TSUB(last_W_minus_W, expand_last_W, W_in_2);
+            TSUB(last_W_minus_W_456, expand_last_W_456, W_in_2_456);
             pipe_barrier(PIPE_V);
-            TEXP(to_end, last_W_minus_W);
+            TEXP(to_end, last_W_minus_W_456);
+            UbPart<half, 32, 128> b_raw_466(part, 128);
+            TASSIGN(b_raw_466, 0x20200);
+            if (part > 0) {
+                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(b_raw_466, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw_466 -> b_466
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw_466 -> b_466
+            fill_rows(b_466, b_raw_466, part, 0x20200);
+            pipe_barrier(PIPE_V);
+            TCVT(b_f32_466, b_466, RoundMode::CAST_NONE);
             pipe_barrier(PIPE_V);
             // S = exp(last_W)[:, None] * S + (k * to_end).T @ v + (b * to_end).T @ Z
-            TMUL(to_end_k, k_f32, to_end);
+            TMUL(to_end_b, b_f32_466, to_end);
+            pipe_barrier(PIPE_V);
+            TCVT(to_end_b_f16, to_end_b, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // to_end_b_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // to_end_b_f16 -> store
+            {
+                auto to = view(to_end_b_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, to_end_b_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // to_end_b_f16_channel -> to_end_b_f16_in
+            wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in_474
+            {
+                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TLOAD(S_next_part_in_474, from);
+            }
+            UbPart<half, 32, 128> k_raw_457(part, 128);
+            TASSIGN(k_raw_457, 0x10000);
+            if (part > 0) {
+                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(k_raw_457, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw_457 -> k_457
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw_457 -> k_457
+            fill_rows(k_457, k_raw_457, part, 0x10000);
+            pipe_barrier(PIPE_V);
+            TCVT(k_f32_457, k_457, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TMUL(to_end_k, k_f32_457, to_end);
             pipe_barrier(PIPE_V);
             TCVT(to_end_k_f16, to_end_k, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // to_end_k_f16 -> store
-            TMUL(to_end_b, b_f32, to_end);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // to_end_k_f16 -> store
             {
                 auto to = view(to_end_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, to_end_k_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // to_end_k_f16_channel -> to_end_k_f16_in
-            pipe_barrier(PIPE_V);
-            TCVT(to_end_b_f16, to_end_b, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // to_end_b_f16 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // to_end_b -> r_kT_in
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // to_end_b_f16 -> store
+            wait_flag_dev(1);  // to_end_kT_v_sum_part_channel -> to_end_kT_v_sum_part_in_465
             {
-                auto to = view(to_end_b_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, to_end_b_f16);
+                auto from = view(to_end_kT_v_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TLOAD(to_end_kT_v_sum_part_in_465, from);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // to_end_b_f16 -> pairs_1_mask_4
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // to_end_kT_v_sum_part_in_465 -> to_end_kT_v_sum
+            TEXP(chunk_decay, last_W);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(chunk_decay_S, S, chunk_decay_col_455);
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // to_end_kT_v_sum_part_in_465 -> to_end_kT_v_sum
+            pipe_barrier(PIPE_V);
+            TADD(to_end_kT_v_sum, chunk_decay_S, to_end_kT_v_sum_part_in_465);
+            pipe_barrier(PIPE_V);
+            TADD(S_next, to_end_kT_v_sum, S_next_part_in_474);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_next_part_in_474 -> r_raw_61
+            {
+                auto from = view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_32_2_in_61, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_32_2_in_61 -> exp_W_to_32_2_61
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_32_2_in_61 -> exp_W_to_32_2_61
+            // exp_W_to_32_2 = exp(to_middle(W))
+            TEXP(exp_W_to_32_2_61, W_to_32_2_in_61);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_next_part_in_474 -> r_raw_61
+            UbPart<half, 32, 128> r_raw_61(part, 128);
+            TASSIGN(r_raw_61, 0x8000);
+            if (part > 0) {
+                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(r_raw_61, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // r_raw_61 -> r_61
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // r_raw_61 -> r_61
+            fill_rows(r_61, r_raw_61, part, 0x8000);
+            pipe_barrier(PIPE_V);
+            TCVT(r_f32_61, r_61, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // r_exp_W_to_32_2 = r * exp_W_to_32_2
+            TMUL(r_exp_W_to_32_2, r_f32_61, exp_W_to_32_2_61);
+            pipe_barrier(PIPE_V);
+            TCVT(r_exp_W_to_32_2_f16, r_exp_W_to_32_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // r_exp_W_to_32_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // r_exp_W_to_32_2_f16 -> store
+            {
+                auto to = view(r_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, r_exp_W_to_32_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_32_2_f16_channel -> r_exp_W_to_32_2_f16_in
+            wait_flag_dev(1);  // r_exp_W_to_product_channel -> r_exp_W_to_product_in_117
+            {
+                auto from = view(r_exp_W_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_in_117, from);
+            }
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
             // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
@@ -4194,103 +4356,398 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
             // identity) @ Z + (r * exp(W)) @ S)
-            TEXP(exp_W, W_in_2);
-            pipe_barrier(PIPE_V);
-            TMUL(exp_W_r, r_f32, exp_W);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // to_end_b -> r_kT_in
             {
-                auto from = view(r_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_kT_in, from);
+                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_32_mask_3_117, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_kT_in -> r_kT_identity
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_kT_in -> r_kT_identity
-            TMUL(r_kT_identity, r_kT_in, eye_mask);
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // to_end_b_f16 -> pairs_1_mask_4
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask_3_117 -> r_exp_W_to_64_117
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask_3_117 -> r_exp_W_to_64_117
+            TMUL(r_exp_W_to_64_117, r_exp_W_to_product_in_117, pairs_32_mask_3_117);
+            {
+                auto from = view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_16_2_in_109, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_16_2_in_109 -> exp_W_to_16_2_109
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_16_2_in_109 -> exp_W_to_16_2_109
+            // exp_W_to_16_2 = exp(to_middle(W))
+            TEXP(exp_W_to_16_2_109, W_to_16_2_in_109);
+            UbPart<half, 32, 128> r_raw_109(part, 128);
+            TASSIGN(r_raw_109, 0x18000);
+            if (part > 0) {
+                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(r_raw_109, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_raw_109 -> r_109
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_raw_109 -> r_109
+            fill_rows(r_109, r_raw_109, part, 0x18000);
+            pipe_barrier(PIPE_V);
+            TCVT(r_f32_109, r_109, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // r_exp_W_to_16_2 = r * exp_W_to_16_2
+            TMUL(r_exp_W_to_16_2, r_f32_109, exp_W_to_16_2_109);
+            pipe_barrier(PIPE_V);
+            TCVT(r_exp_W_to_16_2_f16, r_exp_W_to_16_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // r_exp_W_to_16_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // r_exp_W_to_16_2_f16 -> store
+            {
+                auto to = view(r_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, r_exp_W_to_16_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_16_2_f16_channel -> r_exp_W_to_16_2_f16_in
+            wait_flag_dev(1);  // r_exp_W_to_product_3_channel -> r_exp_W_to_product_3_in_117
+            {
+                auto from = view(r_exp_W_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_3_in_117, from);
+            }
+            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
+            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
+            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
+            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
+            // identity) @ Z + (r * exp(W)) @ S)
+            {
+                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_16_mask_3_117, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask_3_117 -> r_exp_W_to_32_117
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask_3_117 -> r_exp_W_to_32_117
+            TMUL(r_exp_W_to_32_117, r_exp_W_to_product_3_in_117, pairs_16_mask_3_117);
+            pipe_barrier(PIPE_V);
+            TADD(r_exp_W_to_32_sum, r_exp_W_to_64_117, r_exp_W_to_32_117);
+            {
+                auto from = view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_8_2_in_159, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_8_2_in_159 -> exp_W_to_8_2_159
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_8_2_in_159 -> exp_W_to_8_2_159
+            // exp_W_to_8_2 = exp(to_middle(W))
+            TEXP(exp_W_to_8_2_159, W_to_8_2_in_159);
+            UbPart<half, 32, 128> r_raw_159(part, 128);
+            TASSIGN(r_raw_159, 0x28000);
+            if (part > 0) {
+                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(r_raw_159, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // r_raw_159 -> r_159
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // r_raw_159 -> r_159
+            fill_rows(r_159, r_raw_159, part, 0x28000);
+            pipe_barrier(PIPE_V);
+            TCVT(r_f32_159, r_159, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // r_exp_W_to_8_2 = r * exp_W_to_8_2
+            TMUL(r_exp_W_to_8_2, r_f32_159, exp_W_to_8_2_159);
+            pipe_barrier(PIPE_V);
+            TCVT(r_exp_W_to_8_2_f16, r_exp_W_to_8_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // r_exp_W_to_8_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // r_exp_W_to_8_2_f16 -> store
+            {
+                auto to = view(r_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, r_exp_W_to_8_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_8_2_f16_channel -> r_exp_W_to_8_2_f16_in
+            wait_flag_dev(1);  // r_exp_W_to_product_5_channel -> r_exp_W_to_product_5_in_167
+            {
+                auto from = view(r_exp_W_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_5_in_167, from);
+            }
+            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
+            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
+            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
+            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
+            // identity) @ Z + (r * exp(W)) @ S)
+            {
+                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_8_mask_3_167, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_3_167 -> r_exp_W_to_16_167
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_3_167 -> r_exp_W_to_16_167
+            TMUL(r_exp_W_to_16_167, r_exp_W_to_product_5_in_167, pairs_8_mask_3_167);
+            pipe_barrier(PIPE_V);
+            TADD(r_exp_W_to_16_sum, r_exp_W_to_32_sum, r_exp_W_to_16_167);
+            {
+                auto from = view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_4_2_in_209, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_4_2_in_209 -> exp_W_to_4_2_209
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_4_2_in_209 -> exp_W_to_4_2_209
+            // exp_W_to_4_2 = exp(to_middle(W))
+            TEXP(exp_W_to_4_2_209, W_to_4_2_in_209);
+            UbPart<half, 32, 128> r_raw_209(part, 128);
+            TASSIGN(r_raw_209, 0x16000);
+            if (part > 0) {
+                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(r_raw_209, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // r_raw_209 -> r_209
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // r_raw_209 -> r_209
+            fill_rows(r_209, r_raw_209, part, 0x16000);
+            pipe_barrier(PIPE_V);
+            TCVT(r_f32_209, r_209, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // r_exp_W_to_4_2 = r * exp_W_to_4_2
+            TMUL(r_exp_W_to_4_2, r_f32_209, exp_W_to_4_2_209);
+            pipe_barrier(PIPE_V);
+            TCVT(r_exp_W_to_4_2_f16, r_exp_W_to_4_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // r_exp_W_to_4_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // r_exp_W_to_4_2_f16 -> store
+            {
+                auto to = view(r_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, r_exp_W_to_4_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_4_2_f16_channel -> r_exp_W_to_4_2_f16_in
+            wait_flag_dev(1);  // r_exp_W_to_product_7_channel -> r_exp_W_to_product_7_in_217
+            {
+                auto from = view(r_exp_W_to_product_7_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_7_in_217, from);
+            }
+            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
+            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
+            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
+            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
+            // identity) @ Z + (r * exp(W)) @ S)
+            {
+                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_4_mask_3_217, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_3_217 -> r_exp_W_to_8_217
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_3_217 -> r_exp_W_to_8_217
+            TMUL(r_exp_W_to_8_217, r_exp_W_to_product_7_in_217, pairs_4_mask_3_217);
+            pipe_barrier(PIPE_V);
+            TADD(r_exp_W_to_8_sum, r_exp_W_to_16_sum, r_exp_W_to_8_217);
+            {
+                auto from = view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_2_2_in_259, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_2_2_in_259 -> exp_W_to_2_2_259
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_2_2_in_259 -> exp_W_to_2_2_259
+            // exp_W_to_2_2 = exp(to_middle(W))
+            TEXP(exp_W_to_2_2_259, W_to_2_2_in_259);
+            UbPart<half, 32, 128> r_raw_259(part, 128);
+            TASSIGN(r_raw_259, 0x26000);
+            if (part > 0) {
+                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(r_raw_259, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_raw_259 -> r_259
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_raw_259 -> r_259
+            fill_rows(r_259, r_raw_259, part, 0x26000);
+            pipe_barrier(PIPE_V);
+            TCVT(r_f32_259, r_259, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // r_exp_W_to_2_2 = r * exp_W_to_2_2
+            TMUL(r_exp_W_to_2_2, r_f32_259, exp_W_to_2_2_259);
+            pipe_barrier(PIPE_V);
+            TCVT(r_exp_W_to_2_2_f16, r_exp_W_to_2_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // r_exp_W_to_2_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // r_exp_W_to_2_2_f16 -> store
+            {
+                auto to = view(r_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, r_exp_W_to_2_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_2_2_f16_channel -> r_exp_W_to_2_2_f16_in
+            wait_flag_dev(1);  // r_exp_W_to_product_9_channel -> r_exp_W_to_product_9_in_267
+            {
+                auto from = view(r_exp_W_to_product_9_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_9_in_267, from);
+            }
+            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
+            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
+            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
+            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
+            // identity) @ Z + (r * exp(W)) @ S)
+            {
+                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_2_mask_3_267, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_3_267 -> r_exp_W_to_4_267
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_3_267 -> r_exp_W_to_4_267
+            TMUL(r_exp_W_to_4_267, r_exp_W_to_product_9_in_267, pairs_2_mask_3_267);
+            pipe_barrier(PIPE_V);
+            TADD(r_exp_W_to_4_sum, r_exp_W_to_8_sum, r_exp_W_to_4_267);
+            {
+                auto from = view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_to_1_2_in_309, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in_309 -> exp_W_to_1_2_309
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in_309 -> exp_W_to_1_2_309
+            // exp_W_to_1_2 = exp(to_middle(W))
+            TEXP(exp_W_to_1_2_309, W_to_1_2_in_309);
+            UbPart<half, 32, 128> r_raw_309(part, 128);
+            TASSIGN(r_raw_309, 0x12000);
+            if (part > 0) {
+                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(r_raw_309, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // r_raw_309 -> r_309
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // r_raw_309 -> r_309
+            fill_rows(r_309, r_raw_309, part, 0x12000);
+            pipe_barrier(PIPE_V);
+            TCVT(r_f32_309, r_309, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            // r_exp_W_to_1_2 = r * exp_W_to_1_2
+            TMUL(r_exp_W_to_1_2, r_f32_309, exp_W_to_1_2_309);
+            pipe_barrier(PIPE_V);
+            TCVT(r_exp_W_to_1_2_f16, r_exp_W_to_1_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // r_exp_W_to_1_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // r_exp_W_to_1_2_f16 -> store
+            {
+                auto to = view(r_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, r_exp_W_to_1_2_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_1_2_f16_channel -> r_exp_W_to_1_2_f16_in
+            wait_flag_dev(1);  // r_exp_W_to_product_11_channel -> r_exp_W_to_product_11_in_317
+            {
+                auto from = view(r_exp_W_to_product_11_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_11_in_317, from);
+            }
+            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
+            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
+            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
+            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
+            // identity) @ Z + (r * exp(W)) @ S)
             {
                 auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_4, from);
+                TLOAD(pairs_1_mask_3_317, from);
             }
-            wait_flag_dev(1);  // r_exp_W_to_product_12_channel -> r_exp_W_to_product_12_in
-            {
-                auto from = view(r_exp_W_to_product_12_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_12_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_exp_W_to_product_12_in -> r_exp_W_to_2_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_exp_W_to_product_12_in -> r_exp_W_to_2_3
-            TMUL(r_exp_W_to_2_3, r_exp_W_to_product_12_in, pairs_1_mask_4);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_3_317 -> r_exp_W_to_2_317
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_3_317 -> r_exp_W_to_2_317
+            TMUL(r_exp_W_to_2_317, r_exp_W_to_product_11_in_317, pairs_1_mask_3_317);
             pipe_barrier(PIPE_V);
-            TADD(operand_of_o_2, r_exp_W_to_2_sum, r_kT_identity);
+            TADD(r_exp_W_to_2_sum, r_exp_W_to_4_sum, r_exp_W_to_2_317);
+            wait_flag_dev(1);  // r_kT_channel -> r_kT_in_327
+            {
+                auto from = view(r_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_kT_in_327, from);
+            }
+            // identity = eye()
+            {
+                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(eye_mask_327, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask_327 -> r_kT_identity_327
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask_327 -> r_kT_identity_327
+            // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
+            // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
+            // identity) @ v + (pairs(r_exp_W_to_32_2 @ b_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ b_exp_W_to_16_2.T)
+            // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
+            // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
+            // identity) @ Z + (r * exp(W)) @ S)
+            TMUL(r_kT_identity_327, r_kT_in_327, eye_mask_327);
             pipe_barrier(PIPE_V);
-            TCVT(exp_W_r_f16, exp_W_r, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_W_r_f16 -> store
-            TADD(r_exp_W_to_2_3_sum, r_exp_W_to_4_3_sum, r_exp_W_to_2_3);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_W_r_f16 -> store
-            {
-                auto to = view(exp_W_r_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_W_r_f16);
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // exp_W_r_f16 -> r_bT_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // exp_W_r_f16 -> r_bT_in
-            {
-                auto from = view(r_bT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_bT_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // r_bT_in -> r_bT_identity
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // r_bT_in -> r_bT_identity
-            TMUL(r_bT_identity, r_bT_in, eye_mask);
+            TADD(operand_of_o_2, r_exp_W_to_2_sum, r_kT_identity_327);
             pipe_barrier(PIPE_V);
             TCVT(operand_of_o_2_f16, operand_of_o_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_o_2_f16 -> store
-            TADD(operand_of_o, r_exp_W_to_2_3_sum, r_bT_identity);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_o_2_f16 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // operand_of_o_2_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // operand_of_o_2_f16 -> store
             {
                 auto to = view(operand_of_o_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, operand_of_o_2_f16);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_o_2_f16_channel -> operand_of_o_2_f16_in
+            wait_flag_dev(1);  // r_exp_W_to_product_2_channel -> r_exp_W_to_product_2_in_122
+            {
+                auto from = view(r_exp_W_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_2_in_122, from);
+            }
+            {
+                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_32_mask_4_122, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_32_mask_4_122 -> r_exp_W_to_64_2_122
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_32_mask_4_122 -> r_exp_W_to_64_2_122
+            TMUL(r_exp_W_to_64_2_122, r_exp_W_to_product_2_in_122, pairs_32_mask_4_122);
+            wait_flag_dev(1);  // r_exp_W_to_product_4_channel -> r_exp_W_to_product_4_in_122
+            {
+                auto from = view(r_exp_W_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_4_in_122, from);
+            }
+            {
+                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_16_mask_4_122, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask_4_122 -> r_exp_W_to_32_3_122
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask_4_122 -> r_exp_W_to_32_3_122
+            TMUL(r_exp_W_to_32_3_122, r_exp_W_to_product_4_in_122, pairs_16_mask_4_122);
             pipe_barrier(PIPE_V);
-            TCVT(operand_of_o_f16, operand_of_o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_o_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_o_f16 -> store
+            TADD(r_exp_W_to_64_sum, r_exp_W_to_64_2_122, r_exp_W_to_32_3_122);
+            wait_flag_dev(1);  // r_exp_W_to_product_6_channel -> r_exp_W_to_product_6_in_172
             {
-                auto to = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_o_f16);
+                auto from = view(r_exp_W_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_6_in_172, from);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // operand_of_o_f16 -> chunk_decay_S
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_o_f16_channel -> operand_of_o_f16_in
-            // S = exp(last_W)[:, None] * S + (k * to_end).T @ v + (b * to_end).T @ Z
-            TEXP(chunk_decay, last_W);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // operand_of_o_f16 -> chunk_decay_S
+            {
+                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_8_mask_4_172, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_4_172 -> r_exp_W_to_16_3_172
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_4_172 -> r_exp_W_to_16_3_172
+            TMUL(r_exp_W_to_16_3_172, r_exp_W_to_product_6_in_172, pairs_8_mask_4_172);
             pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(chunk_decay_S, S, chunk_decay_col);
-            wait_flag_dev(1);  // to_end_kT_v_sum_part_channel -> to_end_kT_v_sum_part_in
+            TADD(r_exp_W_to_16_sum_2, r_exp_W_to_64_sum, r_exp_W_to_16_3_172);
+            wait_flag_dev(1);  // r_exp_W_to_product_8_channel -> r_exp_W_to_product_8_in_222
             {
-                auto from = view(to_end_kT_v_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(to_end_kT_v_sum_part_in, from);
+                auto from = view(r_exp_W_to_product_8_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_8_in_222, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // to_end_kT_v_sum_part_in -> to_end_kT_v_sum
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // to_end_kT_v_sum_part_in -> to_end_kT_v_sum
+            {
+                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_4_mask_4_222, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_4_mask_4_222 -> r_exp_W_to_8_3_222
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_4_mask_4_222 -> r_exp_W_to_8_3_222
+            TMUL(r_exp_W_to_8_3_222, r_exp_W_to_product_8_in_222, pairs_4_mask_4_222);
             pipe_barrier(PIPE_V);
-            TADD(to_end_kT_v_sum, chunk_decay_S, to_end_kT_v_sum_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // to_end_kT_v_sum_part_in -> S_next_part_in
-            wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // to_end_kT_v_sum_part_in -> S_next_part_in
+            TADD(r_exp_W_to_8_3_sum, r_exp_W_to_16_sum_2, r_exp_W_to_8_3_222);
+            wait_flag_dev(1);  // r_exp_W_to_product_10_channel -> r_exp_W_to_product_10_in_272
             {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
+                auto from = view(r_exp_W_to_product_10_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_10_in_272, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_part_in -> S_next
-            TADD(S_next, to_end_kT_v_sum, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // to_end_kT_v_sum -> o_sum_2_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // to_end_kT_v_sum -> o_sum_2_in
-            wait_flag_dev(1);  // o_sum_2_channel -> o_sum_2_in
             {
-                auto from = view(o_sum_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_2_in, from);
+                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_2_mask_4_272, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_2_in -> o
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_2_in -> o
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_4_272 -> r_exp_W_to_4_3_272
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_4_272 -> r_exp_W_to_4_3_272
+            TMUL(r_exp_W_to_4_3_272, r_exp_W_to_product_10_in_272, pairs_2_mask_4_272);
+            pipe_barrier(PIPE_V);
+            TADD(r_exp_W_to_4_3_sum, r_exp_W_to_8_3_sum, r_exp_W_to_4_3_272);
+            wait_flag_dev(1);  // r_exp_W_to_product_12_channel -> r_exp_W_to_product_12_in_322
+            {
+                auto from = view(r_exp_W_to_product_12_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_exp_W_to_product_12_in_322, from);
+            }
+            {
+                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_1_mask_4_322, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_4_322 -> r_exp_W_to_2_3_322
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_4_322 -> r_exp_W_to_2_3_322
+            TMUL(r_exp_W_to_2_3_322, r_exp_W_to_product_12_in_322, pairs_1_mask_4_322);
+            pipe_barrier(PIPE_V);
+            TADD(r_exp_W_to_2_3_sum, r_exp_W_to_4_3_sum, r_exp_W_to_2_3_322);
+            wait_flag_dev(1);  // r_bT_channel -> r_bT_in_332
+            {
+                auto from = view(r_bT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(r_bT_in_332, from);
+            }
+            // identity = eye()
+            {
+                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(eye_mask_332, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_332 -> r_bT_identity_332
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_332 -> r_bT_identity_332
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
             // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
@@ -4298,14 +4755,61 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
             // identity) @ Z + (r * exp(W)) @ S)
-            TMULS(o, o_sum_2_in, scale);
+            TMUL(r_bT_identity_332, r_bT_in_332, eye_mask_332);
             pipe_barrier(PIPE_V);
-            TCVT(o_f16, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // o_f16 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // o_f16 -> store
+            TADD(operand_of_o, r_exp_W_to_2_3_sum, r_bT_identity_332);
+            pipe_barrier(PIPE_V);
+            TCVT(operand_of_o_f16, operand_of_o, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // operand_of_o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // operand_of_o_f16 -> store
+            {
+                auto to = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, operand_of_o_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_o_f16_channel -> operand_of_o_f16_in
+            {
+                auto from = view(W_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_in_2_445, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_in_2_445 -> exp_W_445
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_in_2_445 -> exp_W_445
+            TEXP(exp_W_445, W_in_2_445);
+            UbPart<half, 32, 128> r_raw_445(part, 128);
+            TASSIGN(r_raw_445, 0x1f000);
+            if (part > 0) {
+                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(r_raw_445, from);
+            }
+            pipe_barrier(PIPE_ALL);
+            fill_rows(r_445, r_raw_445, part, 0x1f000);
+            pipe_barrier(PIPE_V);
+            TCVT(r_f32_445, r_445, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TMUL(exp_W_r, r_f32_445, exp_W_445);
+            pipe_barrier(PIPE_V);
+            TCVT(exp_W_r_f16, exp_W_r, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_W_r_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_W_r_f16 -> store
+            {
+                auto to = view(exp_W_r_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, exp_W_r_f16);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_W_r_f16_channel -> exp_W_r_f16_in
+            wait_flag_dev(1);  // o_sum_2_channel -> o_sum_2_in_475
+            {
+                auto from = view(o_sum_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(o_sum_2_in_475, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_in_475 -> o_475
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_in_475 -> o_475
+            TMULS(o_475, o_sum_2_in_475, scale);
+            pipe_barrier(PIPE_V);
+            TCVT(o_f16_475, o_475, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_475 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_475 -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0xc000);
+                TASSIGN(valid, 0x2b000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
@@ -4315,9 +4819,9 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1
     }
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1
 #endif
 #endif
 }
@@ -4336,6 +4840,7 @@ extern "C" int call_rwkv7_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
+    uint8_t *minus_identity_float16_bytes,
     uint8_t *lower_mask_bytes,
     uint8_t *strictly_lower_mask_bytes,
     uint8_t *to_middle_32_of_0_2_bytes,
@@ -4363,7 +4868,12 @@ extern "C" int call_rwkv7_o_S_fp16(
     uint8_t *pairs_2_mask_bytes,
     uint8_t *pairs_1_mask_bytes,
     uint8_t *eye_mask_bytes,
-    uint8_t *identity_float16_C_bytes,
+    uint8_t *pairs_1_mask_of_16_bytes,
+    uint8_t *eye_mask_of_16_bytes,
+    uint8_t *pairs_2_mask_of_16_bytes,
+    uint8_t *pairs_4_mask_of_16_bytes,
+    uint8_t *pairs_8_mask_of_16_bytes,
+    uint8_t *identity_float16_16_bytes,
     uint8_t *exp_w_times_0_sum_channel_bytes,
     uint8_t *W_channel_bytes,
     uint8_t *W0_channel_bytes,
@@ -4429,12 +4939,11 @@ extern "C" int call_rwkv7_o_S_fp16(
     uint8_t *r_exp_W_to_product_12_channel_bytes,
     uint8_t *r_kT_channel_bytes,
     uint8_t *r_bT_channel_bytes,
-    uint8_t *minus_Tinv_neg_4_f16_channel_bytes,
+    uint8_t *Tinv_neg_f16_channel_bytes,
+    uint8_t *Tinv_diagonal_4_f16_channel_bytes,
     uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *minus_Tinv_neg_8_f16_channel_bytes,
-    uint8_t *minus_Tinv_neg_16_f16_channel_bytes,
-    uint8_t *minus_Tinv_neg_32_f16_channel_bytes,
-    uint8_t *minus_Tinv_neg_64_f16_channel_bytes,
+    uint8_t *Tinv_diagonal_8_f16_channel_bytes,
+    uint8_t *Tinv_diagonal_16_f16_channel_bytes,
     uint8_t *operand_of_Z_f16_channel_bytes,
     uint8_t *exp_W0_a_f16_channel_bytes,
     uint8_t *S_f16_channel_bytes,
@@ -4460,7 +4969,7 @@ extern "C" int call_rwkv7_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    rwkv7_o_S_fp16<<<block_dim, nullptr, stream>>>(r_bytes, w_bytes, k_bytes, v_bytes, a_bytes, b_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_mask_bytes, strictly_lower_mask_bytes, to_middle_32_of_0_2_bytes, to_middle_32_of_1_2_bytes, to_middle_32_of_0_1_bytes, to_middle_16_of_0_2_bytes, to_middle_16_of_1_2_bytes, to_middle_16_of_0_1_bytes, to_middle_8_of_0_2_bytes, to_middle_8_of_1_2_bytes, to_middle_8_of_0_1_bytes, to_middle_4_of_0_2_bytes, to_middle_4_of_1_2_bytes, to_middle_4_of_0_1_bytes, to_middle_2_of_0_2_bytes, to_middle_2_of_1_2_bytes, to_middle_2_of_0_1_bytes, to_middle_1_of_0_2_bytes, to_middle_1_of_1_2_bytes, to_middle_1_of_0_1_bytes, pairs_32_mask_bytes, pairs_16_mask_bytes, pairs_8_mask_bytes, pairs_4_mask_bytes, pairs_2_mask_bytes, pairs_1_mask_bytes, eye_mask_bytes, identity_float16_C_bytes, exp_w_times_0_sum_channel_bytes, W_channel_bytes, W0_channel_bytes, W_to_32_channel_bytes, W_to_32_2_channel_bytes, a_exp_W_to_32_f16_channel_bytes, b_exp_W_to_32_2_f16_channel_bytes, a_exp_W_to_product_channel_bytes, k_exp_W_to_32_2_f16_channel_bytes, a_exp_W_to_product_2_channel_bytes, r_exp_W_to_32_2_f16_channel_bytes, r_exp_W_to_product_channel_bytes, r_exp_W_to_product_2_channel_bytes, W_to_16_channel_bytes, W_to_16_2_channel_bytes, a_exp_W_to_16_f16_channel_bytes, b_exp_W_to_16_2_f16_channel_bytes, a_exp_W_to_product_3_channel_bytes, k_exp_W_to_16_2_f16_channel_bytes, a_exp_W_to_product_4_channel_bytes, r_exp_W_to_16_2_f16_channel_bytes, r_exp_W_to_product_3_channel_bytes, r_exp_W_to_product_4_channel_bytes, W_to_8_channel_bytes, W_to_8_2_channel_bytes, a_exp_W_to_8_f16_channel_bytes, b_exp_W_to_8_2_f16_channel_bytes, a_exp_W_to_product_5_channel_bytes, k_exp_W_to_8_2_f16_channel_bytes, a_exp_W_to_product_6_channel_bytes, r_exp_W_to_8_2_f16_channel_bytes, r_exp_W_to_product_5_channel_bytes, r_exp_W_to_product_6_channel_bytes, W_to_4_channel_bytes, W_to_4_2_channel_bytes, a_exp_W_to_4_f16_channel_bytes, b_exp_W_to_4_2_f16_channel_bytes, a_exp_W_to_product_7_channel_bytes, k_exp_W_to_4_2_f16_channel_bytes, a_exp_W_to_product_8_channel_bytes, r_exp_W_to_4_2_f16_channel_bytes, r_exp_W_to_product_7_channel_bytes, r_exp_W_to_product_8_channel_bytes, W_to_2_channel_bytes, W_to_2_2_channel_bytes, a_exp_W_to_2_f16_channel_bytes, b_exp_W_to_2_2_f16_channel_bytes, a_exp_W_to_product_9_channel_bytes, k_exp_W_to_2_2_f16_channel_bytes, a_exp_W_to_product_10_channel_bytes, r_exp_W_to_2_2_f16_channel_bytes, r_exp_W_to_product_9_channel_bytes, r_exp_W_to_product_10_channel_bytes, W_to_1_channel_bytes, W_to_1_2_channel_bytes, a_exp_W_to_1_f16_channel_bytes, b_exp_W_to_1_2_f16_channel_bytes, a_exp_W_to_product_11_channel_bytes, k_exp_W_to_1_2_f16_channel_bytes, a_exp_W_to_product_12_channel_bytes, r_exp_W_to_1_2_f16_channel_bytes, r_exp_W_to_product_11_channel_bytes, r_exp_W_to_product_12_channel_bytes, r_kT_channel_bytes, r_bT_channel_bytes, minus_Tinv_neg_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, minus_Tinv_neg_8_f16_channel_bytes, minus_Tinv_neg_16_f16_channel_bytes, minus_Tinv_neg_32_f16_channel_bytes, minus_Tinv_neg_64_f16_channel_bytes, operand_of_Z_f16_channel_bytes, exp_W0_a_f16_channel_bytes, S_f16_channel_bytes, operand_of_o_2_f16_channel_bytes, operand_of_o_f16_channel_bytes, exp_W_r_f16_channel_bytes, o_sum_2_channel_bytes, to_end_k_f16_channel_bytes, to_end_kT_v_sum_part_channel_bytes, to_end_b_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    rwkv7_o_S_fp16<<<block_dim, nullptr, stream>>>(r_bytes, w_bytes, k_bytes, v_bytes, a_bytes, b_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, lower_mask_bytes, strictly_lower_mask_bytes, to_middle_32_of_0_2_bytes, to_middle_32_of_1_2_bytes, to_middle_32_of_0_1_bytes, to_middle_16_of_0_2_bytes, to_middle_16_of_1_2_bytes, to_middle_16_of_0_1_bytes, to_middle_8_of_0_2_bytes, to_middle_8_of_1_2_bytes, to_middle_8_of_0_1_bytes, to_middle_4_of_0_2_bytes, to_middle_4_of_1_2_bytes, to_middle_4_of_0_1_bytes, to_middle_2_of_0_2_bytes, to_middle_2_of_1_2_bytes, to_middle_2_of_0_1_bytes, to_middle_1_of_0_2_bytes, to_middle_1_of_1_2_bytes, to_middle_1_of_0_1_bytes, pairs_32_mask_bytes, pairs_16_mask_bytes, pairs_8_mask_bytes, pairs_4_mask_bytes, pairs_2_mask_bytes, pairs_1_mask_bytes, eye_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, exp_w_times_0_sum_channel_bytes, W_channel_bytes, W0_channel_bytes, W_to_32_channel_bytes, W_to_32_2_channel_bytes, a_exp_W_to_32_f16_channel_bytes, b_exp_W_to_32_2_f16_channel_bytes, a_exp_W_to_product_channel_bytes, k_exp_W_to_32_2_f16_channel_bytes, a_exp_W_to_product_2_channel_bytes, r_exp_W_to_32_2_f16_channel_bytes, r_exp_W_to_product_channel_bytes, r_exp_W_to_product_2_channel_bytes, W_to_16_channel_bytes, W_to_16_2_channel_bytes, a_exp_W_to_16_f16_channel_bytes, b_exp_W_to_16_2_f16_channel_bytes, a_exp_W_to_product_3_channel_bytes, k_exp_W_to_16_2_f16_channel_bytes, a_exp_W_to_product_4_channel_bytes, r_exp_W_to_16_2_f16_channel_bytes, r_exp_W_to_product_3_channel_bytes, r_exp_W_to_product_4_channel_bytes, W_to_8_channel_bytes, W_to_8_2_channel_bytes, a_exp_W_to_8_f16_channel_bytes, b_exp_W_to_8_2_f16_channel_bytes, a_exp_W_to_product_5_channel_bytes, k_exp_W_to_8_2_f16_channel_bytes, a_exp_W_to_product_6_channel_bytes, r_exp_W_to_8_2_f16_channel_bytes, r_exp_W_to_product_5_channel_bytes, r_exp_W_to_product_6_channel_bytes, W_to_4_channel_bytes, W_to_4_2_channel_bytes, a_exp_W_to_4_f16_channel_bytes, b_exp_W_to_4_2_f16_channel_bytes, a_exp_W_to_product_7_channel_bytes, k_exp_W_to_4_2_f16_channel_bytes, a_exp_W_to_product_8_channel_bytes, r_exp_W_to_4_2_f16_channel_bytes, r_exp_W_to_product_7_channel_bytes, r_exp_W_to_product_8_channel_bytes, W_to_2_channel_bytes, W_to_2_2_channel_bytes, a_exp_W_to_2_f16_channel_bytes, b_exp_W_to_2_2_f16_channel_bytes, a_exp_W_to_product_9_channel_bytes, k_exp_W_to_2_2_f16_channel_bytes, a_exp_W_to_product_10_channel_bytes, r_exp_W_to_2_2_f16_channel_bytes, r_exp_W_to_product_9_channel_bytes, r_exp_W_to_product_10_channel_bytes, W_to_1_channel_bytes, W_to_1_2_channel_bytes, a_exp_W_to_1_f16_channel_bytes, b_exp_W_to_1_2_f16_channel_bytes, a_exp_W_to_product_11_channel_bytes, k_exp_W_to_1_2_f16_channel_bytes, a_exp_W_to_product_12_channel_bytes, r_exp_W_to_1_2_f16_channel_bytes, r_exp_W_to_product_11_channel_bytes, r_exp_W_to_product_12_channel_bytes, r_kT_channel_bytes, r_bT_channel_bytes, Tinv_neg_f16_channel_bytes, Tinv_diagonal_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, Tinv_diagonal_8_f16_channel_bytes, Tinv_diagonal_16_f16_channel_bytes, operand_of_Z_f16_channel_bytes, exp_W0_a_f16_channel_bytes, S_f16_channel_bytes, operand_of_o_2_f16_channel_bytes, operand_of_o_f16_channel_bytes, exp_W_r_f16_channel_bytes, o_sum_2_channel_bytes, to_end_k_f16_channel_bytes, to_end_kT_v_sum_part_channel_bytes, to_end_b_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -5722,46 +6231,57 @@ class Host:
         return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
 
 
-def _unit_lower_inverse(x: Any) -> Any:
+def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
-    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    return inverse
 
 
-def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+def _decayed_product(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
     return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
 
 
-def _decayed_matmul(p: Any, b: Any, x: Any, before: Any = None, transposed: bool = False) -> Any:
+def _decayed_matmul(p: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None,
+                    transposed: bool = False) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(-1) > 0
     each = p[..., None] * torch.where(kept[..., None], decay, 0.0)
     return (each * b[..., :, None, :]).sum(-3) if transposed else (each * b[..., None, :, :]).sum(-2)
 
 
-class Check:
-    """Compares a module's kernels with its page in float64 on a small problem.
+#: A function of the module: the page on float64 tiles, (inputs, states, numbers) -> outputs, outputs of the chunk, next states.
+_Page = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
 
-    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
-    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
-    parts too: some have a warm-up, and some need summaries of all parts before them. Rows are as large as they may be without
+
+@dataclass(frozen=True)
+class Expected:
+    """The page's results in float64. outs: [T, HV, ...]. finals: [N, HV, ...]. after: for each state, by (sequence, chunk), the
+    state after a chunk [HV, ...]. saved: for each output of chunks, the same."""
+
+    outs: list[torch.Tensor]
+    finals: list[torch.Tensor]
+    after: list[dict[tuple[int, int], torch.Tensor]]
+    saved: list[dict[tuple[int, int], torch.Tensor]]
+
+
+def parent_of(n: int, t: int) -> int:
+    """The parent of token t of sequence n in a tree of draft tokens: an earlier token, or -1 for the initial state."""
+    return (7 * t + n) % (t + 1) - 1
+
+
+class CheckProblem:
+    """The problem of a self-check.
+
+    It has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged tail. One
+    token is repeated. Heads forget nothing, little and much. There are initial states. Rows are as large as they may be without
     results that grow beyond what every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
-    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
-    ACCEPTED_TF32 = 3e-2
-    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
-    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
-    #: there is compared with this many times that change, if that is more than the gradient.
-    OF_ROUNDING, MOST = 16, 0.25
     #: Half of the distance from 1 to the next number of a dtype.
     ROUNDING = {"float32": 2 ** -24, "float16": 2 ** -11, "bfloat16": 2 ** -8}
-    #: The value of memory that no call may write.
-    MARK = 7.0
     #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
     #: module's chunk.
     STEP = 16
@@ -5775,81 +6295,19 @@ class Check:
     LARGEST = 256.0
     #: The least input between 0 and 1, and the least mean log decay of a head for forms.
     LEAST = 1e-6
-    #: Guard elements before and after each tensor of the kernels.
-    GUARD = 1 << 16
-    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
-    INSTANCES = 512
-    INSTANCES_BY_TOKEN = 64
 
-    def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
-        """tables, host, page: those of the module. function: the function under test, as callers see it.
+    def __init__(self, tables: Tables, page: _Page | None, reads: Mapping[str, Callable[..., torch.Tensor]],
+                 draws: Mapping[str, Callable[..., torch.Tensor]]) -> None:
+        """tables, page: those of the module. reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py):
+        what the page reads, and samples."""
+        self.tables, self.page, self.reads, self.draws = tables, page, reads, draws
 
-        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
-        self.tables, self.page, self.host, self.function = tables, page, host, function
-        self.reads, self.draws = reads or {}, draws or {}
-        self.done: Any = set()
-        self.lock = threading.RLock()
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    def __call__(self, device: Any = None, heads: Any = None) -> Any:
-        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
-        error is too large. heads: H and HV, if kernels are compiled for them."""
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        with self.lock:
-            found = self.errors(device, heads)
-            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
-                     if not error <= accepted]
-            if wrong:
-                self.done.discard((device, heads or self.heads()))
-                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
-        return found
-
-    def once(self, device: Any, heads: Any) -> None:
-        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
-        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
-            return
-        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
-            if (device, heads) in self.done:
-                return
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
-            self(device, heads)
-
-    def heads(self) -> Any:
-        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
-        if self.tables.heads:
-            return tuple(self.tables.heads.values())
-        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
-        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
-
-    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
-        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
-        given, and final states are wanted."""
-        heads = heads or self.heads()
-        found: Any = {}
-        host, in_parts = self.host, self.tables.part_cost is not None
-        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks, host.plans
-            try:
-                host.poison, host.plans = True, {}
-                for chunks in parts:
-                    for call in calls:
-                        if in_parts:  # short parts, so that there are many
-                            host.part_chunks = chunks
-                        for n, (error, accepted) in self.compared(device, heads, *call).items():
-                            known = found.get(n, (0.0, accepted))[0]
-                            found[n] = (known if known > error or math.isnan(known) else error), accepted
-                        host.plans.clear()
-            except BaseException:
-                self.done.discard((device, heads))
-                raise
-            finally:
-                host.poison, host.part_chunks, host.plans = before
-        return found
-
-    # --- the problem --------------------------------------------------------------------------------------------------
-    def lengths(self, packed: bool) -> Any:
+    def lengths(self, packed: bool) -> list[int]:
         """Tokens of each sequence. If packed, a pool skips the third."""
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
@@ -5858,17 +6316,18 @@ class Check:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def problem(self, lengths: Any, heads: Any, given: bool) -> Any:
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool) -> tuple[dict[str, torch.Tensor], Expected]:
         """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
         for factor in self.FACTORS:
             x = self.drawn(lengths, heads, factor)
-            outs, finals, after, saved = found = self.expected(x, lengths, heads, given)
-            by_chunk = (s for by in (*after, *saved) for s in by.values())
-            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *by_chunk)):
+            found = self.expected(x, lengths, heads, given)
+            by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
                 break
         return x, found
 
-    def by_rounding(self, x: Any, lengths: Any, heads: Any, given: bool, outs: Any, tf32: bool) -> Any:
+    def by_rounding(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool,
+                    outs: Sequence[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
         """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
         if not self.tables.backward:
             return [torch.zeros_like(y) for y in outs]
@@ -5877,14 +6336,15 @@ class Check:
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(row[0] for row in self.tables.chunk_inputs)]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        return [y - want for y, want in zip(self.expected(near, lengths, heads, given)[0], outs, strict=True)]
+        return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
 
-    def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
+    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
         factor: of rows that are not log decays."""
-        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
+        out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
@@ -5920,18 +6380,19 @@ class Check:
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def of_chunk(self, n: int, name: str, tiles: Any, rows: Any = None) -> Any:
+    def of_chunk(self, n: int, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
         states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
         states = self.tables.initial
         _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
-        dims = dims if n < len(states) else (rows, *dims[1:])
+        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *dims[1:])
         tiles = tiles.mT if name.endswith("_vk") else tiles
-        places = (..., *map(slice, dims))
-        return tiles[places]
+        for axis, most in zip(range(-len(limits), 0), limits, strict=True):
+            tiles = tiles if most is None else tiles.narrow(axis, 0, most)
+        return tiles
 
-    def read(self, name: str, x: Any) -> Any:
+    def read(self, name: str, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
         if name not in self.reads:
@@ -5939,14 +6400,14 @@ class Check:
         of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
         return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
-    def kv_order(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
         """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
-    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
-        states after chunks [HV, ...], by (sequence, chunk), and one of dicts of outputs of chunks [HV, ...]."""
+    def expected(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool) -> Expected:
+        """The page's results in float64. given: whether initial states count."""
         tables = self.tables
+        assert self.page is not None
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws or not self.reads]
@@ -5954,16 +6415,16 @@ class Check:
         initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start, by_page = len(tables.outputs), 0, bool(tables.chunk_inputs or tables.saved)
         shapes = [(heads[1], sum(lengths), *dims) for _, dims, _ in tables.outputs]
-        outs: Any = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
-        finals: Any = [[] for _ in initial]
-        after: Any = [{} for _ in initial]
-        saved: Any = [{} for _ in tables.saved]
+        outs = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
+        finals: list[list[torch.Tensor]] = [[] for _ in initial]
+        after: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in initial]
+        saved: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in tables.saved]
         for n, length in enumerate(lengths):
             states = [s[n] for s in initial]
             step = tables.chunk if by_page else min(self.STEP, tables.chunk)  # so that there is a state after each chunk
             for t in range(0, length, step)[::-1 if tables.backward else 1]:
                 if "retrieve_parent_token" in tables.indices and t:
-                    parent = self.parent(n, t)
+                    parent = parent_of(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
                 of_chunk = [self.of_chunk(i, name, x[name][n, t // step], rows.stop - rows.start).double()
@@ -5978,37 +6439,51 @@ class Check:
                 if t + step <= length and (t + step) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
-            for kept, s, first in zip(finals, states, initial, strict=True):
-                kept.append(s.expand_as(first[n]))
+            for of_state, s, first in zip(finals, states, initial, strict=True):
+                of_state.append(s.expand_as(first[n]))
             start += length
-        return [y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved
+        return Expected([y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved)
 
-    # --- the call -----------------------------------------------------------------------------------------------------
-    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+
+class CheckCall:
+    """The arguments of a call with the sequences of a `CheckProblem`, in the module's layout, with guards, gaps and marks around
+    all that kernels write."""
+
+    #: The value of memory that no call may write.
+    MARK = 7.0
+    #: Guard elements before and after each tensor of the kernels.
+    GUARD = 1 << 16
+
+    def __init__(self, problem: CheckProblem) -> None:
+        """problem: of the module that is called."""
+        self.problem, self.tables = problem, problem.tables
+
+    # --- memory ---
+    def guarded(self, x: torch.Tensor, shape: Sequence[int], fill: float) -> torch.Tensor:
         """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
         size = math.prod(shape)
         return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
 
-    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+    def placed(self, x: torch.Tensor, rows: int, fill: float = math.nan) -> torch.Tensor:
         """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
-        x = x.unflatten(0, (rows, -1))
+        x = x.view(rows, len(x) // rows, *x.shape[1:])
         x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
-    def pool(self, x: Any, slots: Any, count: int) -> Any:
+    def pool(self, x: torch.Tensor, slots: torch.Tensor, count: int) -> torch.Tensor:
         """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
         size = x[0].numel()
-        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].view(count, *x.shape[1:])
         pool[slots] = x
         return pool
 
-    @staticmethod
-    def parent(n: int, t: int) -> int:
-        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
-        return (7 * t + n) % (t + 1) - 1
+    # --- where states lie ---
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
+        return self.tables.pool and n % 5 == 2
 
-    def places(self, lengths: Any) -> Any:
+    def places(self, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
         count, width = len(lengths), max(lengths) + 1
         rows = torch.arange(count, 0, -1, device="cpu")
@@ -6018,19 +6493,7 @@ class Check:
         accepted = "num_accepted_tokens" in self.tables.indices
         return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
 
-    def integers(self, lengths: Any, once: int, device: Any) -> Any:
-        """The tensors of integers, by name. once: how many sequences differ."""
-        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
-        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
-        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
-                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
-                "intermediate_state_indices": rows,
-                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
-                                                       for n in range(len(lengths))], device="cpu"),
-                "checkpoint_rows": self.rows(lengths)}
-        return {name: made[name].to(torch.int32).to(device) for name in names}
-
-    def rows(self, lengths: Any) -> Any:
+    def rows(self, lengths: Sequence[int]) -> torch.Tensor:
         """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
         chunk."""
         chunk, start = self.tables.chunk, 0
@@ -6040,13 +6503,32 @@ class Check:
             start += length
         return rows
 
-    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
-        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
-        tables, (packed, given, wanted) = self.tables, call
+    def chunk_slots(self, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
+        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+
+    def integers(self, lengths: Sequence[int], once: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        (first, slots, rows), width = self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[parent_of(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
+        return {name: made[name].to(torch.int32).to(device) for name in self.tables.numbers}
+
+    # --- the arguments ---
+    def arguments(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], device: torch.device,
+                  call: tuple[bool, bool, bool]) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN. call: whether sequences are
+        packed, initial states are given, and final states are wanted."""
+        tables, (packed, given, wanted), dtypes = self.tables, call, self.problem.DTYPES
         rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
-        slots: Any = None
         copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
-        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments: dict[str, Any] = {"output_final_state": wanted} if tables.final or tables.in_place else {}
         arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
         for name, *_ in tables.inputs:
             y = x[name].to(device)
@@ -6062,102 +6544,68 @@ class Check:
             arguments[name] = tiles
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
-            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=dtypes[dtype], device=device), rows, self.MARK)
         if packed:
             arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        slots = self.states(arguments, x, lengths, copies, device, given)
+        self.buffers(arguments, x, lengths, (sum(lengths) + spare) // tables.chunk + 1, device, wanted)
+        return arguments, slots
+
+    def states(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], copies: int,
+               device: torch.device, given: bool) -> torch.Tensor | None:
+        """Add the initial states to the arguments. Returns the slots of the sequences in a pool."""
+        tables = self.tables
         for name, _ in tables.initial if given else ():
             y = torch.cat([x[name].to(device)] * copies)
             arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
-        if tables.pool:
-            slots, all_slots, _ = self.places(lengths)
-            count = (slots if all_slots is None else all_slots).numel() + 2
-            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
-        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
-            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
-            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        if not tables.pool:
+            return None
+        slots, all_slots, _ = self.places(lengths)
+        count = (slots if all_slots is None else all_slots).numel() + 2
+        arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        return slots
+
+    def buffers(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], positions: int,
+                device: torch.device, wanted: bool) -> None:
+        """Add the memory for checkpoints and final states to the arguments. positions: of checkpoints, where callers say them."""
+        tables = self.tables
+        pairs = list(zip(tables.checkpoints, tables.initial, strict=True)) if tables.rows or tables.positions else []
+        for (name, dims), (initial, _) in pairs:
+            y = x[initial].to(device)
+            lead = (positions,) if tables.positions else (len(lengths) + 2, max(lengths) + 1)
+            arguments[name] = self.guarded(y, (*lead, y.shape[1], *dims), self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
-                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
-        return arguments, slots
+                               self.guarded(y, (len(lengths), y.shape[1], *dims), self.MARK))
 
-    def chunk_slots(self, lengths: Any) -> Any:
-        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
-        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+    # --- what it may write ---
+    @property
+    def kept(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
 
-    def is_skipped(self, n: int) -> bool:
-        """True if the pool's slot of this sequence is -1."""
-        return self.tables.pool and n % 5 == 2
+    def stored_by_token(self, lengths: Sequence[int], served: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots and slots is not None else (rows[n], t) if self.tables.rows else ()
 
-    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
-        """(error, accepted error) by output of one call."""
-        tables, once = self.tables, self.lengths(packed)
-        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
-        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, (outs, finals, after, saved) = self.problem(once, heads, given)
-        lengths = once * copies
-        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
-        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
-        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
-        for n in served:
-            written[starts[n]:starts[n + 1]] = True
-        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
-        results = self.function(**arguments)
+    def writable(self, arguments: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """The arguments that kernels write to, by name: all memory of their storage, with guards and gaps, and a copy of it."""
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
+        return {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in (*self.tables.outs, *states, *rows)
+                if n in arguments}
 
-        found, accepted, tf32 = {}, self.ACCEPTED[tables.dtype], tables.tf32 and device.type == "cuda"
-        if tf32:
-            accepted = self.ACCEPTED_TF32
-        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
-            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        rounding = self.by_rounding(x, once, heads, given, outs, tf32)
-        for (name, *_), got, want, change in zip(tables.outputs, results[:len(outs)], outs, rounding, strict=True):
-            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
-            each = rows.flatten(0, 1)[:starts[-1]].cpu().split(lengths)
-            both = list(zip(want.split(once), change.split(once), strict=True))
-            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
-            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
-            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
-        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
-        for name, (_, dims), got, want in zip(names, tables.initial, states, finals, strict=True):
-            if got is not None and not tables.slots:
-                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
-                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
-                found[name] = worst(each), accepted
-        by_token = self.stored_by_token(lengths, served)
-        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
-            got = self.kv_order(arguments[name].cpu()[by_token], dims)
-            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
-                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
-        if tables.positions:
-            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
-        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.kv_order(got.cpu(), dims)
-            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
-                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
-        for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
-            got, tiles = self.of_chunk(m, name, results[len(results) - len(saved) + m]), dict[Any, Any]()
-            for slot, n, i in self.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
-                y = want[n % len(once), i]
-                tiles.setdefault((n, i if m < len(tables.initial) else 0), []).append((got[slot][:, :y.shape[1]].cpu(), y))
-            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            found[name] = worst([off(*x) for x in pairs]), accepted
-        own = served if slots is None else slots[served].to(device)
-        return found | self.beside(arguments, writable, written, by_token, own, lengths)
-
-    def beside(self, arguments: Any, writable: Any, written: Any, by_token: Any, slots: Any, lengths: Any) -> Any:
+    def beside(self, arguments: Mapping[str, Any], writable: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+               written: torch.Tensor, by_token: tuple[torch.Tensor, ...], slots: Any, lengths: Sequence[int]
+               ) -> dict[str, tuple[float, float]]:
         """(inf, 0) by name of memory in which something changed that the call may not write, else (0, 0).
 
-        writable: for each, all memory of its storage now and before the call. written: tokens of sequences. by_token, slots: the
-        tiles of states that the call writes."""
+        writable: as `writable` gave it before the call. written: tokens of sequences. by_token, slots: the tiles of states that
+        the call writes."""
         tables, found = self.tables, {}
         for name, (now, before) in writable.items():
             own = torch.zeros(now.shape, dtype=torch.bool, device=now.device).as_strided(
@@ -6174,49 +6622,205 @@ class Check:
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
-    @property
-    def by_token(self) -> bool:
-        """Whether a call keeps or reads a state for each token."""
-        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    @property
-    def kept(self) -> Any:
-        """Rows of the tensors that hold a state for each token."""
-        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
-
-    def stored_by_token(self, lengths: Any, served: Any) -> Any:
-        """The indices of the tiles in which the states after all tokens of the served sequences are."""
-        _, slots, rows = self.places(lengths)
-        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
-        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
-
-    def writable(self, arguments: Any) -> Any:
-        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
-        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
-        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
-
-
-def tokens_of(lengths: Any, served: Any) -> Any:
+def tokens_of(lengths: Sequence[int], served: Sequence[int]) -> list[tuple[int, int]]:
     """The tokens of these sequences, as pairs (sequence, token)."""
     return [(n, t) for n in served for t in range(lengths[n])]
 
 
-def whole(x: Any) -> Any:
+def whole(x: torch.Tensor) -> torch.Tensor:
     """All memory of the storage of a tensor."""
     return x.new_empty(0).set_(x.untyped_storage())
 
 
-def off(got: Any, want: Any, least: Any = None) -> Any:
+#: By the name of an output: its error, as RMSE over RMS, and the error that is accepted.
+_Errors = dict[str, tuple[float, float]]
+
+
+class Check:
+    """Compares a module's kernels with its page in float64 on a `CheckProblem`. A build with parts runs in parts too: some have a
+    warm-up, and some need summaries of all parts before them."""
+
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
+    ACCEPTED_TF32 = 3e-2
+    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
+    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
+    #: there is compared with this many times that change, if that is more than the gradient.
+    OF_ROUNDING, MOST = 16, 0.25
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
+    INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
+
+    def __init__(self, tables: Tables, page: _Page | None, host: Any, function: Callable[..., Any] | None,
+                 reads: Mapping[str, Callable[..., torch.Tensor]] | None = None,
+                 draws: Mapping[str, Callable[..., torch.Tensor]] | None = None) -> None:
+        """tables, host, page: those of the module. function: the function under test, as callers see it. reads, draws: as for
+        `CheckProblem`."""
+        self.tables, self.host, self.function = tables, host, function
+        self.problem = CheckProblem(tables, page, reads or {}, draws or {})
+        self.call = CheckCall(self.problem)
+        self.done: set[tuple[torch.device, tuple[int, int]]] = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: torch.device | str | None = None, heads: tuple[int, int] | None = None) -> _Errors:
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: torch.device, heads: tuple[int, int]) -> None:
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
+            self(device, heads)
+
+    def heads(self) -> tuple[int, int]:
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
+        if self.tables.heads:
+            h, hv = self.tables.heads.values()
+            return h, hv
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
+
+    def errors(self, device: torch.device, heads: tuple[int, int] | None = None,
+               calls: Sequence[tuple[bool, bool, bool]] = ((True, True, True), (False, False, True))) -> _Errors:
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
+        heads = heads or self.heads()
+        found: _Errors = {}
+        host, in_parts = self.host, self.tables.part_cost is not None
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below call `once`
+            before = host.poison, host.part_chunks, host.plans
+            try:
+                host.poison, host.plans = True, {}
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # short parts, so that there are many
+                            host.part_chunks = chunks
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        host.plans.clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                host.poison, host.part_chunks, host.plans = before
+        return found
+
+    def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool) -> _Errors:
+        """(error, accepted error) by output of one call."""
+        tables, once = self.tables, self.problem.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
+        instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
+        lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
+        x, want = self.problem.solved(once, heads, given)
+        arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
+        for n in served:
+            written[starts[n]:starts[n + 1]] = True
+        writable = self.call.writable(arguments)
+        assert self.function is not None
+        results = self.function(**arguments)
+
+        tf32 = tables.tf32 and device.type == "cuda"
+        accepted = self.ACCEPTED_TF32 if tf32 else self.ACCEPTED[tables.dtype]
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        count = len(want.outs)
+        change = self.problem.by_rounding(x, once, heads, given, want.outs, tf32)
+        found = self.of_outputs(results[:count], want, change, (lengths, once, served), accepted)
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        errors = self.of_states(results[count:], arguments, want, slots, (lengths, once, served))
+        saved = results[len(results) - len(want.saved):]
+        errors |= self.of_chunks(saved, want, (lengths, once))
+        found |= {n: (error, accepted) for n, error in errors.items()}
+        own = served if slots is None else slots[served].to(device)
+        return found | self.call.beside(arguments, writable, written, self.call.stored_by_token(lengths, served), own, lengths)
+
+    def of_outputs(self, results: Sequence[torch.Tensor], want: Expected, change: Sequence[torch.Tensor],
+                   rows: tuple[Sequence[int], Sequence[int], Sequence[int]], accepted: float) -> _Errors:
+        """(error, accepted error) by output. change: by how much rounding of inputs changes each. rows: lengths of the call's
+        sequences, of the problem's, and the numbers of those that are served."""
+        (lengths, once, served), found = rows, dict[str, tuple[float, float]]()
+        for (name, *_), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
+            tokens = got if self.tables.layout == "bthd" else got.transpose(1, 2)
+            each = torch.split(tokens.flatten(0, 1)[:sum(lengths)].cpu(), list(lengths))
+            both = list(zip(*(torch.split(y, list(once)) for y in (of_all, by_all)), strict=True))
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
+            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
+            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
+        return found
+
+    def of_states(self, results: Sequence[torch.Tensor | None], arguments: Mapping[str, Any], want: Expected,
+                  slots: torch.Tensor | None, rows: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> dict[str, float]:
+        """Errors of final states, of states by token, and of checkpoints, by name. results: those after the outputs. rows: as for
+        `of_outputs`."""
+        tables, (lengths, once, served), found = self.tables, rows, dict[str, float]()
+        starts, kv_order = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()], self.problem.kv_order
+        states, at_chunks = results[:len(want.finals)], results[len(want.finals):]
+        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
+        for name, (_, dims), got, final in zip(names, tables.initial, states, want.finals, strict=True):
+            if got is not None and not tables.slots:
+                mine = kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
+                found[name] = worst([off(mine[n][None], final[n % len(once)][None]) for n in served])
+        by_token = self.call.stored_by_token(lengths, served)
+        for (name, dims), after in zip(self.call.kept, want.after, strict=True) if self.call.kept else ():
+            mine = kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], after[n % len(once), t][None]) for y, (n, t) in
+                                               zip(mine, tokens_of(lengths, served), strict=True)])
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
+        for (name, dims), got, after in zip(tables.checkpoints, at_chunks, want.after, strict=False):
+            assert got is not None
+            mine = kv_order(got.cpu(), dims)
+            found[name] = worst([off(mine[starts[n] // tables.chunk + i][None], after[n % len(once), i][None])
+                                 for n in served for i in range(lengths[n] // tables.chunk)])
+        return found
+
+    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, rows: tuple[Sequence[int], Sequence[int]]
+                  ) -> dict[str, float]:
+        """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
+        (lengths, once), found = rows, dict[str, float]()
+        for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
+            mine = self.problem.of_chunk(m, name, got)
+            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
+                y = of_chunk[n % len(once), i]
+                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((mine[slot][:, :y.shape[1]].cpu(), y))
+            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            found[name] = worst([off(*x) for x in pairs])
+        return found
+
+
+def off(got: torch.Tensor, want: torch.Tensor, least: torch.Tensor | None = None) -> torch.Tensor:
     """RMSE over RMS of the worst head. got, want, least: [tokens, heads, ...]. An RMS is at least that of `least`."""
     got, least = got.double(), torch.zeros_like(want) if least is None else least
     error, size, other = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want, least))
     return (error / size.maximum(other).clamp_min(1e-30)).sqrt().max()
 
 
-def worst(errors: Any) -> float:
+def worst(errors: Sequence[torch.Tensor]) -> float:
     """The largest error; NaN if any is NaN."""
-    return float(torch.stack(errors).max()) if errors else 0.0
+    return float(torch.stack(list(errors)).max()) if errors else 0.0
 
 
 #: How temporary names begin: of folders in which an artefact is made, and of files that the package's cache writes.
@@ -6369,6 +6973,7 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
         own, middle = (i == j).float(), (j == i // (2 * size) * (2 * size) + size - 1).float()
         second, first = {"0/1": (own - middle, middle - own), "0/2": (-middle, middle - own), "1/2": (own, 0 * own)}[other]
         return torch.where((i // size % 2 == 1) | (kind == "from_middle"), second, first).to(_FLOATS[dtype])
+    i = i % len(columns) if len(rows) > len(columns) else i  # squares one below the other
     keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diagonal_blocks": i // size == j // size,
             "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
     return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])

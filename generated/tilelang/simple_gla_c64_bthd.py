@@ -1519,46 +1519,57 @@ class Host:
         return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
 
 
-def _unit_lower_inverse(x: Any) -> Any:
+def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
-    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+    return inverse
 
 
-def _decayed_product(a: Any, b: Any, x: Any, before: Any = None) -> Any:
+def _decayed_product(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(0 if before is None else -1) > 0
     return torch.where(kept[..., None], a[..., :, None, :] * b[..., None, :, :] * decay, 0.0).sum(-1)
 
 
-def _decayed_matmul(p: Any, b: Any, x: Any, before: Any = None, transposed: bool = False) -> Any:
+def _decayed_matmul(p: torch.Tensor, b: torch.Tensor, x: torch.Tensor, before: torch.Tensor | None = None,
+                    transposed: bool = False) -> torch.Tensor:
     decay = ((x if before is None else before)[..., :, None, :] - x[..., None, :, :]).exp()  # of positive numbers, too, above
     kept = torch.ones(x.shape[-2], x.shape[-2], dtype=x.dtype, device="cpu").tril(-1) > 0
     each = p[..., None] * torch.where(kept[..., None], decay, 0.0)
     return (each * b[..., :, None, :]).sum(-3) if transposed else (each * b[..., None, :, :]).sum(-2)
 
 
-class Check:
-    """Compares a module's kernels with its page in float64 on a small problem.
+#: A function of the module: the page on float64 tiles, (inputs, states, numbers) -> outputs, outputs of the chunk, next states.
+_Page = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor]]
 
-    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
-    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
-    parts too: some have a warm-up, and some need summaries of all parts before them. Rows are as large as they may be without
+
+@dataclass(frozen=True)
+class Expected:
+    """The page's results in float64. outs: [T, HV, ...]. finals: [N, HV, ...]. after: for each state, by (sequence, chunk), the
+    state after a chunk [HV, ...]. saved: for each output of chunks, the same."""
+
+    outs: list[torch.Tensor]
+    finals: list[torch.Tensor]
+    after: list[dict[tuple[int, int], torch.Tensor]]
+    saved: list[dict[tuple[int, int], torch.Tensor]]
+
+
+def parent_of(n: int, t: int) -> int:
+    """The parent of token t of sequence n in a tree of draft tokens: an earlier token, or -1 for the initial state."""
+    return (7 * t + n) % (t + 1) - 1
+
+
+class CheckProblem:
+    """The problem of a self-check.
+
+    It has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged tail. One
+    token is repeated. Heads forget nothing, little and much. There are initial states. Rows are as large as they may be without
     results that grow beyond what every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
-    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
-    ACCEPTED_TF32 = 3e-2
-    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
-    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
-    #: there is compared with this many times that change, if that is more than the gradient.
-    OF_ROUNDING, MOST = 16, 0.25
     #: Half of the distance from 1 to the next number of a dtype.
     ROUNDING = {"float32": 2 ** -24, "float16": 2 ** -11, "bfloat16": 2 ** -8}
-    #: The value of memory that no call may write.
-    MARK = 7.0
     #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
     #: module's chunk.
     STEP = 16
@@ -1572,81 +1583,19 @@ class Check:
     LARGEST = 256.0
     #: The least input between 0 and 1, and the least mean log decay of a head for forms.
     LEAST = 1e-6
-    #: Guard elements before and after each tensor of the kernels.
-    GUARD = 1 << 16
-    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
-    INSTANCES = 512
-    INSTANCES_BY_TOKEN = 64
 
-    def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
-        """tables, host, page: those of the module. function: the function under test, as callers see it.
+    def __init__(self, tables: Tables, page: _Page | None, reads: Mapping[str, Callable[..., torch.Tensor]],
+                 draws: Mapping[str, Callable[..., torch.Tensor]]) -> None:
+        """tables, page: those of the module. reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py):
+        what the page reads, and samples."""
+        self.tables, self.page, self.reads, self.draws = tables, page, reads, draws
 
-        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
-        self.tables, self.page, self.host, self.function = tables, page, host, function
-        self.reads, self.draws = reads or {}, draws or {}
-        self.done: Any = set()
-        self.lock = threading.RLock()
+    @property
+    def by_token(self) -> bool:
+        """Whether a call keeps or reads a state for each token."""
+        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    def __call__(self, device: Any = None, heads: Any = None) -> Any:
-        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
-        error is too large. heads: H and HV, if kernels are compiled for them."""
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        with self.lock:
-            found = self.errors(device, heads)
-            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
-                     if not error <= accepted]
-            if wrong:
-                self.done.discard((device, heads or self.heads()))
-                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
-        return found
-
-    def once(self, device: Any, heads: Any) -> None:
-        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
-        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
-            return
-        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
-            if (device, heads) in self.done:
-                return
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
-            self(device, heads)
-
-    def heads(self) -> Any:
-        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
-        if self.tables.heads:
-            return tuple(self.tables.heads.values())
-        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
-        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
-
-    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
-        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
-        given, and final states are wanted."""
-        heads = heads or self.heads()
-        found: Any = {}
-        host, in_parts = self.host, self.tables.part_cost is not None
-        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks, host.plans
-            try:
-                host.poison, host.plans = True, {}
-                for chunks in parts:
-                    for call in calls:
-                        if in_parts:  # short parts, so that there are many
-                            host.part_chunks = chunks
-                        for n, (error, accepted) in self.compared(device, heads, *call).items():
-                            known = found.get(n, (0.0, accepted))[0]
-                            found[n] = (known if known > error or math.isnan(known) else error), accepted
-                        host.plans.clear()
-            except BaseException:
-                self.done.discard((device, heads))
-                raise
-            finally:
-                host.poison, host.part_chunks, host.plans = before
-        return found
-
-    # --- the problem --------------------------------------------------------------------------------------------------
-    def lengths(self, packed: bool) -> Any:
+    def lengths(self, packed: bool) -> list[int]:
         """Tokens of each sequence. If packed, a pool skips the third."""
         chunk = max(self.tables.chunk, self.STEP)
         if not packed:
@@ -1655,17 +1604,18 @@ class Check:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def problem(self, lengths: Any, heads: Any, given: bool) -> Any:
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool) -> tuple[dict[str, torch.Tensor], Expected]:
         """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
         for factor in self.FACTORS:
             x = self.drawn(lengths, heads, factor)
-            outs, finals, after, saved = found = self.expected(x, lengths, heads, given)
-            by_chunk = (s for by in (*after, *saved) for s in by.values())
-            if all(float(y.abs().max()) <= self.LARGEST for y in (*outs, *finals, *by_chunk)):
+            found = self.expected(x, lengths, heads, given)
+            by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
+            if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
                 break
         return x, found
 
-    def by_rounding(self, x: Any, lengths: Any, heads: Any, given: bool, outs: Any, tf32: bool) -> Any:
+    def by_rounding(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool,
+                    outs: Sequence[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
         """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
         if not self.tables.backward:
             return [torch.zeros_like(y) for y in outs]
@@ -1674,14 +1624,15 @@ class Check:
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(row[0] for row in self.tables.chunk_inputs)]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        return [y - want for y, want in zip(self.expected(near, lengths, heads, given)[0], outs, strict=True)]
+        return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
 
-    def drawn(self, lengths: Any, heads: Any, factor: float = 1.0) -> Any:
+    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
         factor: of rows that are not log decays."""
-        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
+        out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
@@ -1717,18 +1668,19 @@ class Check:
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def of_chunk(self, n: int, name: str, tiles: Any, rows: Any = None) -> Any:
+    def of_chunk(self, n: int, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
         states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
         states = self.tables.initial
         _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
-        dims = dims if n < len(states) else (rows, *dims[1:])
+        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *dims[1:])
         tiles = tiles.mT if name.endswith("_vk") else tiles
-        places = (..., *map(slice, dims))
-        return tiles[places]
+        for axis, most in zip(range(-len(limits), 0), limits, strict=True):
+            tiles = tiles if most is None else tiles.narrow(axis, 0, most)
+        return tiles
 
-    def read(self, name: str, x: Any) -> Any:
+    def read(self, name: str, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """An input in the form in which the page reads it, in float64."""
         y = x[name].double()
         if name not in self.reads:
@@ -1736,14 +1688,14 @@ class Check:
         of_heads = {n: x[n].double() for n, *_ in self.tables.head_inputs}
         return self.reads[name](y, **{n: z.view(*z.shape, *(1 for _ in y.shape[z.ndim + 1:])) for n, z in of_heads.items()})
 
-    def kv_order(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
         """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
-    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], one of dicts of
-        states after chunks [HV, ...], by (sequence, chunk), and one of dicts of outputs of chunks [HV, ...]."""
+    def expected(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool) -> Expected:
+        """The page's results in float64. given: whether initial states count."""
         tables = self.tables
+        assert self.page is not None
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         of_heads = [x[n].double() for n, *_ in tables.head_inputs if n not in self.draws or not self.reads]
@@ -1751,16 +1703,16 @@ class Check:
         initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start, by_page = len(tables.outputs), 0, bool(tables.chunk_inputs or tables.saved)
         shapes = [(heads[1], sum(lengths), *dims) for _, dims, _ in tables.outputs]
-        outs: Any = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
-        finals: Any = [[] for _ in initial]
-        after: Any = [{} for _ in initial]
-        saved: Any = [{} for _ in tables.saved]
+        outs = [torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes]
+        finals: list[list[torch.Tensor]] = [[] for _ in initial]
+        after: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in initial]
+        saved: list[dict[tuple[int, int], torch.Tensor]] = [{} for _ in tables.saved]
         for n, length in enumerate(lengths):
             states = [s[n] for s in initial]
             step = tables.chunk if by_page else min(self.STEP, tables.chunk)  # so that there is a state after each chunk
             for t in range(0, length, step)[::-1 if tables.backward else 1]:
                 if "retrieve_parent_token" in tables.indices and t:
-                    parent = self.parent(n, t)
+                    parent = parent_of(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
                 of_chunk = [self.of_chunk(i, name, x[name][n, t // step], rows.stop - rows.start).double()
@@ -1775,37 +1727,51 @@ class Check:
                 if t + step <= length and (t + step) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
-            for kept, s, first in zip(finals, states, initial, strict=True):
-                kept.append(s.expand_as(first[n]))
+            for of_state, s, first in zip(finals, states, initial, strict=True):
+                of_state.append(s.expand_as(first[n]))
             start += length
-        return [y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved
+        return Expected([y.transpose(0, 1) for y in outs], [torch.stack(s) for s in finals], after, saved)
 
-    # --- the call -----------------------------------------------------------------------------------------------------
-    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+
+class CheckCall:
+    """The arguments of a call with the sequences of a `CheckProblem`, in the module's layout, with guards, gaps and marks around
+    all that kernels write."""
+
+    #: The value of memory that no call may write.
+    MARK = 7.0
+    #: Guard elements before and after each tensor of the kernels.
+    GUARD = 1 << 16
+
+    def __init__(self, problem: CheckProblem) -> None:
+        """problem: of the module that is called."""
+        self.problem, self.tables = problem, problem.tables
+
+    # --- memory ---
+    def guarded(self, x: torch.Tensor, shape: Sequence[int], fill: float) -> torch.Tensor:
         """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
         size = math.prod(shape)
         return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
 
-    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+    def placed(self, x: torch.Tensor, rows: int, fill: float = math.nan) -> torch.Tensor:
         """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
-        x = x.unflatten(0, (rows, -1))
+        x = x.view(rows, len(x) // rows, *x.shape[1:])
         x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
-    def pool(self, x: Any, slots: Any, count: int) -> Any:
+    def pool(self, x: torch.Tensor, slots: torch.Tensor, count: int) -> torch.Tensor:
         """A pool with gaps between slots, `count` in all, of which some are no sequence's."""
         size = x[0].numel()
-        pool = x.new_full((count, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool = x.new_full((count, size + 32), self.MARK)[:, :size].view(count, *x.shape[1:])
         pool[slots] = x
         return pool
 
-    @staticmethod
-    def parent(n: int, t: int) -> int:
-        """The parent of a token of a sequence: an earlier token, or -1 for the initial state."""
-        return (7 * t + n) % (t + 1) - 1
+    # --- where states lie ---
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
+        return self.tables.pool and n % 5 == 2
 
-    def places(self, lengths: Any) -> Any:
+    def places(self, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Where states lie: the slot of each sequence's initial state, slots of tokens [N, W], and rows of sequences."""
         count, width = len(lengths), max(lengths) + 1
         rows = torch.arange(count, 0, -1, device="cpu")
@@ -1815,19 +1781,7 @@ class Check:
         accepted = "num_accepted_tokens" in self.tables.indices
         return slots[torch.arange(count, device="cpu"), [n % 3 * accepted for n in range(count)]], slots, rows
 
-    def integers(self, lengths: Any, once: int, device: Any) -> Any:
-        """The tensors of integers, by name. once: how many sequences differ."""
-        names, (first, slots, rows), width = self.tables.numbers, self.places(lengths), max(lengths) + 1
-        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
-        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
-                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
-                "intermediate_state_indices": rows,
-                "retrieve_parent_token": torch.tensor([[self.parent(n % once, t) for t in range(width)]
-                                                       for n in range(len(lengths))], device="cpu"),
-                "checkpoint_rows": self.rows(lengths)}
-        return {name: made[name].to(torch.int32).to(device) for name in names}
-
-    def rows(self, lengths: Any) -> Any:
+    def rows(self, lengths: Sequence[int]) -> torch.Tensor:
         """The rows of checkpoints, by sequence and chunk: one after each whole chunk, in those of calls with one for every
         chunk."""
         chunk, start = self.tables.chunk, 0
@@ -1837,13 +1791,32 @@ class Check:
             start += length
         return rows
 
-    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
-        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
-        tables, (packed, given, wanted) = self.tables, call
+    def chunk_slots(self, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
+        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+
+    def integers(self, lengths: Sequence[int], once: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors of integers, by name. once: how many sequences differ."""
+        (first, slots, rows), width = self.places(lengths), max(lengths) + 1
+        left_out = torch.tensor([self.is_skipped(n) for n in range(len(lengths))], device="cpu")
+        made = {"state_indices": first.where(~left_out, -1) if slots is None else slots.where(~left_out[:, None], -1),
+                "num_accepted_tokens": torch.tensor([n % 3 + 1 for n in range(len(lengths))], device="cpu"),
+                "intermediate_state_indices": rows,
+                "retrieve_parent_token": torch.tensor([[parent_of(n % once, t) for t in range(width)]
+                                                       for n in range(len(lengths))], device="cpu"),
+                "checkpoint_rows": self.rows(lengths)}
+        return {name: made[name].to(torch.int32).to(device) for name in self.tables.numbers}
+
+    # --- the arguments ---
+    def arguments(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], device: torch.device,
+                  call: tuple[bool, bool, bool]) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN. call: whether sequences are
+        packed, initial states are given, and final states are wanted."""
+        tables, (packed, given, wanted), dtypes = self.tables, call, self.problem.DTYPES
         rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
-        slots: Any = None
         copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
-        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments: dict[str, Any] = {"output_final_state": wanted} if tables.final or tables.in_place else {}
         arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
         for name, *_ in tables.inputs:
             y = x[name].to(device)
@@ -1859,102 +1832,68 @@ class Check:
             arguments[name] = tiles
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
-            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=dtypes[dtype], device=device), rows, self.MARK)
         if packed:
             arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
+        slots = self.states(arguments, x, lengths, copies, device, given)
+        self.buffers(arguments, x, lengths, (sum(lengths) + spare) // tables.chunk + 1, device, wanted)
+        return arguments, slots
+
+    def states(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], copies: int,
+               device: torch.device, given: bool) -> torch.Tensor | None:
+        """Add the initial states to the arguments. Returns the slots of the sequences in a pool."""
+        tables = self.tables
         for name, _ in tables.initial if given else ():
             y = torch.cat([x[name].to(device)] * copies)
             arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
-        if tables.pool:
-            slots, all_slots, _ = self.places(lengths)
-            count = (slots if all_slots is None else all_slots).numel() + 2
-            arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
-        arguments.update(self.integers(lengths, len(lengths) // copies, device) if tables.numbers else {})
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.rows else ():
-            shape = (len(lengths) + 2, max(lengths) + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
-        for (name, dims), (initial, _) in zip(tables.checkpoints, tables.initial, strict=True) if tables.positions else ():
-            shape = ((sum(lengths) + spare) // tables.chunk + 1, heads[1], *dims)
-            arguments[name] = self.guarded(x[initial].to(device), shape, self.MARK).fill_(self.MARK)
+        if not tables.pool:
+            return None
+        slots, all_slots, _ = self.places(lengths)
+        count = (slots if all_slots is None else all_slots).numel() + 2
+        arguments.update({name: self.pool(arguments[name], slots, count) for name, _ in tables.initial})
+        return slots
+
+    def buffers(self, arguments: dict[str, Any], x: Mapping[str, torch.Tensor], lengths: Sequence[int], positions: int,
+                device: torch.device, wanted: bool) -> None:
+        """Add the memory for checkpoints and final states to the arguments. positions: of checkpoints, where callers say them."""
+        tables = self.tables
+        pairs = list(zip(tables.checkpoints, tables.initial, strict=True)) if tables.rows or tables.positions else []
+        for (name, dims), (initial, _) in pairs:
+            y = x[initial].to(device)
+            lead = (positions,) if tables.positions else (len(lengths) + 2, max(lengths) + 1)
+            arguments[name] = self.guarded(y, (*lead, y.shape[1], *dims), self.MARK)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
             arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
-                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
-        return arguments, slots
+                               self.guarded(y, (len(lengths), y.shape[1], *dims), self.MARK))
 
-    def chunk_slots(self, lengths: Any) -> Any:
-        """The chunk slots of the sequences, as (slot, sequence, chunk)."""
-        chunk, starts = self.tables.chunk, [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        return [(starts[n] // chunk + n + i, n, i) for n, length in enumerate(lengths) for i in range(-(-length // chunk))]
+    # --- what it may write ---
+    @property
+    def kept(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Rows of the tensors that hold a state for each token."""
+        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
 
-    def is_skipped(self, n: int) -> bool:
-        """True if the pool's slot of this sequence is -1."""
-        return self.tables.pool and n % 5 == 2
+    def stored_by_token(self, lengths: Sequence[int], served: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The indices of the tiles in which the states after all tokens of the served sequences are."""
+        _, slots, rows = self.places(lengths)
+        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
+        return (slots[n, t],) if self.tables.slots and slots is not None else (rows[n], t) if self.tables.rows else ()
 
-    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
-        """(error, accepted error) by output of one call."""
-        tables, once = self.tables, self.lengths(packed)
-        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        instances = self.INSTANCES_BY_TOKEN if self.by_token or tables.positions else self.INSTANCES
-        copies = 1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1])
-        x, (outs, finals, after, saved) = self.problem(once, heads, given)
-        lengths = once * copies
-        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
-        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
-        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
-        for n in served:
-            written[starts[n]:starts[n + 1]] = True
-        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
-        results = self.function(**arguments)
+    def writable(self, arguments: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """The arguments that kernels write to, by name: all memory of their storage, with guards and gaps, and a copy of it."""
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
+        return {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in (*self.tables.outs, *states, *rows)
+                if n in arguments}
 
-        found, accepted, tf32 = {}, self.ACCEPTED[tables.dtype], tables.tf32 and device.type == "cuda"
-        if tf32:
-            accepted = self.ACCEPTED_TF32
-        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
-            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        rounding = self.by_rounding(x, once, heads, given, outs, tf32)
-        for (name, *_), got, want, change in zip(tables.outputs, results[:len(outs)], outs, rounding, strict=True):
-            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
-            each = rows.flatten(0, 1)[:starts[-1]].cpu().split(lengths)
-            both = list(zip(want.split(once), change.split(once), strict=True))
-            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
-            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
-            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
-        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
-        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
-        for name, (_, dims), got, want in zip(names, tables.initial, states, finals, strict=True):
-            if got is not None and not tables.slots:
-                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
-                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
-                found[name] = worst(each), accepted
-        by_token = self.stored_by_token(lengths, served)
-        for (name, dims), want in zip(self.kept, after, strict=True) if self.kept else ():
-            got = self.kv_order(arguments[name].cpu()[by_token], dims)
-            found[f"{name} by token"] = worst([off(y[None], want[n % len(once), t][None]) for y, (n, t) in
-                                               zip(got, tokens_of(lengths, served), strict=True)]), accepted
-        if tables.positions:
-            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
-        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.kv_order(got.cpu(), dims)
-            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
-                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
-        for m, (name, want) in enumerate(zip(tables.saved, saved, strict=True)):
-            got, tiles = self.of_chunk(m, name, results[len(results) - len(saved) + m]), dict[Any, Any]()
-            for slot, n, i in self.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
-                y = want[n % len(once), i]
-                tiles.setdefault((n, i if m < len(tables.initial) else 0), []).append((got[slot][:, :y.shape[1]].cpu(), y))
-            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            found[name] = worst([off(*x) for x in pairs]), accepted
-        own = served if slots is None else slots[served].to(device)
-        return found | self.beside(arguments, writable, written, by_token, own, lengths)
-
-    def beside(self, arguments: Any, writable: Any, written: Any, by_token: Any, slots: Any, lengths: Any) -> Any:
+    def beside(self, arguments: Mapping[str, Any], writable: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+               written: torch.Tensor, by_token: tuple[torch.Tensor, ...], slots: Any, lengths: Sequence[int]
+               ) -> dict[str, tuple[float, float]]:
         """(inf, 0) by name of memory in which something changed that the call may not write, else (0, 0).
 
-        writable: for each, all memory of its storage now and before the call. written: tokens of sequences. by_token, slots: the
-        tiles of states that the call writes."""
+        writable: as `writable` gave it before the call. written: tokens of sequences. by_token, slots: the tiles of states that
+        the call writes."""
         tables, found = self.tables, {}
         for name, (now, before) in writable.items():
             own = torch.zeros(now.shape, dtype=torch.bool, device=now.device).as_strided(
@@ -1971,49 +1910,205 @@ class Check:
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
-    @property
-    def by_token(self) -> bool:
-        """Whether a call keeps or reads a state for each token."""
-        return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
-    @property
-    def kept(self) -> Any:
-        """Rows of the tensors that hold a state for each token."""
-        return self.tables.checkpoints if self.tables.rows else self.tables.initial if self.tables.slots else ()
-
-    def stored_by_token(self, lengths: Any, served: Any) -> Any:
-        """The indices of the tiles in which the states after all tokens of the served sequences are."""
-        _, slots, rows = self.places(lengths)
-        n, t = torch.tensor(tokens_of(lengths, served), dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
-        return (slots[n, t],) if self.tables.slots else (rows[n], t) if self.tables.rows else ()
-
-    def writable(self, arguments: Any) -> Any:
-        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
-        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        rows = [n for n, _ in self.tables.checkpoints] if self.tables.rows or self.tables.positions else []
-        return [n for n in (*self.tables.outs, *states, *rows) if n in arguments]
-
-
-def tokens_of(lengths: Any, served: Any) -> Any:
+def tokens_of(lengths: Sequence[int], served: Sequence[int]) -> list[tuple[int, int]]:
     """The tokens of these sequences, as pairs (sequence, token)."""
     return [(n, t) for n in served for t in range(lengths[n])]
 
 
-def whole(x: Any) -> Any:
+def whole(x: torch.Tensor) -> torch.Tensor:
     """All memory of the storage of a tensor."""
     return x.new_empty(0).set_(x.untyped_storage())
 
 
-def off(got: Any, want: Any, least: Any = None) -> Any:
+#: By the name of an output: its error, as RMSE over RMS, and the error that is accepted.
+_Errors = dict[str, tuple[float, float]]
+
+
+class Check:
+    """Compares a module's kernels with its page in float64 on a `CheckProblem`. A build with parts runs in parts too: some have a
+    warm-up, and some need summaries of all parts before them."""
+
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
+    ACCEPTED_TF32 = 3e-2
+    #: Of gradients: an error may be this many times the change that rounding errors of inputs make, and at most MOST. Sums of a
+    #: gradient cancel, so that its entries may be small beside their terms. So may all of a head in a short sequence: an error
+    #: there is compared with this many times that change, if that is more than the gradient.
+    OF_ROUNDING, MOST = 16, 0.25
+    #: Instances on a GPU, by copies of the problem: enough to fill it. Fewer where each token has a state, which takes memory.
+    INSTANCES = 512
+    INSTANCES_BY_TOKEN = 64
+
+    def __init__(self, tables: Tables, page: _Page | None, host: Any, function: Callable[..., Any] | None,
+                 reads: Mapping[str, Callable[..., torch.Tensor]] | None = None,
+                 draws: Mapping[str, Callable[..., torch.Tensor]] | None = None) -> None:
+        """tables, host, page: those of the module. function: the function under test, as callers see it. reads, draws: as for
+        `CheckProblem`."""
+        self.tables, self.host, self.function = tables, host, function
+        self.problem = CheckProblem(tables, page, reads or {}, draws or {})
+        self.call = CheckCall(self.problem)
+        self.done: set[tuple[torch.device, tuple[int, int]]] = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: torch.device | str | None = None, heads: tuple[int, int] | None = None) -> _Errors:
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: torch.device, heads: tuple[int, int]) -> None:
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
+            self(device, heads)
+
+    def heads(self) -> tuple[int, int]:
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
+        if self.tables.heads:
+            h, hv = self.tables.heads.values()
+            return h, hv
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
+
+    def errors(self, device: torch.device, heads: tuple[int, int] | None = None,
+               calls: Sequence[tuple[bool, bool, bool]] = ((True, True, True), (False, False, True))) -> _Errors:
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
+        heads = heads or self.heads()
+        found: _Errors = {}
+        host, in_parts = self.host, self.tables.part_cost is not None
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below call `once`
+            before = host.poison, host.part_chunks, host.plans
+            try:
+                host.poison, host.plans = True, {}
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # short parts, so that there are many
+                            host.part_chunks = chunks
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        host.plans.clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                host.poison, host.part_chunks, host.plans = before
+        return found
+
+    def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool) -> _Errors:
+        """(error, accepted error) by output of one call."""
+        tables, once = self.tables, self.problem.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
+        instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
+        lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
+        x, want = self.problem.solved(once, heads, given)
+        arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
+        for n in served:
+            written[starts[n]:starts[n + 1]] = True
+        writable = self.call.writable(arguments)
+        assert self.function is not None
+        results = self.function(**arguments)
+
+        tf32 = tables.tf32 and device.type == "cuda"
+        accepted = self.ACCEPTED_TF32 if tf32 else self.ACCEPTED[tables.dtype]
+        if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
+            accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        count = len(want.outs)
+        change = self.problem.by_rounding(x, once, heads, given, want.outs, tf32)
+        found = self.of_outputs(results[:count], want, change, (lengths, once, served), accepted)
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        errors = self.of_states(results[count:], arguments, want, slots, (lengths, once, served))
+        saved = results[len(results) - len(want.saved):]
+        errors |= self.of_chunks(saved, want, (lengths, once))
+        found |= {n: (error, accepted) for n, error in errors.items()}
+        own = served if slots is None else slots[served].to(device)
+        return found | self.call.beside(arguments, writable, written, self.call.stored_by_token(lengths, served), own, lengths)
+
+    def of_outputs(self, results: Sequence[torch.Tensor], want: Expected, change: Sequence[torch.Tensor],
+                   rows: tuple[Sequence[int], Sequence[int], Sequence[int]], accepted: float) -> _Errors:
+        """(error, accepted error) by output. change: by how much rounding of inputs changes each. rows: lengths of the call's
+        sequences, of the problem's, and the numbers of those that are served."""
+        (lengths, once, served), found = rows, dict[str, tuple[float, float]]()
+        for (name, *_), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
+            tokens = got if self.tables.layout == "bthd" else got.transpose(1, 2)
+            each = torch.split(tokens.flatten(0, 1)[:sum(lengths)].cpu(), list(lengths))
+            both = list(zip(*(torch.split(y, list(once)) for y in (of_all, by_all)), strict=True))
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
+            errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
+            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
+        return found
+
+    def of_states(self, results: Sequence[torch.Tensor | None], arguments: Mapping[str, Any], want: Expected,
+                  slots: torch.Tensor | None, rows: tuple[Sequence[int], Sequence[int], Sequence[int]]) -> dict[str, float]:
+        """Errors of final states, of states by token, and of checkpoints, by name. results: those after the outputs. rows: as for
+        `of_outputs`."""
+        tables, (lengths, once, served), found = self.tables, rows, dict[str, float]()
+        starts, kv_order = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()], self.problem.kv_order
+        states, at_chunks = results[:len(want.finals)], results[len(want.finals):]
+        names = [n for n, _ in tables.final] or [n.replace("initial", "final") for n, _ in tables.initial]
+        for name, (_, dims), got, final in zip(names, tables.initial, states, want.finals, strict=True):
+            if got is not None and not tables.slots:
+                mine = kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
+                found[name] = worst([off(mine[n][None], final[n % len(once)][None]) for n in served])
+        by_token = self.call.stored_by_token(lengths, served)
+        for (name, dims), after in zip(self.call.kept, want.after, strict=True) if self.call.kept else ():
+            mine = kv_order(arguments[name].cpu()[by_token], dims)
+            found[f"{name} by token"] = worst([off(y[None], after[n % len(once), t][None]) for y, (n, t) in
+                                               zip(mine, tokens_of(lengths, served), strict=True)])
+        if tables.positions:
+            at_chunks = [arguments[name] for name, _ in tables.checkpoints]
+        for (name, dims), got, after in zip(tables.checkpoints, at_chunks, want.after, strict=False):
+            assert got is not None
+            mine = kv_order(got.cpu(), dims)
+            found[name] = worst([off(mine[starts[n] // tables.chunk + i][None], after[n % len(once), i][None])
+                                 for n in served for i in range(lengths[n] // tables.chunk)])
+        return found
+
+    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, rows: tuple[Sequence[int], Sequence[int]]
+                  ) -> dict[str, float]:
+        """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
+        (lengths, once), found = rows, dict[str, float]()
+        for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
+            mine = self.problem.of_chunk(m, name, got)
+            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
+                y = of_chunk[n % len(once), i]
+                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((mine[slot][:, :y.shape[1]].cpu(), y))
+            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            found[name] = worst([off(*x) for x in pairs])
+        return found
+
+
+def off(got: torch.Tensor, want: torch.Tensor, least: torch.Tensor | None = None) -> torch.Tensor:
     """RMSE over RMS of the worst head. got, want, least: [tokens, heads, ...]. An RMS is at least that of `least`."""
     got, least = got.double(), torch.zeros_like(want) if least is None else least
     error, size, other = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want, least))
     return (error / size.maximum(other).clamp_min(1e-30)).sqrt().max()
 
 
-def worst(errors: Any) -> float:
+def worst(errors: Sequence[torch.Tensor]) -> float:
     """The largest error; NaN if any is NaN."""
-    return float(torch.stack(errors).max()) if errors else 0.0
+    return float(torch.stack(list(errors)).max()) if errors else 0.0
 
 
 def _fits_units(t: Tables, name: str, x: torch.Tensor) -> bool:

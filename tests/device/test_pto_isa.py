@@ -21,9 +21,10 @@ import torch
 from pto_fields import SWITCHED, switched
 from reference import ON_CORES, call, expected, problem, rms_error
 
-from gdn_codegen import pto_sim
-from gdn_codegen.runtime.build import Build, render
-from gdn_codegen.schedule import Schedule, named, varied
+from gdn_codegen import algorithms, pto_sim
+from gdn_codegen.runtime.build import Build, lowered, render
+from gdn_codegen.runtime.call.gradient_builds import candidates
+from gdn_codegen.schedule import Schedule, named
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.targets.pto import headers
 
@@ -225,16 +226,26 @@ def test_headers_of_a2_and_a3(tmp_path, cost_model, schedule, dtype, layout, chu
     assert done.returncode == 0, done.stderr[:6000]
 
 
-@pytest.mark.parametrize("page, chunk, size, fields", [
-    *((p, 64, 128, {}) for p in ("gated_delta_rule", "kimi_delta_attention")),
-    ("gated_delta_rule", 64, 256, {"v_block": 64, "v_piece": 64, "order": "page"}),
-    ("kimi_delta_attention", 32, 256, {"v_block": 64, "v_piece": 64, "order": "page"})])
-def test_headers_take_gradients(tmp_path, cost_model, page, chunk, size, fields):
-    """Sums of vectors and their rows by products with small constant tiles; and columns of V one piece after another."""
-    b = Build("pto", chunk, algorithm=f"{page}.gradient", schedule=varied("prepared", **fields), dtype="bfloat16",
-              head_dim_k=size, head_dim_v=size)
-    done = checked(tmp_path, cost_model, source(tmp_path, b))
-    assert done.returncode == 0, done.stderr[:6000]
+def of_gradient(page, size):
+    """The builds of the gradient that calls take."""
+    b = Build("pto", 64, algorithm=page, dtype="bfloat16", head_dim_k=size, head_dim_v=size)
+    for builds in candidates(b, "cpu", "", 64):
+        try:
+            return [lowered(x) and x for x in builds.all]
+        except ValueError:
+            continue
+    raise AssertionError(f"no build for the gradient of {page} with K = V = {size}")
+
+
+@pytest.mark.parametrize("page, size", [
+    *((p, n) for p in algorithms.names() for n in (100, 200)), ("gated_delta_rule", 64), ("kimi_delta_attention", 128),
+    ("gated_delta_rule", 256), ("kimi_delta_attention", 256)])
+def test_headers_take_gradients(tmp_path, cost_model, page, size):
+    """Sums of vectors and their rows by products with small constant tiles; pieces of the columns of V, padded ones too."""
+    for n, b in enumerate(of_gradient(page, size)):
+        (tmp_path / str(n)).mkdir()
+        done = checked(tmp_path / str(n), cost_model, source(tmp_path / str(n), b))
+        assert done.returncode == 0, done.stderr[:6000]
 
 
 CONTRACTS = ("beta=sigmoid/float16,g=raw/bfloat16,k=l2norm,q=l2norm,strided", "state=vk/bfloat16/pool/in_place/checkpoints",
@@ -249,6 +260,13 @@ def test_headers_take_every_contract(tmp_path, cost_model, contract, size):
         b = Build("pto", 64, schedule=schedule, head_dim_k=size, head_dim_v=size, contract=Contract.parse(contract))
         done = checked(tmp_path, cost_model, source(tmp_path, b))
         assert done.returncode == 0, done.stderr[:6000]
+
+
+@pytest.mark.parametrize("contract", ["state=vk/bfloat16/pool/in_place/slots/accepted", "state=pool/frozen/rows"])
+def test_headers_take_states_by_token(tmp_path, cost_model, contract):
+    b = Build("pto", 16, schedule="fused", head_dim_k=128, head_dim_v=128, contract=Contract.parse(contract))
+    done = checked(tmp_path, cost_model, source(tmp_path, b))
+    assert done.returncode == 0, done.stderr[:6000]
 
 
 SUMS = '''from gdn_codegen.ir.builder import algorithm, carried, exp, row_sum, valid

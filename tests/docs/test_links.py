@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))]
 TOP = {"docs", "examples", "tests", "templates", "benchmarks", "generated", "gdn_codegen"}
 #: A path with a word in capitals stands for several.
 PATTERN = re.compile(r"\b(NAME|TARGET|ALGORITHM_)|VERSIONS|DIGEST")

@@ -55,6 +55,15 @@ def test_lengths(schedule):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["staged", "fused"])
+def test_a_walk_in_pieces_has_the_same_bits(schedule):
+    """Columns of a state depend on no other columns."""
+    x = problem([40, 0, 33], 1, 3, 32, 32, gate=-0.2)
+    whole, pieces = (call(function(variant(schedule, walk_piece=n)), x) for n in (0, 16))
+    assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk, k, v", [(16, 16, 16), (64, 128, 64), (128, 64, 128), (128, 128, 128)])
 def test_sizes(chunk, k, v):
     fn = function(chunk=chunk, head_dim_k=k, head_dim_v=v)
@@ -70,8 +79,9 @@ def test_forms_and_inverses(form, inverse, schedule):
     check(fn, problem([40, 0, 33], 1, 2, 32, 32, gate=-0.2))
 
 
-CHANGES = ({"inverse_block": 16}, {"value_heads": 1, "inverse_block": 16}, {"order": "page"},
-           {"value_heads": 1, "order": "page", "cache_masks": False}, {"channel_slots": 2}, {"l0_slots": 1})
+CHANGES = ({"inverse_block": 32}, {"value_heads": 1, "inverse_block": 0}, {"order": "page"},
+           {"value_heads": 1, "order": "page", "cache_masks": False}, {"channel_slots": 2}, {"l0_slots": 1},
+           {"walk_piece": 16})
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from gdn_codegen.schedule.contract import Contract
 GPU = [t for t in ("triton", "tilelang") if runs(t, "cpu")]
 #: What the default suite calls in PTO's simulator, of simple GLA: features that share few builds.
 SIMULATED = ("packs", "rows", "scale", "views", "out", "state_order", "state_buffers", "pool", "checkpoints", "invariant",
-             "choice", "steps", "fake")
+             "choice", "steps", "drafts", "fake")
 CELLS = [(n, page) for n in FEATURES for page in CALLS]
 
 
@@ -38,9 +38,9 @@ def tiers():
 
 
 def simulated():
-    """Cells of PTO. Graphs are CUDA's, and states by token are those of GPUs."""
+    """Cells of PTO. Graphs are CUDA's."""
     for name, page in ((n, p) for n, p in CELLS if (n, p) not in REFUSED and runs("pto", "cpu")):
-        if (what := FEATURES[name].__name__) not in ("captured", "drafts"):
+        if (what := FEATURES[name].__name__) != "captured":
             often = page == "simple_gla" and what in SIMULATED
             yield pytest.param(name, page, marks=pytest.mark.slow if often else pytest.mark.long, id=f"{what}-{page}")
 
@@ -53,13 +53,6 @@ def test_what_gated_delta_net_takes(name, page, target):
 @pytest.mark.parametrize("name, page", [*simulated()])
 def test_what_gated_delta_net_takes_on_pto(name, page):
     FEATURES[name](page, "pto")
-
-
-@pytest.mark.skipif(not runs("pto", "cpu"), reason="needs PTO's simulator")
-def test_pto_keeps_no_states_by_token():
-    (drafts,) = (f for f in FEATURES.values() if f.__name__ == "drafts")
-    with pytest.raises(ValueError, match="target: got 'pto'; accepted: triton or tilelang, which keep states by token"):
-        drafts("simple_gla", "pto")
 
 
 @pytest.mark.parametrize("name, page", REFUSED, ids=lambda x: FEATURES[x].__name__ if x in FEATURES else x)

@@ -47,12 +47,12 @@ LAYERS = {
 }
 
 
-def layer(name, seed=0):
-    """A layer with random weights, float32."""
+def layer(name, seed=0, **sizes):
+    """A layer with random weights, float32. sizes: other ones than in LAYERS."""
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = {**vars(fla.layers), **vars(fla.layers.simple_gla)}[name](**LAYERS[name])
+        made = {**vars(fla.layers), **vars(fla.layers.simple_gla)}[name](**{**LAYERS[name], **sizes})
     for n, x in made.named_parameters():
         if x.ndim > 1 and "conv" not in n:
             torch.nn.init.normal_(x, std=x.shape[-1] ** -0.5)
@@ -209,7 +209,7 @@ def step_of_training(made, x, **said):
     made.train()
     x = x.clone().requires_grad_()
     y = made(x, **said)[0]
-    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).sin().view_as(y)).sum().backward()
+    (y * torch.linspace(-1, 1, y.numel(), dtype=torch.float64).sin().to(y).view_as(y)).sum().backward()
     return {"y": y.detach(), "x": x.grad, **{n: p.grad for n, p in made.named_parameters() if p.grad is not None}}
 
 

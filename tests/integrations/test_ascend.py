@@ -185,13 +185,55 @@ def test_vllm_ascend_prefills_and_decodes(target, ascend):
     rest = [0, 1, 3, 4, 6]
     assert torch.equal(pool[rest], before[rest])
     with pytest.raises(NotImplementedError, match="npu_recurrent_gated_delta_rule"):  # the host's op, which has no kernel here
-        torch.ops._C_ascend.npu_recurrent_gated_delta_rule(**said, num_accepted_tokens=torch.ones(4, dtype=torch.int32))
+        torch.ops._C_ascend.npu_recurrent_gated_delta_rule(**said, gk=torch.ones(4, HV, K))
     sys.modules["vllm.distributed"].Group.world_size = 2
     with pytest.raises(AssertionError, match="the host was called"):
         layer.prefill(False, *batched(x, "q", "k", "v", "g", "beta"), pool, slots, ends)
     said = integrations.report().splitlines()
     assert [line.split(": ", 3)[1:3] for line in said if "served" in line] == [
         [n, "served"] for n in ("chunk_gated_delta_rule", "_chunk_gated_delta_rule_fused", "npu_recurrent_gated_delta_rule")]
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 3, 0], [2, 3, 1, 0]], ids=["equal", "ragged"])
+@pytest.mark.parametrize("target", ["triton", *["pto"] * runs("pto", "cpu")])
+@pytest.mark.slow
+def test_vllm_ascend_verifies_draft_tokens(target, lengths, ascend):
+    """A slot for each token, of which one is the null block and one -1; a sequence without a slot, and one of padding."""
+    ascend(VLLM, target, "vllm_ascend.ops.gdn")
+    x, N = problem(lengths, H, HV, K, V), sum(lengths)
+    slots = torch.tensor([9, 4, 7, 2, 11, 5, 0, 0, 0][:N], dtype=torch.int32)
+    slots[sum(lengths[:2]):] = 0  # the third sequence has none
+    if lengths[0] == 3:
+        slots[1], slots[5] = 0, -1
+    accepted, starts = torch.tensor([1, 2, 1, 1], dtype=torch.int32), torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
+    pool = torch.randn(13, HV, V, K, generator=torch.Generator().manual_seed(3))
+    before, first = pool.clone(), [int(slots[starts[n] + accepted[n] - 1]) for n in range(2)]
+    q, k, v, g, beta = (torch.cat([x[n], torch.full_like(x[n][:3], float("nan"))]) for n in ("q", "k", "v", "g", "beta"))
+    o = torch.ops._C_ascend.npu_recurrent_gated_delta_rule(
+        query=q, key=k, value=v, g=g, beta=beta, state=pool, scale=K ** -0.5, num_accepted_tokens=accepted,
+        actual_seq_lengths=torch.tensor([0, *lengths], dtype=torch.int32),
+        ssm_state_indices=torch.cat([slots, torch.zeros(3, dtype=torch.int32)]))
+    x["S"], kept = torch.cat([before[first].mT, torch.zeros(2, HV, K, V)]), set()
+    for n in range(2):
+        at = int(starts[n])
+        for t in range(lengths[n]):
+            slot = int(slots[at + t])
+            if slot > 0:
+                kept.add(slot)
+                assert rms_error(pool[slot].mT, state_after(x, n, t + 1)) < 5e-3
+    served = sum(lengths[:2])
+    assert rms_error(o[:served], expected(x)[0][:served]) < 5e-3 and not o[served:N].any()
+    rest = sorted({*range(13)} - kept)
+    assert kept and torch.equal(pool[rest], before[rest])
+    # drafts without accepted ones start from the slot of the first token
+    pool = before.clone()
+    slots = torch.arange(1, N + 1, dtype=torch.int32)
+    torch.ops._C_ascend.npu_recurrent_gated_delta_rule(
+        query=x["q"], key=x["k"], value=x["v"], g=x["g"], beta=x["beta"], state=pool, scale=K ** -0.5, ssm_state_indices=slots,
+        actual_seq_lengths=torch.tensor([0, *lengths], dtype=torch.int32))
+    x["S"] = torch.cat([before[[int(slots[starts[n]]) for n in range(3)]].mT, torch.zeros(1, HV, K, V)])
+    assert max(rms_error(pool[int(slots[starts[n] + lengths[n] - 1])].mT, state_after(x, n, lengths[n])) for n in range(3)) < 5e-3
+    assert integrations.report() == "ascend: npu_recurrent_gated_delta_rule: served: 2"
 
 
 def test_names_are_given_back_and_their_absence_is_an_error(ascend):

@@ -19,7 +19,7 @@ CASES = [(1.0, 0.02), (1.9, 0.0), (2.0, 0.3)]
 BUILDS = [(target, name, {}) for target in ("triton", "tilelang", "pto") for name in SCHEDULES]
 BUILDS += [("tilelang", "fused", {"inverse": "doubling"}), ("tilelang", "walk", {"form": "split"}),
            ("triton", "walk", {"form": "unit"}), ("triton", "replay", {"form": "gate-free"}),
-           ("pto", "fused", {"inverse_block": 16})]
+           ("pto", "fused", {"inverse_block": 0})]
 
 
 @cache

@@ -61,11 +61,11 @@ def test_a_form_from_outside_builds_verifies_and_checks(bent):
         assert max(compare(b, case).values()) <= TOLERANCE["float16"]
     m = module(b)
     assert "g comes bent." in getattr(m, b.function).__doc__ and set(m.check("cpu")) >= {"o", "final_state"}
-    read = m.check.reads["g"]
-    m.check.reads["g"] = lambda x, bend, **_: read(x, bend + 1)
+    read = m.check.problem.reads["g"]
+    m.check.problem.reads["g"] = lambda x, bend, **_: read(x, bend + 1)
     with pytest.raises(RuntimeError, match="gives wrong results on cpu: o off by"):
         m.check("cpu")
-    m.check.reads["g"] = read
+    m.check.problem.reads["g"] = read
 
 
 @pytest.mark.parametrize("name, fields, says", [

@@ -82,7 +82,7 @@ BUILDS = [
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", persistent=True, by_length=True), LARGE, FULL),
     ("tilelang", "sm_90a", GDN, varied("walk", "sm_90a", persistent=True), LARGE, ""),
     ("tilelang", "sm_90a", find("gla.gradient"), varied("channel_gradient", "sm_90a", k_block=32), LARGE, ""),
-    ("pto", "", GDN, varied("staged", launch="single", inverse_block=16, v_block=16), SMALL, ""),
+    ("pto", "", GDN, varied("staged", launch="single", inverse_block=32, v_block=16), {**SMALL, "C": 64}, ""),
     ("pto", "", GDN, varied("replay"), SMALL, FULL),
     ("pto", "", every_op, varied("fused", channel_slots=2), SMALL, ""),
     ("pto", "", find("gla.gradient"), varied("fused"), SMALL, ""),
@@ -90,6 +90,10 @@ BUILDS = [
     ("pto", "", running_sums, Schedule("sums", (("W",), ("o", "S"))), SMALL, ""),
     ("triton", "", GDN, varied("fused", v_block=32, state_layout="vk"), {**LARGE, "C": 1}, "state=vk"),
     ("tilelang", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, "state=pool/in_place/slots/accepted/parents"),
+    *((target, "", find(f"causal_conv1d{of}"), varied("fused"), SMALL, "")
+      for target in ("triton", "tilelang", "pto") for of in ("", ".gradient")),
+    ("triton", "", find("causal_conv1d"), varied("fused", kernels=(("@output",), ("@state",))), SMALL, ""),
+    ("pto", "", GDN, varied("fused"), {**SMALL, "C": 16}, "state=pool/in_place/slots/accepted"),
 ]
 NAMES = [f"{target}{arch}-{page.name}-{s.name}" for target, arch, page, s, *_ in BUILDS]
 

@@ -210,6 +210,28 @@ PTO_ENTRY void vec_rules(__gm__ float *in, __gm__ float *out, __gm__ float *ws, 
             TADD(y, x, z);
             break;
         }
+        case 60: {  // columns-overlap: 24 columns of rows of 64, 8 columns apart
+            using Some = Tile<TileType::Vec, float, 4, 64, BLayout::RowMajor, 4, 24>;
+            Some left, right;
+            TASSIGN(left, 0);
+            TASSIGN(right, 32);
+            TEXPANDS(x, 1.0f);
+            TEXPANDS(z, 1.0f);
+            pipe_barrier(PIPE_V);
+            TADD(right, right, left);
+            break;
+        }
+        case 110: {  // other-columns: 24 columns of rows of 64, 24 columns apart, which is fine
+            using Some = Tile<TileType::Vec, float, 4, 64, BLayout::RowMajor, 4, 24>;
+            Some left, right;
+            TASSIGN(left, 0);
+            TASSIGN(right, 96);
+            TEXPANDS(x, 1.0f);
+            TEXPANDS(z, 1.0f);
+            pipe_barrier(PIPE_V);
+            TADD(right, right, left);
+            break;
+        }
         case 31: {  // shape-mismatch
             VecPart part(4, 64);
             TASSIGN(part, 8192);

@@ -84,7 +84,7 @@ VEC = {
     "uninitialised-output": ["[uninitialised]", "GM buffer 1"],
     "header-scratch": ["[uninitialised]", "UB bytes [188416"],
     "scratch-too-small": ["[scratch]", "8 rows of 256 want a scratch tile of 8 x 128, not 8 x 64"],
-    "shifted-overlap": ["[overlap]"],
+    "shifted-overlap": ["[overlap]"], "columns-overlap": ["[overlap]"],
     "shape-mismatch": ["[shape]", "operand 1 has 4 x 64 valid elements, the result 8 x 64"],
     "load-shape": ["[shape]", "the tile has 8 x 64 valid elements, the global tensor 4 x 64"],
     "no-rows": ["[shape]", "0 x 64 valid elements"],
@@ -166,6 +166,10 @@ def test_blocks_race(lib, concurrent):
                     "only a device-wide barrier"])
 
 
+def test_other_columns_of_the_same_rows_do_not_overlap(lib):
+    assert run(lib, "vec_rules", "other-columns") == ""
+
+
 def test_neighbours_in_one_block_of_bytes_do_not_race(lib):
     assert run(lib, "vec_rules", "neighbours") == ""
 
@@ -175,6 +179,13 @@ def test_v_after_v_can_be_turned_down(lib):
     assert "[v-after-v] RAW" in run(lib, "vec_rules", "v-after-v-raw", v_after_v=1)
     for name in ("v-after-v-raw", "v-after-v-waw", "v-after-v-war"):
         assert run(lib, "vec_rules", name, v_after_v=0) == ""
+
+
+def test_missing_waits_can_be_left_unreported(lib):
+    """For traces of kernels from elsewhere. Other errors stay errors."""
+    for kernel, name in (("vec_rules", "raw"), ("vec_rules", "v-after-v-raw"), ("vec_rules", "flag-left")):
+        assert run(lib, kernel, name) and run(lib, kernel, name, order=0) == ""
+    assert "[wait-without-set]" in run(lib, "vec_rules", "wait-without-set", order=0)
 
 
 def test_an_endless_loop_times_out(lib):

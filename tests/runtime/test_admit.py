@@ -14,7 +14,7 @@ from tiers import every
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.emit.page import page_text
-from gdn_codegen.host import check
+from gdn_codegen.host import check, check_problem
 from gdn_codegen.host.tables import Tables
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, log, lower, maximum, row_norm, row_sum, sigmoid
 from gdn_codegen.ir.interpret import Problem, interpret
@@ -94,8 +94,8 @@ def test_pages_whose_rows_can_make_a_state_grow_are_right(page, dtype):
     if "triton" not in HERE:
         pytest.skip("needs Triton")
     m, factors = module(text("triton", algorithm=page, chunk=64, head_dim_v=32, dtype=dtype)), []
-    drawn = m.check.drawn
-    m.check.drawn = lambda lengths, heads, factor: factors.append(factor) or drawn(lengths, heads, factor)
+    drawn = m.check.problem.drawn
+    m.check.problem.drawn = lambda lengths, heads, factor: factors.append(factor) or drawn(lengths, heads, factor)
     found = m.check("cpu")
     assert factors[:2] == [1, 0.5] and all(0 < found[n][0] < found[n][1] / 2 for n in ("o", "final_state"))
 
@@ -115,7 +115,7 @@ def test_parts_are_tried_and_left_as_they_were(monkeypatch):
 def test_the_problem_has_what_faults_hide_in():
     tables = Tables("small", "f", 64, "bthd", "float16", check_chunks=4, initial=(("S", (8, 8)),), decays=("g",), outputs=(),
                     inputs=(("k", "H", (8,), "float16"), ("g", "HV", (), "float32")), kernels=(), ints={})
-    small = check.Check(tables, None, None, None)
+    small = check_problem.CheckProblem(tables, None, {}, {})
     lengths = small.lengths(True)
     assert {0, 1, 64} <= set(lengths) and lengths[-1] % 64 and lengths[-1] > 4 * 64
     x = small.drawn(lengths, (2, 8))
@@ -145,11 +145,12 @@ def test_rows_get_smaller_until_results_are_finite_in_every_dtype():
     exec(grows, space)
     tables = Tables("grows", "f", 64, "bthd", "float16", initial=(("S", (16, 16)),), inputs=(("k", "H", (16,), "float16"),),
                     outputs=(("o", (16,), "float16"),), kernels=(), ints={})
-    c = check.Check(tables, space["page"], None, None)
-    x, (outs, finals, after, _) = c.problem(c.lengths(True), (2, 2), True)
-    assert 0 < outs[0].abs().max() < c.LARGEST and all(s.abs().max() < c.LARGEST for s in (*finals, *after[0].values()))
+    c = check_problem.CheckProblem(tables, space["page"], {}, {})
+    x, want = c.solved(c.lengths(True), (2, 2), True)
+    states = (*want.finals, *want.after[0].values())
+    assert 0 < want.outs[0].abs().max() < c.LARGEST and all(s.abs().max() < c.LARGEST for s in states)
     assert (x["k"].norm(dim=-1) > 0.1).all()
-    assert not c.expected(c.drawn(c.lengths(True), (2, 2)), c.lengths(True), (2, 2), True)[0][0].abs().max() < 65504
+    assert not c.expected(c.drawn(c.lengths(True), (2, 2)), c.lengths(True), (2, 2), True).outs[0].abs().max() < 65504
 
 
 # --- the page in torch -----------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def test_the_page_in_torch_is_the_page(page):
     """As the interpreter runs it, on three heads at once."""
     page = Build("triton").page if isinstance(page, str) else page
     p = replace(page.trace(), dims=(("C", 16), ("K", 4), ("V", 8)))
-    space = {"torch": torch, "_unit_lower_inverse": check._unit_lower_inverse}
+    space = {"torch": torch, "_unit_lower_inverse": check_problem._unit_lower_inverse}
     exec(page_text(p), space)
     gen = torch.Generator().manual_seed(0)
     tensors = {t.name: torch.randn(*((3,) if t.index == "sequence" else (16, 3)), *p.shape(t)[t.index == "token":], generator=gen,

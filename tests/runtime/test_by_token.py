@@ -202,13 +202,13 @@ def test_a_module_checks_itself(accept):
     assert any("by token" in n for n in found) == (c.rows or c.slots)
     if c.rows or c.slots:
         m = module(b)
-        right = m.check.page
-        m.check.page = lambda inputs, states, numbers: [2 * y for y in right(inputs, states, numbers)]
+        right = m.check.problem.page
+        m.check.problem.page = lambda inputs, states, numbers: [2 * y for y in right(inputs, states, numbers)]
         try:
             with pytest.raises(RuntimeError, match="by token off by"):
                 m.check("cpu")
         finally:
-            m.check.page = right
+            m.check.problem.page = right
 
 
 @pytest.mark.parametrize("target, accept", [("triton", "vk/bfloat16/pool/in_place/slots/accepted/parents"),
@@ -256,7 +256,14 @@ def test_contracts_that_say_nothing(state, why):
 
 
 @pytest.mark.parametrize("target, chunk, why", [("triton", 16, "16 tokens, with states by token"),
-                                                ("pto", 1, "one token with the device")])
+                                                ("tilelang", 16, "16 tokens, with states by token"),
+                                                ("pto", 1, "one token with the device"),
+                                                ("pto", 16, "states by token with 6 kernels; accepted: one")])
 def test_what_keeps_no_states_by_token(target, chunk, why):
     with pytest.raises(ScheduleError, match=why):
-        lowered(Build(target, chunk, contract=Contract.parse("state=rows")))
+        lowered(Build(target, chunk, schedule="staged" if "kernels" in why else "fused", contract=Contract.parse("state=rows")))
+
+
+def test_what_keeps_no_states_of_trees():
+    with pytest.raises(ScheduleError, match="16 tokens, with states by token of a tree; accepted: 1, for TileLang or Triton"):
+        lowered(Build("pto", 16, schedule="fused", contract=Contract.parse("state=rows/parents")))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from trials_of_convolution import CONVOLUTION
 from trials_of_members import MEMBERS
 
 import gdn_codegen
@@ -212,7 +213,7 @@ TRIALS = {
         "intermediate_states_buffer": zeros(3, 3, HV, K, V), "intermediate_state_indices": cu(2, 2)}),
     ("intermediate_state_indices", "without a buffer"): dict(STEP, state_indices=cu(0, 1), intermediate_state_indices=cu(0, 1)),
     ("cache_steps", "unlike the buffer's"): dict(op=recurrent_gated_delta_rule, cache_steps=4),
-    ("target", "states by token on an NPU"): dict(STEP, state_indices=SLOTS, target="pto"),
+    ("target", "a tree of draft tokens on an NPU"): dict(STEP, state_indices=SLOTS, target="pto", retrieve_parent_token=PARENTS),
     ("return_intermediate_states", "another name"): dict(return_intermediate_states=True),
     ("softplus_beta", "another softplus"): dict(softplus_beta=2.0),
     ("is_kda", "another member of the family"): dict(is_kda=True),
@@ -253,7 +254,7 @@ TRIALS = {
         STEP, state_indices=SLOTS, inplace_final_state=True, retrieve_parent_token=PARENTS[:1]),
     ("retrieve_parent_token", "fewer parents than tokens (*)"): dict(
         STEP, state_indices=SLOTS, inplace_final_state=True, retrieve_parent_token=PARENTS[:, :2]),
-    **MEMBERS,
+    **MEMBERS, **CONVOLUTION,
 }
 
 

@@ -361,9 +361,9 @@ def test_matplotlib_is_imported_late():
 
 
 def test_hand_written_figures():
-    assert sum(n for _, n in bench_pto.HAND) == 559692
+
     from gdn_codegen.runtime.build import Build
     b = Build("pto", 128, schedule="staged")
-    assert bench_pto.hand_sum(b, bench_pto.Problem()) == 559692
+    assert bench_pto.hand_sum(b, bench_pto.Problem()) == (554153, 1075004)
     assert bench_pto.hand_sum(b, bench_pto.Problem(tokens=1024)) is None
     assert bench_pto.hand_sum(replace(b, chunk=64), bench_pto.Problem()) is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ...ir.types import Tensor
+from ...ir.types import Dim, Tensor, Tile
 from ..base import EVERY, WIDTH_OF, Op, strides
 from .values import Values
 
@@ -12,11 +12,11 @@ class Addresses(Values):
     """The addresses in global memory for one kernel."""
 
     # --- addresses in global memory ---
-    def cols(self, t: Tensor, piece: tuple[int, int] | None = None) -> str:
+    def cols(self, t: Tensor, piece: tuple[int, Dim] | None = None) -> str:
         """The number of columns of this instance's tile that exist in memory, or of a piece of them."""
         n, mine = self.p.shape(t)[-1], t.tile.shape(self.sizes)[-1]
         if piece:
-            return str(min(n - piece[0], piece[1]))
+            return str(min(n - piece[0], Tile(piece[1:]).shape(self.sizes)[0]))
         if not self.p.padded(t)[-1]:
             return str(mine)
         return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.blocked_dim else str(n)
@@ -60,10 +60,9 @@ class Addresses(Values):
                 "checkpoint": f"((first / ({c} * {every}) + (c + 1) / {every} - 1) * HV + hv) * {size}",
                 "block": f"{self.channel(t.slots, o.attr('ahead', 0))} * {size}", "head": f"hv{nth} * {size}",
                 "const": ""}[t.index]
-        if t.index == "checkpoint" and t.at:
-            base = f"{t.at}_gm[n * {t.at}{WIDTH_OF} + c] * {t.name}_stride + hv * {size}"
-        elif t.at:
-            base = f"{t.at}_gm[n] * {t.over or t.name}_stride + hv * {size}"
+        if t.at:
+            by_row = t.index == "checkpoint" and self.p.tensor(t.at).index == "number"  # of a sequence's states
+            base = f"{self.kept_at(t)} * {t.over or t.name}_stride + {'(c * HV + hv)' if by_row else 'hv'} * {size}"
         gm = f"{t.over or t.name}_gm"
         step = last if len(t.dims) > 1 else 1
         if o.attr("row") or o.attr("col"):
@@ -71,6 +70,18 @@ class Addresses(Values):
             return f"{gm} + {base} + {row}{shift}", str(step)
         terms = [gm, base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
         return " + ".join(x for x in terms if x) + shift, str(step)
+
+    def kept_at(self, t: Tensor) -> str:
+        """The slot or row of a tensor that lies where integers say: the sequence's, or for a checkpoint the chunk's."""
+        if t.index == "checkpoint" and self.p.tensor(t.at).index == "numbers":
+            return f"{t.at}_gm[n * {t.at}{WIDTH_OF} + c]"
+        return self.own_number(t.at)
+
+    def own_number(self, name: str) -> str:
+        """A sequence's own number in a tensor of integers: of several, the first or the one that another tensor counts."""
+        t = self.p.tensor(name)
+        nth = f" + {t.at}_gm[n] - 1" if t.at else ""
+        return f"{name}_gm[n * {name}{WIDTH_OF}{nth}]" if t.index == "numbers" else f"{name}_gm[n]"
 
     def view(self, o: Op, row: str, rows: str, cols: int | str) -> str:
         """A view of global memory: `rows` x `cols` elements of the tensor that `o` moves, beginning at row `row` of its tile."""

@@ -2,38 +2,35 @@
 from __future__ import annotations
 
 from ...ir.types import BYTES, Tensor
-from ..base import EVERY, WIDTH_OF, EmitError, Op, strides
+from ..base import EVERY, EmitError, Op, strides
 from .kernel import KernelWriter, braces, rule
 from .values import CTYPE
-
-STRIDE = 65535  # the largest stride of rows, in elements, that a load to L1 supports
 
 
 @rule("load")
 def _load(k: KernelWriter, o: Op) -> list[str]:
     """A load of a tile or vector from global memory. It does not write the rows past the sequence's end; `valid` clears them.
 
-    EmitError for several heads, unless the cube core loads them from a caller's tensor.
+    EmitError for several heads, unless a vector core loads them from a caller's tensor.
     """
     t, b, name = k.p.tensor(o.attr("tensor")), k.buffer(o.out), k.name(o.out)
     ctype = CTYPE[b.dtype]
-    if o.attr("heads") and (k.agent != "cube" or t.index != "token"):
-        raise EmitError(f"pto loads several heads of a caller's tensor with the cube core only; {o.out} is on the {k.agent} core")
-    if k.by_head(o.out):  # the stride of heads may be larger than the DMA supports
-        tile = f"L1Part<{ctype}, {b.shape[1]}, {b.shape[0]}>"
+    if o.attr("heads") and (k.agent != "vector" or t.index != "token"):
+        raise EmitError(f"pto loads several heads of a caller's tensor with vector cores only; {o.out} is on the {k.agent} core")
+    if o.attr("heads"):  # those of this core
         far = strides(t)[2] if t.strided else "T"
-        return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {k.address(o.out)});", f"if ({far} <= {STRIDE}) {{",
-                f"    auto from = view({k.at(o, '0')[0]}, heads, rows, {far});", f"    TLOAD({name}, from);", "} else {",
-                "    for (int64_t i = 0; i < heads; ++i) {",
-                f"        {tile} row(1, rows);", f"        TASSIGN(row, {k.address(o.out)} + i * 32);",
-                f"        auto from = view({k.at(o, '0', ' + i')[0]}, 1, rows, rows);", "        TLOAD(row, from);", "    }", "}"]
+        at, stride = k.at(o, "0", f" + sub * {b.shape[1]}")
+        sizes, valid = (b.shape[::-1], "mine, rows") if k.by_head(o.out) else (b.shape, "rows, mine")
+        return [f"UbPart<{ctype}, {', '.join(map(str, sizes))}> {name}({valid});", f"TASSIGN({name}, {k.address(o.out)});",
+                "if (mine > 0) {", f"    auto from = view({at}, {valid}, {far if k.by_head(o.out) else stride});",
+                f"    TLOAD({name}, from);", "}"]
     if t.index == "token":
         rows, part = f"rows{k.which}", f"part{k.which}"
         last = f"TLOAD({name}, {name}_from);"
         if k.which:
             last = f"if ({rows} > 0) {last}"
         if k.agent == "cube":
-            cols = "heads" if o.attr("heads") else k.cols(t, o.attr("piece"))
+            cols = k.cols(t, o.attr("piece"))
             return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({rows}, {cols});",
                     f"TASSIGN({name}, {k.address(o.out)});",
                     f"auto {name}_from = {k.view(o, '0', rows, cols)};", last]
@@ -61,7 +58,7 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
 def _store(k: KernelWriter, o: Op) -> list[str]:
     """A store of a tile or vector to global memory. To a caller's tensor it stores only the rows with tokens.
 
-    A vector goes to a caller's tensor from its spread form. EmitError for several heads on a vector core.
+    A vector goes to a caller's tensor from its spread form. EmitError for several heads on the cube core.
     """
     t, value = k.p.tensor(o.attr("tensor")), o.args[0]
     b, name = k.buffer(value), k.name(value)
@@ -82,12 +79,13 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
                        f"TASSIGN(valid, {k.address(value)});",
                        f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', cols)};", "TSTORE(to, valid);"],
                       "if (part > 0) ")
-    if o.attr("heads"):
-        if k.agent != "cube":
-            raise EmitError(f"pto stores several heads with the cube core only; {value} is on the {k.agent} core")
-        return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(heads, {b.shape[1]});",
-                       f"TASSIGN(valid, {k.address(value)});",
-                       f"auto to = view({k.at(o, '0')[0]}, heads, {b.shape[1]}, {b.shape[1]});", "TSTORE(to, valid);"])
+    if o.attr("heads"):  # those of this core
+        if k.agent != "vector":
+            raise EmitError(f"pto stores several heads with vector cores only; {value} is on the {k.agent} core")
+        n, size = b.shape
+        return braces([f"UbPart<{ctype}, {n}, {size}> valid(mine, {size});", f"TASSIGN(valid, {k.address(value)});",
+                       f"auto to = view({k.at(o, '0')[0]} + sub * {n * size}, mine, {size}, {size});", "TSTORE(to, valid);"],
+                      "if (mine > 0) ")
     if len(t.dims) == 1:  # each core stores its part
         n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
         address = k.address(value) + (f" + sub * {n * BYTES[b.dtype]}" if k.whole(value) else "")
@@ -109,7 +107,7 @@ def _when(k: KernelWriter, t: Tensor) -> str:
     """The condition of a store: that the caller wants `t`, and for a checkpoint that it is due. "" for none."""
     when = [f"has_{t.name}"] if t.optional else []
     if t.index == "checkpoint" and t.at:
-        when.append(f"{t.at}_gm[n * {t.at}{WIDTH_OF} + c] >= 0")
+        when.append(f"{k.kept_at(t)} >= 0")
     elif t.index == "checkpoint":
         when += [f"(c + 1) % {EVERY} == 0", f"rows == {k.p.sizes['C']}"]
     return f"if ({' && '.join(when)}) " if when else ""
@@ -152,12 +150,11 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
         return [f"if (!has_{o.attr('given')}) TEXPANDS({name}, 0);"]
     if k.agent == "cube":
         source = k.defs.get(o.args[0])
-        few = f" || heads < {b.shape[1]}" if source is not None and source.attr("heads") else ""
         given, width = _columns(k, source) if source is not None and source.kind == "load" else (0, 0)
         block = 32 // BYTES[b.dtype]  # the load fills the last block of a row
         if -(-given // block) * block < width:
             return [f"TFILLPAD({raw}, {raw});"]
-        return [f"if ({rows} < {b.shape[0]}{few}) TFILLPAD({raw}, {raw});"]
+        return [f"if ({rows} < {b.shape[0]}) TFILLPAD({raw}, {raw});"]
     if k.is_wide(o.out):
         return [f"fill_wide({raw}, {rows}, {k.address(o.out)});"]
     source = k.defs.get(o.args[0])
@@ -167,6 +164,8 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
         shape, sizes = (f"1, {b.shape[0]}", f"1, {some}") if flat else (f"{b.shape[0]}, {b.shape[1]}", f"{some}, {b.shape[1]}")
         fill = f"fill_row({name}, valid, {some});" if flat else f"fill_rows({name}, valid, {some}, {k.address(o.out)});"
         return braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {k.address(o.out)});", fill])
+    if source.attr("heads"):
+        return [f"if (rows < {b.shape[0]} || mine < {b.shape[1]}) fill_tile({name}, {raw}, mine, {k.address(o.out)});"]
     given, width = _columns(k, source)
     return [f"{'fill_tile' if given < width else 'fill_rows'}({name}, {raw}, {part}, {k.address(o.out)});"]
 

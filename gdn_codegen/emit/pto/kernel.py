@@ -6,13 +6,15 @@ of C values is complete on each core.
 from __future__ import annotations
 
 from ...ir.core import NO_LINE, Loop
+from ...ir.padding import chunk_tokens
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks
 from .addresses import Addresses
 from .values import CTYPE, agents, counted, moves_all_heads
 
 rule = Rules("pto", {
     "diag_inverse": "decompose",
-    "cumsum": "vectorise", "to_middle": "across_rows", "halves": "decayed_products", "from_middle": "across_rows",
+    "delay": "moved_rows", "advance": "moved_rows", "latest": "moved_rows",
+    "to_middle": "across_rows", "halves": "decayed_products", "from_middle": "across_rows",
     "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diagonal_blocks": "vectorise",
     "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
     "fence": "mbarriers", "drain": "mbarriers", "await_kernels": "overlapping",
@@ -93,10 +95,12 @@ class KernelWriter(Addresses):
         together = moves_all_heads(self.k)
         if together:
             w(f"const int64_t heads = HV - hv < {self.k.batch.heads} ? HV - hv : {self.k.batch.heads};")
+            if self.agent == "vector":
+                w(f"const int64_t mine = part_of(heads, sub, {self.k.batch.heads // 2});")
         for i in range(1, 1 if together else self.k.batch.heads):
             w(f"const int64_t hv_{i} = hv + {i} < HV ? hv + {i} : HV - 1, h_{i} = hv_{i} / (HV / H);")
-        size = self.p.sizes["C"]
-        skip = [f"if ({self.p.skips}_gm[n] < 0) continue;"] if self.p.skips else []
+        size = chunk_tokens(self.p)
+        skip = [f"if ({self.own_number(self.p.skips)} < 0) continue;"] if self.p.skips else []
         if self.k.grid == "chunks":
             w(f"const int64_t slot = {one} / {heads}, n = sequence_of(cu_seqlens, N, slot, {size});", *skip,
               "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;",
@@ -104,8 +108,10 @@ class KernelWriter(Addresses):
               f"if (c * {size} >= length) continue;")
             self.rows(size)
         else:
-            w(f"const int64_t n = {one} / HV, b = n * batched;", *skip,
-              "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;")
+            ends = "first = cu_seqlens[n], length = cu_seqlens[n + 1] - first"
+            if self.p.tokens:  # the host does not fill in ends of equal rows for chunks of one token
+                ends = "first = batched ? n * T : cu_seqlens[n], length = batched ? T : cu_seqlens[n + 1] - first"
+            w(f"const int64_t n = {one} / HV, b = n * batched;", *skip, f"const int64_t {ends};")
             if any(isinstance(o, Op) and o.attr("ahead") for o in s.body):
                 self.chunk(size, "_next", "" if self.k.step > 0 else f"((length - 1) / {size})")
         self.body(s.body)
@@ -118,7 +124,7 @@ class KernelWriter(Addresses):
     def chunks(self, s: Loop) -> None:
         """Print the loop over the chunks of a sequence. Its body first assigns tiles with several slots their addresses. A loop
         of step -1 counts the chunks that it has passed."""
-        size, w, count = self.p.sizes["C"], self.w, self.count["chunk"]
+        size, w, count = chunk_tokens(self.p), self.w, self.count["chunk"]
         begin = f"int64_t {count} = 0"
         if s.index in self.counted:  # the counter is also read after the loop
             w(f"{begin};")
@@ -152,7 +158,7 @@ class KernelWriter(Addresses):
             rows = f"c > 0 ? {size} : 0"  # only the last chunk of a sequence is ragged
         self.w(f"const int64_t t{which} = first - b * T{f' + {before}' if c else ''};", f"const int64_t rows{which} = {rows};")
         if self.agent == "vector":
-            half = size // 2
+            half = self.p.sizes["C"] // 2
             self.w(f"const int64_t part{which} = part_of(rows{which}, sub, {half});")
 
     def run(self) -> str:

@@ -1,6 +1,7 @@
 """The rules of PTO: op -> its lines of text."""
 from __future__ import annotations
 
+from ...ir.types import BYTES
 from ..base import EmitError, Op
 from . import global_memory  # noqa: F401  which has the rules of loads and stores
 from .kernel import KernelWriter, braces, rule
@@ -11,6 +12,7 @@ __all__ = ["rule"]
 
 # --- rules: vector cores ---
 OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+FRACTAL = 16  # rows and columns of the blocks in which L0 and L1 lay out tiles of 16 bits
 SHORT = {"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "maximum": "MAX", "minimum": "MIN"}
 
 
@@ -63,7 +65,7 @@ def _cast(k: KernelWriter, o: Op) -> list[str]:
     return [f"TCVT({out}, {x}, RoundMode::{mode});"]
 
 
-@rule("const", "scalar", "col", "row", "segment", "block")
+@rule("const", "scalar", "col", "row", "segment", "block", "blocks")
 def _view(k: KernelWriter, o: Op) -> list[str]:
     return []
 
@@ -97,6 +99,18 @@ def _row_sum(k: KernelWriter, o: Op) -> list[str]:
                    f"TROWSUM(sums, {k.name(o.args[0])}, {o.out}_scratch);"])
 
 
+@rule("cumsum")
+def _running_sums(k: KernelWriter, o: Op) -> list[str]:
+    """Running sums of the columns of this core's heads, each a row of the result."""
+    least = o.attr("least")
+    x = k.buffer(o.args[0])
+    scratch = next(b for b in k.k.buffers if b.name == f"{o.out}_scratch")
+    rows = ", ".join(map(str, x.shape))
+    bound = "false" if least is None else "true"
+    places = f"{k.name(o.out)}, {k.name(o.args[0])}, {hex(scratch.offset)}"
+    return [f"running_sums<{rows}, {bound}>({places}, {literal(least or 0.0)});"]
+
+
 @rule("join")
 def _join(k: KernelWriter, o: Op) -> list[str]:
     lines, at = [], 0
@@ -105,6 +119,19 @@ def _join(k: KernelWriter, o: Op) -> list[str]:
         lines += braces([f"UbTile<float, 1, {n}> to;", f"TASSIGN(to, {k.address(o.out, at)});", f"TMOV(to, {k.name(x)});"])
         at += 4 * n
     return lines
+
+
+@rule("diagonal_stack")
+def _diagonal_stack(k: KernelWriter, o: Op) -> list[str]:
+    """Casts of the blocks in this core's rows. Its first block begins in the column with the number of its first row."""
+    x, b = k.buffer(o.args[0]), k.buffer(o.out)
+    size, from_, to = b.shape[1], f"{o.out}_from", f"{o.out}_to"
+    return [f"for (int64_t i = 0; i < {b.shape[0]}; i += {size}) {{",
+            f"    UbBlock<{CTYPE[x.dtype]}, {size}, {x.shape[1]}, {size}> {from_};",
+            f"    TASSIGN({from_}, {k.address(o.args[0])} + (i * {x.shape[1] + 1} + sub * {x.shape[0]}) * {BYTES[x.dtype]});",
+            f"    UbTile<{CTYPE[b.dtype]}, {size}, {size}> {to};",
+            f"    TASSIGN({to}, {k.address(o.out)} + i * {size * BYTES[b.dtype]});",
+            f"    TCVT({to}, {from_}, RoundMode::CAST_NONE);", "}"]
 
 
 # --- rules: cube core, and moves ---
@@ -117,11 +144,13 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
     x, out, b = o.args[0], k.name(o.out), k.buffer(o.out)
     if b.space in ("L0A", "L0B"):
         part = k.defs.get(x)
+        if part is not None and part.kind == "blocks":
+            return _extracted(k, o, part)
         if part is not None and part.kind == "block":
             if o.attr("transposed"):
                 raise EmitError(f"pto cannot transpose a block of a tile ({o.out}); transpose the tile before")
             return [f"TEXTRACT({out}, {k.name(part.args[0])}, {part.attr('row')}, {part.attr('col')});"]
-        if bool(o.attr("transposed")) == k.by_head(x):
+        if not o.attr("transposed"):
             return [f"TEXTRACT({out}, {k.name(x)}, 0, 0);"]
         transposed = f"{out}_from"
         return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {transposed};", f"TRESHAPE({transposed}, {k.name(x)});",
@@ -135,8 +164,62 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
     return [f"TMOV({out}, {k.name(x)});"]
 
 
+def _extracted(k: KernelWriter, o: Op, part: Op) -> list[str]:
+    """A move of blocks of a tile to the operand buffers. EmitError for transposed blocks."""
+    if o.attr("transposed"):
+        raise EmitError(f"pto cannot transpose blocks of a tile ({o.out}); transpose the tile before")
+    whole, at, size = k.name(part.args[0]), part.attr("at"), part.attr("size")
+    if len(at) == 1:
+        return [f"TEXTRACT({k.name(o.out)}, {whole}, {at[0][0]}, {at[0][1]});"]
+    b, lines = k.buffer(o.out), []
+    kind = {"L0A": "TileLeft", "L0B": "TileRight"}[b.space]
+    for n, (row, col) in enumerate(at):
+        tile = f"{o.out}_{n}"
+        lines += [f"{kind}<{CTYPE[b.dtype]}, {size}, {size}> {tile};",
+                  f"TASSIGN({tile}, {k.address(o.out, n * size * size * BYTES[b.dtype])});",
+                  f"TEXTRACT({tile}, {whole}, {row}, {col});"]
+    return braces(lines)
+
+
+@rule("insert")
+def _insert(k: KernelWriter, o: Op) -> list[str]:
+    """Moves of blocks from L0C to their places in a tile of L1, by columns of fractals, which are contiguous in both."""
+    tile, blocks, lines = k.buffer(o.out), k.buffer(o.args[1]), []
+    size, stacked = blocks.shape[1], blocks.shape[0]
+    for n, (row, col) in enumerate(o.attr("at")):
+        for j in range(0, size, FRACTAL):
+            to = ((col + j) * tile.shape[0] + row * FRACTAL) * BYTES[tile.dtype]
+            name = f"{o.out}_{n}_{j}"
+            lines += [f"TileAcc<float, {size}, {FRACTAL}> {name}_from;",
+                      f"TASSIGN({name}_from, {k.address(o.args[1], (j * stacked + n * size * FRACTAL) * 4)});",
+                      f"L1Tile<{CTYPE[tile.dtype]}, {size}, {FRACTAL}> {name};",
+                      f"TASSIGN({name}, {k.address(o.out, to)});", f"TMOV({name}, {name}_from);"]
+    return braces(lines)
+
+
+def _stacked(k: KernelWriter, o: Op) -> list[str]:
+    """A product of each block of a stack with that of another. A stack of 16 columns is contiguous block by block in L0A, L0B and
+    L0C. EmitError for larger blocks."""
+    rows, size = k.buffer(o.out).shape
+    if size != FRACTAL:
+        raise EmitError(f"pto multiplies stacks of blocks of {FRACTAL} rows; {o.out} has blocks of {size}")
+    of = CTYPE[k.buffer(o.args[0]).dtype]
+    width = BYTES[k.buffer(o.args[0]).dtype]
+    sides = (("out", "TileAcc", "float", o.out, 4), ("left", "TileLeft", of, o.args[0], width),
+             ("right", "TileRight", of, o.args[1], width))
+    lines = [f"for (int64_t i = 0; i < {rows}; i += {size}) {{"]
+    for side, kind, ctype, value, each in sides:
+        lines += [f"    {kind}<{ctype}, {size}, {size}> {o.out}_{side};",
+                  f"    TASSIGN({o.out}_{side}, {k.address(value)} + i * {size * each});"]
+    operands = f"{o.out}_left, {o.out}_right"
+    return [*lines, f"    TMATMUL_ACC({o.out}_out, {o.out}_out, {operands});" if len(o.args) == 3
+            else f"    TMATMUL({o.out}_out, {operands});", "}"]
+
+
 @rule("matmul")
 def _matmul(k: KernelWriter, o: Op) -> list[str]:
+    if o.attr("stacked"):
+        return _stacked(k, o)
     out, left, right = k.name(o.out), k.name(o.args[0]), k.name(o.args[1])
     if len(o.args) == 3:
         return [f"TMATMUL_ACC({out}, {k.name(o.args[2])}, {left}, {right});"]

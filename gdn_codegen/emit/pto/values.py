@@ -16,9 +16,9 @@ from ..base import EVERY, Kernel, Op, Program, Stmt, numbers, strides, touched
 CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
-       "sub", "col", "heads", "iteration", "t_next", "rows_next", "part_next", "slot_next", "passed", "block", "batched", "slots",
-       "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if",
-       "for", EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char",
+       "sub", "col", "heads", "mine", "iteration", "t_next", "rows_next", "part_next", "slot_next", "passed", "block", "batched",
+       "slots", "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do",
+       "if", "for", EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char",
        "const", "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto",
        "inline", "mutable", "namespace", "operator", "private", "protected", "public", "register", "sizeof", "static", "struct",
        "switch", "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
@@ -81,6 +81,10 @@ class Values:
         ragged = {t.name for t in p.tensors if t.index == "token"}
         #: Values that are loaded from callers' tensors. The load declares the tile, with the number of rows that exist.
         self.raw = {o.out for o in k.ops if o.kind == "load" and o.attr("tensor") in ragged}
+        self.head_rows: set[str] = set()
+        for o in k.ops if layout == "bhtd" else ():
+            if (o.kind == "load" and o.attr("heads")) or (o.kind == "valid" and o.args[0] in self.head_rows):
+                self.head_rows.add(o.out)
         self.agent = ""
         self.inside: list[str] = []  # loops around the current statement
         self.which = ""  # the chunk of the current statement: "" for this one, "_next" for the next one
@@ -145,11 +149,8 @@ class Values:
             else self.whole(self.defs[value].args[0])
 
     def by_head(self, value: str) -> bool:
-        """Whether a tile with a column for each head is stored transposed, with a row for each head as in the caller's tensor."""
-        o = self.defs.get(value)
-        if o is not None and o.kind == "valid":
-            return self.by_head(o.args[0])
-        return self.layout == "bhtd" and o is not None and bool(o.attr("heads")) and value in self.raw
+        """Whether a tile with a column for each head lies transposed, with a row for each head as in the caller's tensor."""
+        return value in self.head_rows
 
     def parts(self, value: str) -> int:
         """The number of a tile's rows that this core holds."""
@@ -169,13 +170,13 @@ class Values:
             return None
         b = self.buffers[self.where[value]]
         ctype, shape = CTYPE[b.dtype], ", ".join(map(str, b.shape))
+        if self.by_head(value):
+            shape = ", ".join(map(str, b.shape[::-1]))
         if b.space == "UB":
             if self.type[value].rank == 1:
                 kind = f"UbWide<{ctype}, {b.shape[0]}>" if len(b.shape) == 2 else f"UbTile<{ctype}, 1, {b.shape[0]}>"
                 return Tile(kind, self.address(value))
             return Tile(f"UbTile<{ctype}, {shape}>", self.address(value))
-        if self.by_head(value):
-            shape = ", ".join(map(str, b.shape[::-1]))
         kind = {"L1": "L1Tile", "L0A": "TileLeft", "L0B": "TileRight", "L0C": "TileAcc"}[b.space]
         return Tile(f"{kind}<{ctype}, {shape}>", self.address(value))
 

@@ -107,6 +107,27 @@ def last(w: KernelWriter, o: Op, x: Value) -> At:
     return lambda *index: x.at(end, *index)
 
 
+@rule("delay", "advance")
+def moved_rows(w: KernelWriter, o: Op, x: Value, *before: Value) -> At:
+    """The rows of a tile, moved down or up."""
+    by, rows = o.attr("by", 0), w.dim(x.dims[0])
+
+    def at(i: str, j: str) -> Text:
+        if by:
+            return Text(f"T.if_then_else({i} < {rows} - {by}, {x.at(f'T.min({i} + {by}, {rows} - 1)', j)}, 0.0)")
+        moved = f"{x.at(f'T.max({i} - {len(before)}, 0)', j)}"
+        for n, row in enumerate(before):
+            moved = f"T.if_then_else({i} == {n}, {row.at(j)}, {moved})"
+        return Text(moved)
+    return at
+
+
+@rule("latest")
+def latest(w: KernelWriter, o: Op, x: Value) -> At:
+    end = f"T.min({w.use('rows')}, {w.dim(x.dims[0])}) - 1"
+    return lambda *index: x.at(end, *index)
+
+
 @rule("to_middle", "from_middle")
 def to_middle(w: KernelWriter, o: Op, x: Value, before: Value | None = None) -> At:
     """Differences to the middle row, or from it. Of one value the difference has a sign, because nvcc makes branches of two

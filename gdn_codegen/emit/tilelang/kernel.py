@@ -11,7 +11,8 @@ from ..base import EVERY, EmitError, KernelText, Loop, Op, Rules, Stmt, Writer
 from .head import Head
 from .tiles import Value
 
-rule = Rules("tilelang", {"segment": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
+rule = Rules("tilelang", {"segment": "vectorise", "join": "vectorise", "block": "decompose", "blocks": "decompose",
+                          "diagonal_stack": "decompose", "insert": "decompose", "from_quarters": "decompose",
                           "signal": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
                           "transpose": "warp_groups", "claim_part": "partition", "claim_item": "persistent",
                           "next_item": "persistent"})

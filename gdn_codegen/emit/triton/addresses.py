@@ -27,6 +27,7 @@ class Addresses:
         self.before_loops = False  # whether current ops work on the first chunk, before the loop over chunks
         self.piece: tuple[Any, ...] = ()  # a dim of which current loads and stores move a piece, its first index, its size
         self.column_loop = False  # whether current ops are in a loop over columns
+        self.delay = 0  # how many tokens before the chunk current loads begin
         self.middle = 0  # half the rows of blocks of whose middle rows current loads load one for each row
         self.pieces: dict[str, tuple[Any, ...]] = {}  # of each variable with indices of one
         self.which = ""  # suffix of variables: "_next" for the next chunk, "_rest" for rows that no sequence covers
@@ -81,6 +82,8 @@ class Addresses:
             self_index = f"tl.arange(0, {d})"
         else:
             self_index = self.use(f"i_{d}")
+            if self.delay and d == "C":
+                self_index = f"({self_index} - {self.delay})"
             if self.middle and axis == 0:
                 self_index = f"({self_index} // {2 * self.middle} * {2 * self.middle} + {self.middle - 1})"
         return self_index + ("" if rank == 1 else ("[:, None]", "[None, :]")[axis])
@@ -186,6 +189,8 @@ class Addresses:
                 out.append(f"({self.index(d, 1, 1)} < {self.use(str(d))}){along}")
             elif n == 0 and t.index == "token":
                 out.append(self.use(f"valid{self.which}") + along)
+                if self.delay:
+                    out.append(f"(t + {self.index(d, 0, 1)} >= 0){along}")
         return " & ".join(out)
 
     def when(self, t: Tensor, o: Op) -> list[str]:

@@ -35,7 +35,8 @@ from .functions import called
 from .head import WIDTH, Head
 
 rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment": "vectorise", "join": "vectorise",
-                        "halves": "decayed_products", "block": "decompose", "from_quarters": "decompose",
+                        "halves": "decayed_products", "block": "decompose", "blocks": "decompose",
+                        "diagonal_stack": "decompose", "insert": "decompose", "from_quarters": "decompose",
                         "signal": "synchronise", "wait": "synchronise",
                         "of_token": "token_groups", "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups",
                         "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent",
@@ -115,7 +116,8 @@ class KernelWriter(Head):
             begins = lp.warm_up or not self.warm_up  # in a kernel without warm-ups `begin` is the part's first token
             self.iterations(lp, self.passed, self.use("begin") if begins else "first", self.use("stop"))
         else:
-            self.iterations(lp, self.passed, "0", self.use("length"))
+            begin = f"tl.maximum(tl.cdiv({self.use('length')}, {self.use('C')}) - 1, 0) * C" if lp.index == "last" else "0"
+            self.iterations(lp, self.passed, begin, self.use("length"))
         self.part = "part"
 
     def iterations(self, lp: Loop, index: str, begin: str, stop: str, step: int = 1) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 
 from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, Op, Text
+from . import rows  # noqa: F401  which has the rules of ops across rows
 from .kernel import KernelWriter, rule
 
 __all__ = ["rule"]
@@ -115,19 +116,6 @@ def last(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"tl.sum(tl.where({here}, {x}, 0.0), axis=0)")
 
 
-@rule("to_middle", "from_middle")
-def to_middle(w: KernelWriter, o: Op, x: Text, *more: Text) -> Text:
-    """Differences to the middle row, or from it. If it is not given, the middle row of each block is the sum of the block's rows
-    with all other rows masked."""
-    (rows, columns), size = (w.dim(d) for d in w.type[o.args[0]].dims), o.attr("size")
-    i = w.index(w.type[o.args[0]].dims[0], 0, 2)
-    blocks = f"[{rows} // {2 * size}, {2 * size}, {columns}]"
-    middle = f"tl.sum(tl.reshape(tl.where({i} % {2 * size} == {size - 1}, {x}, 0.0), {blocks}), axis=1)[:, None, :]"
-    m = more[-1] if o.attr("given") else f"tl.reshape(tl.broadcast_to({middle}, {blocks}), [{rows}, {columns}])"
-    later = Text(f"{(*more[:len(more) - o.attr('given', False)], x)[0].at(SUM)} - {m}", SUM)
-    return later if o.kind == "from_middle" else Text(f"tl.where({i} // {size} % 2 == 1, {later}, {m} - {x.at(SUM + 1)})")
-
-
 @rule("row_sum")
 def row_sum(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"tl.sum({x}, axis={w.type[o.args[0]].rank - 1})")
@@ -189,13 +177,14 @@ def load(w: KernelWriter, o: Op) -> None:
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
     w.piece, w.middle = (t.dims[-1], *o.attr("piece")) if o.attr("piece") else (), o.attr("middle", 0)
     transposed, one_token = o.attr("transposed", False), o.attr("one_token", False)
+    w.delay = o.attr("delay", 0)
     if o.attr("described"):
         text = f"{name} = {w.rows(t)}.load([t, 0])"
     else:
         mask = w.mask(t, transposed, one_token)
         at = w.pointers(t, transposed, o.attr("parts_ahead", 0), o.attr("last", False), one_token)
         text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
-    w.piece, w.middle = (), 0
+    w.piece, w.middle, w.delay = (), 0, 0
     dtype = f"tl.{t.dtype}"
     if t.dtype == "bfloat16" and len(t.dims) > 1 + one_token:  # ops convert a vector to float32 where they read it
         dtype = w.use("OPERAND")

@@ -1,7 +1,7 @@
 """states_by_token: keeps and reads a state for each token of a sequence, for speculative decoding. A part of `caller_states`.
 
-A chunk is one token, so the state after a chunk is that after a token. It is stored to a tensor of index "checkpoint" that lies
-where integers of the caller say:
+A chunk has one token, so the state after a chunk is that after a token. Where tiles have more rows, as those of products, the
+others are empty. The state is stored to a tensor of index "checkpoint" that lies where integers of the caller say:
 - slots: in the pool, at a slot for each token of each sequence.
 - rows: in the caller's buffer, one row for each sequence.
 
@@ -15,7 +15,6 @@ from dataclasses import replace
 from ...ir.core import Loop, Op, Program
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
-from ...schedule.schedule import ScheduleError
 
 ACCEPTED, PARENTS, ROWS, ROW_INDICES = ("num_accepted_tokens", "retrieve_parent_token", "intermediate_states_buffer",
                                         "intermediate_state_indices")
@@ -24,12 +23,9 @@ ACCEPTED, PARENTS, ROWS, ROW_INDICES = ("num_accepted_tokens", "retrieve_parent_
 def states_by_token(p: Program, c: Contract, slots: str, starts: dict[str, str]) -> Program:
     """`p` with states by token.
 
-    slots: the tensor of the pool's slots. starts: the initial value of each carried state -> its tensor. Raises ScheduleError for
-    chunks of several tokens.
+    slots: the tensor of the pool's slots. starts: the initial value of each carried state -> its tensor.
     """
-    if p.sizes["C"] != 1:
-        raise ScheduleError(f"chunk: got {p.sizes['C']} tokens, with states by token (state={c}); accepted: 1")
-    p = _numbers(p, c, slots)
+    p = _numbers(p if p.sizes["C"] == 1 else replace(p, tokens=1), c, slots)
     (k,), tensors, transposed = p.kernels, {t.name: t for t in p.tensors}, {}
     if c.slots or c.frozen:  # the store after the last token is the final state, or there is none
         ends = {o.attr("tensor") for o in k.body if isinstance(o, Op) and o.kind == "store"}

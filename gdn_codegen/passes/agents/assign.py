@@ -47,12 +47,18 @@ class _Assign:
         self.at = -1
 
     def fed(self, name: str) -> bool:
-        """Whether `name` is an operand of a product."""
-        return any(o.kind == "matmul" and i < 2 for o, i in self.readers.get(name, []))
+        """Whether `name` is an operand of a product, or has blocks that are."""
+        return any((o.kind == "matmul" and i < 2) or (o.kind == "blocks" and self.fed(o.out))
+                   for o, i in self.readers.get(name, []))
+
+    def inserted(self, name: str) -> bool:
+        """Whether blocks are put into `name`."""
+        return any(o.kind == "insert" and i == 0 for o, i in self.readers.get(name, []))
 
     def else_read(self, name: str) -> bool:
         """Whether something other than a product's operand reads `name`."""
-        return name in self.kept or any(not (o.kind == "matmul" and i < 2) for o, i in self.readers.get(name, []))
+        return name in self.kept or any(not (o.kind == "blocks" or (o.kind == "matmul" and i < 2))
+                                        for o, i in self.readers.get(name, []))
 
     def __call__(self, o: Op, b: Body) -> str | None:
         """Copies `o` for its agent: once, or twice if both agents need its value. Returns the name of its value, "" for a
@@ -72,7 +78,9 @@ class _Assign:
                 return copy(maker)
             self.twin[o.out] = copy(maker, b.fresh(f"{o.out}_{maker}"))
             return copy(first)
-        if o.kind in ("block", "from_quarters"):
+        if o.kind == "blocks" and o.args[0] in self.twin:
+            return b.op(o.kind, self.twin[o.args[0]], name=o.out, line=o.line, agent=maker, **dict(o.attrs))
+        if o.kind in ("block", "blocks", "insert", "from_quarters") or (o.kind == "full" and self.inserted(o.out)):
             return copy(maker)
         if o.kind == "cast" and o.args[0] in self.products:
             if self.fed(o.out):

@@ -59,7 +59,7 @@ class _Feed:
         given = o.attr("tensor") if o.kind == "load" and self.partial(b.tensors[o.attr("tensor")]) else ""
         if o.kind == "load" and (given or o.attr("transposed")):
             transposed = o.attr("transposed")
-            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"), columns=transposed)
+            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"), columns=transposed, piece=o.attr("piece"))
             if given:
                 raw = op("valid", raw, name=b.fresh(f"{o.out}_given") if transposed else o.out, given=given)
             return op("transpose", raw, name=o.out) if transposed else raw

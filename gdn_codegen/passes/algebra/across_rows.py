@@ -37,7 +37,7 @@ def across_rows(p: Program) -> Program:
 def _rule(sums: set[str], made: dict[str, Tensor], o: Op, b: Body) -> str | None:
     """Append the products for `o`. None if it stays. sums: the values that are running sums, and so products. made: the constant
     tiles so far, by name. The rule adds to it."""
-    if not OPS[o.kind].across_rows or b.types[o.args[0]].rank != 2:
+    if not OPS[o.kind].across_rows or b.types[o.args[0]].rank != 2 or o.attr("by_head"):
         return None
     if OPS[o.kind].entry:
         x = o.args[0] if o.args[0] in sums else _product(o, b, ["eye 1.0 0.0"], made)

@@ -15,7 +15,8 @@ remains.
 
 A device that inverts blocks separately (`Device.inverts_blocks`) computes a chunk of two blocks by products of the block's size.
 T0 and T1 are the inverses of the diagonal blocks. The result has the blocks T0, 0, -T1 A10 T0, T1. Its entries are the same,
-because the other blocks of the products are zero.
+because the other blocks of the products are zero. Blocks of 16 rows are inverted as a stack and merged pair by pair
+(`stacked_inverse`), if operands have 16 bits.
 
 For other ops the op table has the replacement (`OpDef.decompose`).
 """
@@ -30,10 +31,11 @@ from ...ir.body import Body
 from ...ir.core import Op, Program, uses
 from ...ir.names import DTYPES
 from ...ir.ops import OPS
-from ...ir.types import BYTES
+from ...ir.types import BYTES, Tensor
 from ...schedule.schedule import Schedule
-from ..common import rebuild_kernels
+from ..common import rebuild_kernels, with_tensors
 from ..stage import takes
+from .stacked_inverse import ROWS, stacked, stacks
 
 
 @takes("typed", gives="decomposed")
@@ -45,43 +47,50 @@ def decompose(p: Program, s: Schedule, dtype: str, device: Device) -> Program:
     """
     size, solves, whole = p.sizes["C"], device.solves, device.solves_whole
     block = s.inverse_block if device.inverts_blocks else 0
+    in_stacks = stacked(size, s, dtype, device)
+    if block == ROWS and not in_stacks:
+        block = min(size // 2, 64) if size > ROWS else 0
+    made: dict[str, Tensor] = {}
     how = "doubling" if s.inverse == "substitution" and not solves else s.inverse
 
     def rule(o: Op, b: Body, count: dict[str, int]) -> str | None:
+        """What replaces an op."""
         if o.kind == "unit_lower_inverse":
-            inverse = _Inverse(o, b, dtype)
+            inverse = Inverse(o, b, dtype, made)
+            if in_stacks:
+                return stacks(inverse, size)
             if how == "substitution":
                 alone = size == whole and BYTES[dtype] == 2 and count[o.args[0]] == 1  # the device's solve overwrites its operand
                 return inverse.by_substitution(whole if alone else solves, size)
             return inverse.by_blocks(block) if block and size == 2 * block else inverse.by_doubling(size)
-        made = OPS[o.kind].decompose
-        return made(o, b) if made else None
+        simpler = OPS[o.kind].decompose
+        return simpler(o, b) if simpler else None
 
-    return rebuild_kernels(p, lambda k: partial(rule, count=uses(k.body)))
+    return with_tensors(rebuild_kernels(p, lambda k: partial(rule, count=uses(k.body))), *made.values())
 
 
-class _Inverse:
-    """The ops that compute one inverse T of A. operand: the dtype of the operands of its products."""
+class Inverse:
+    """The ops that compute one inverse T of A. operand: the dtype of the operands of its products. made: constant tiles by name,
+    to which it may add."""
 
-    def __init__(self, o: Op, b: Body, operand: str) -> None:
-        self.o, self.b, self.operand, self.a = o, b, operand, o.args[0]
+    def __init__(self, o: Op, b: Body, operand: str, made: dict[str, Tensor]) -> None:
+        self.o, self.b, self.operand, self.a, self.made = o, b, operand, o.args[0], made
         self.dims = b.types[self.a].dims
 
     def op(self, kind: str, *args: str, name: str = "", **attrs: Any) -> str:
+        """Append an op. name: what follows the name of the inverse in that of its value."""
         return self.b.op(kind, *args, line=self.o.line, name=self.b.fresh(f"{self.o.out}_{name}") if name else "", **attrs)
 
     def cast(self, x: str, to: str = "") -> str:
+        """`x` in the dtype `to`, by default that of operands."""
         to = to or self.operand
         return x if self.b.types[x].dtype == to else self.op("cast", x, to=to)
 
-    def product(self, x: str, y: str, plus: str = "", name: str = "") -> str:
+    def product(self, x: str, y: str, plus: str = "", name: str = "", **attrs: Any) -> str:
         """x @ y, or plus + x @ y. name: says how many rows the diagonal blocks of the result have, or which part of the inverse
-        it is."""
-        xy = self.op("matmul", self.cast(x), self.cast(y), name=f"{name}_part" if plus else name)
+        it is. attrs: of the product."""
+        xy = self.op("matmul", self.cast(x), self.cast(y), name=f"{name}_part" if plus else name, **attrs)
         return self.op("add", self.cast(plus, "float32"), xy, name=name) if plus else xy
-
-    def eye(self) -> str:
-        return self.op("eye", dims=self.dims)
 
     def pairs(self, x: str, size: int) -> str:
         """`x` with only the lower left block of each diagonal block of 2 * size rows."""
@@ -102,7 +111,7 @@ class _Inverse:
     def by_doubling(self, size: int) -> str:
         """The inverse by the method "doubling"."""
         minus = self.op("neg", self.a)
-        t, done = self.op("add", self.eye(), self.pairs(minus, 1), name="rows_2"), 2
+        t, done = self.op("add", self.op("eye", dims=self.dims), self.pairs(minus, 1), name="rows_2"), 2
         while done < size:
             below = self.product(self.pairs(minus, done), t, name=f"below_{2 * done}")
             t = self.product(t, below, plus=t, name=f"rows_{2 * done}")
@@ -126,7 +135,7 @@ class _Inverse:
         def block(x: str, row: int, col: int) -> str:
             return self.op("block", self.cast(x), row=row, col=col, size=size)
 
-        start = self.op("add", self.eye(), self.pairs(minus, 1), name="rows_2")
+        start = self.op("add", self.op("eye", dims=self.dims), self.pairs(minus, 1), name="rows_2")
         ts = [block(start, i, i) for i in corners]
         while done < size:
             below = self.pairs(minus, done)

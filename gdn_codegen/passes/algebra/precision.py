@@ -7,8 +7,8 @@
   and rounded where it ends.
 - Elementwise ops compute in float32.
 - Operands of products have the caller's dtype. Products sum in float32.
-- A workspace has the operands' dtype if only products read it, or if the schedule has `narrow_workspaces`, and it holds tiles
-  of chunks that are part of no exponent. Otherwise it is float32.
+- A workspace has the operands' dtype if only products read it, or an inverse that rounds it first, or if the schedule has
+  `narrow_workspaces`, and it holds tiles of chunks that are part of no exponent. Otherwise it is float32.
 - Tensors of callers with a tile for each chunk have the contract's dtype, float32 by default.
 """
 from __future__ import annotations
@@ -34,17 +34,25 @@ def _exponents(k: Kernel) -> set[str]:
     return out
 
 
-@takes("cut", gives="typed")
-def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
-    """`p` with typed tensors and casts. dtype: "float16", "bfloat16" or "float32". c: gives dtypes of gates and states."""
-    only_products = {t.name: True for t in p.role("workspace")}
-    exponents = set[str]()
+def _only_rounded(p: Program, rounds_first: tuple[str, ...]) -> dict[str, bool]:
+    """Workspace -> whether all its readers are operands of ops of these kinds."""
+    out = {t.name: True for t in p.role("workspace")}
     for k in p.kernels:
         loaded = {o.out: o.attr("tensor") for o in k.ops if o.kind == "load"}
         wide = {o.attr("tensor") for o in k.ops if o.kind == "warm_up_length"}
-        wide |= {loaded.get(a) for o in k.ops for n, a in enumerate(o.args) if o.kind != "matmul" or n > 1}
+        wide |= {loaded.get(a) for o in k.ops for n, a in enumerate(o.args) if o.kind not in rounds_first or n > 1}
         wide |= {loaded.get(c.init) for lp in loops(k.body) for c in lp.carried}
-        only_products |= {n: False for n in wide if n in only_products}
+        out |= {n: False for n in wide if n in out}
+    return out
+
+
+@takes("cut", gives="typed")
+def precision(p: Program, s: Schedule, dtype: str, c: Contract, rounds_first: tuple[str, ...] = ("matmul",)) -> Program:
+    """`p` with typed tensors and casts. dtype: of q, k, v and operands. c: gives dtypes of gates and states. rounds_first: the
+    kinds of ops that read operands in `dtype`."""
+    only_products, exponents = _only_rounded(p, rounds_first), set[str]()
+    for k in p.kernels:
+        loaded = {o.out: o.attr("tensor") for o in k.ops if o.kind == "load"}
         exponents |= {loaded[a] for a in _exponents(k) if a in loaded}
 
     def stored(t: Tensor) -> str:

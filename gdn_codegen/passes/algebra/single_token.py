@@ -1,4 +1,4 @@
-"""single_token: drops the axis of tokens where a chunk has one token. For TileLang and Triton.
+"""single_token: drops the axis of tokens where tiles have one token. For TileLang and Triton.
 
 With C = 1 the page is its own token recurrence. A tile [C, K] is a vector [K], and a vector [C] and a tile [C, C] are numbers.
 Masks and inverses of such tiles are constants. Products become sums: `k @ S` is the sum over the rows of k[:, None] * S, and
@@ -25,9 +25,11 @@ def single_token(p: Program, s: Schedule, device: Device) -> Program:
     """`p` without the axis of tokens if a chunk has one token, else `p` itself.
 
     Raises ScheduleError for a schedule of several kernels, for a device whose kernels have several agents, and for a page with a
-    product in which no dim is that of tokens.
+    product in which no dim is that of tokens. Also for one token in a tile of several, but on a device whose cores
+    share no memory.
     """
     if p.sizes["C"] != 1:
+        _check_empty_rows(p, s, device)
         return p
     if isinstance(device, (Cores, Groups)) or len(p.kernels) > 1:
         why = f"{len(p.kernels)} kernels" if len(p.kernels) > 1 else f"the device {device.name}"
@@ -38,6 +40,19 @@ def single_token(p: Program, s: Schedule, device: Device) -> Program:
         raise ScheduleError(f"schedule {s.name}: a chunk of one token, and a product without tokens ({o.out}, {o.line}); "
                             "accepted: chunks of 16 tokens or more")
     return done
+
+
+def _check_empty_rows(p: Program, s: Schedule, device: Device) -> None:
+    """ScheduleError for a chunk of one token in a tile of several, unless the emitter of the device's kernels has it."""
+    if not p.tokens:
+        return
+    if not isinstance(device, Cores):
+        raise ScheduleError(f"chunk: got {p.sizes['C']} tokens, with states by token; accepted: 1")
+    if len(p.kernels) > 1:
+        raise ScheduleError(f"schedule {s.name}: states by token with {len(p.kernels)} kernels; accepted: one, as 'fused' has")
+    if any(o.kind == "resume" for k in p.kernels for o in k.ops):
+        raise ScheduleError(f"chunk: got {p.sizes['C']} tokens, with states by token of a tree; accepted: 1, for TileLang or "
+                            "Triton")
 
 
 class _SingleToken:

@@ -1,40 +1,13 @@
 """token_values: what an op computes where a chunk has one token. The pass `single_token` uses it."""
 from __future__ import annotations
 
-from typing import Any
-
-from ...ir.body import Body
 from ...ir.core import Op
 from ...ir.ops import OPS
-from ...ir.types import Dim, Tile
+from .token_ops import TokenOps
 
 
-def _without_tokens(t: Tile) -> tuple[Dim, ...]:
-    """The dims of a tile without its axes of tokens. A column [C, 1] and a row [1, C] become numbers."""
-    if "C" not in t.dims:
-        return t.dims
-    return tuple(d for d in t.dims if d not in ("C", 1))
-
-
-class TokenValue:
+class TokenValue(TokenOps):
     """The value of one op without the axis of tokens. A method named after an op makes it, `elementwise` that of other ops."""
-
-    def __init__(self, o: Op, before: list[Tile], b: Body) -> None:
-        """before: the types of the operands of `o` with the axis of tokens. b: the body that gets the new ops."""
-        assert o.type is not None
-        self.o, self.before, self.b, self.dims = o, before, b, _without_tokens(o.type)
-
-    def put(self, kind: str, *args: str, name: str = "", **attrs: Any) -> str:
-        """A further op on the same line, or an equal one that exists."""
-        return self.b.equal(kind, *args, **attrs) or self.b.op(kind, *args, name=name, line=self.o.line, **attrs)
-
-    def constant(self, value: float) -> str:
-        """A number."""
-        return self.put("const", value=value)
-
-    def is_constant(self, a: str, value: float) -> bool:
-        """Whether `a` is this number."""
-        return a == self.b.equal("const", value=value)
 
     # --- ops whose operand becomes the result, or a constant ---
     def operand(self) -> str:

@@ -74,7 +74,9 @@ class _Rules:
         """Load a constant mask tile. kept: its entries where `kind` keeps the operand. other: all other entries."""
         name = f"{kind.replace(':', '_')}_mask" if (kept, other) == (1, 0) else f"{kind.replace(':', '_')}_fill"
         if dims != ("C", "C"):
-            raise ScheduleError(f"{name}: got a tile of dims {dims}; accepted on a vector core: C x C")
+            if dims[0] != "C" or not isinstance(dims[1], int):
+                raise ScheduleError(f"{name}: got a tile of dims {dims}; accepted on a vector core: C x C, and stacks of blocks")
+            name = f"{name}_of_{dims[1]}"
         t = Tensor(name, "workspace", "const", "HV", dims, "float32", fill=f"{kind} {float(kept)!r} {float(other)!r}")
         b.tensors[name] = self.made[name] = t
         return b.op("load", name=b.fresh(name), tensor=name, line=line)
@@ -102,7 +104,7 @@ class _Rules:
         if o.kind == "sigmoid":
             y = op("add", op("exp", op("mul", x, number(-1.0))), number(1.0))
             return b.op("exp", op("mul", op("log", y), number(-1.0)), name=o.out, line=o.line)
-        if o.kind == "cumsum":
+        if o.kind == "cumsum" and not o.attr("by_head"):
             return self.cumsum(o, b)
         if o.kind == "expand" and self.defs[x].kind == "col":
             assert o.type is not None

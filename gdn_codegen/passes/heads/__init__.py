@@ -7,7 +7,7 @@ schedule's `value_heads` sets the number where a schedule can choose it.
 
 | way | pass | kernels | devices |
 | --- | --- | --- | --- |
-| "product" | heads_by_product | running sums alone | cores (PTO) |
+| "columns" | heads_by_columns | running sums alone | cores (PTO) |
 | "threads" | heads_by_threads | vectors and numbers alone | thread blocks (TileLang) |
 | "key_head" | heads_by_key_head | with products | thread blocks (TileLang) |
 | "interleaved" | arrange | whose ops leave a pipe and return to it | cores (PTO) |

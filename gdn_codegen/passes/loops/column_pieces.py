@@ -1,6 +1,7 @@
-"""column_pieces: computes kernels over chunks in pieces of the columns of V, where the schedule says so (`v_piece`), for devices
-with cores. `in_pieces` does so for one kernel and K or V. `register_room` calls it for kernels whose tiles have no room in
-registers (Triton), and `place` for those whose tiles have none in shared memory (TileLang). Both order the pieces.
+"""column_pieces: computes kernels in pieces of the columns of V, where the schedule says so (`v_piece`, `walk_piece`), for
+devices with cores. `in_pieces` does so for one kernel and K or V. `register_room` calls it for kernels whose tiles have no room
+in registers (Triton), and `place` calls `pieces_of_k` for those whose tiles have none in shared memory (TileLang). Both order the
+pieces.
 
 A value along that dim gets pieces of so many columns. Products and sums over it are sums over the pieces. The mask of a product
 is applied to each piece's product, so that one piece can be finished before the next one is loaded.
@@ -10,6 +11,8 @@ Example, two pieces:
     after:   k_0 = load of columns 0..63; k_1 = load of columns 64..127; k_kT = k_1 @ k_1.T + k_0 @ k_0.T; ...
 """
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from ...ir.core import Kernel, Op, Program, uses
 from ...ir.core import types as types_of
@@ -21,23 +24,28 @@ from .row_pieces import Pieces
 
 #: Columns of a piece of K.
 COLUMNS = 64
+#: The most ops of a kernel in pieces, if wider ones fit: TileLang's passes take time for each op (docs/performance.md).
+MANY = 600
 #: Ops with the same meaning on a piece of the columns, besides elementwise ones.
 ALONG = ("column_sum", "cumsum", "to_middle", "from_middle", "last", "move")
 
 
 @takes("decomposed")
 def column_pieces(p: Program, s: Schedule) -> Program:
-    """`p` with kernels over chunks in pieces of the columns of V, in the order with the fewest bytes of tiles at once. `p` itself
-    if the schedule has no `v_piece`."""
+    """`p` with kernels over chunks in pieces of `v_piece` columns of V, in the order with the fewest bytes of tiles at once, and
+    with walks in pieces of `walk_piece` columns, whose states are apart: while one crosses between the cores another is computed.
+    """
     def split(k: Kernel) -> Kernel:
-        x = in_pieces(p, k, s, "V", s.v_piece)
+        if k.grid != "chunks":
+            return in_pieces(p, k, s, "V", s.walk_piece) if s.walk_piece else k
+        x = in_pieces(p, k, s, "V", s.v_piece) if s.v_piece else k
         return k if x is k else few_live(x, {**p.sizes, **k.sizes})
 
-    return p.map_kernels(lambda k: split(k) if k.grid == "chunks" else k) if s.v_piece else p
+    return p.map_kernels(split)
 
 
 def in_pieces(p: Program, k: Kernel, s: Schedule, dim: str = "K", columns: int = 0) -> Kernel:
-    """The kernel, which has no loop, in pieces of so many columns of `dim`, by default COLUMNS. `k` itself if it has no more
+    """The kernel in pieces of so many columns of `dim`, by default COLUMNS. `k` itself if it has no more
     columns, if its grid cuts the dim, or if it has ops that are not sums over pieces. If s.padded_pieces, tiles may have
     padding along the dim, of which pieces are as wide as others."""
     size, columns = p.sizes[dim], columns or COLUMNS
@@ -45,6 +53,14 @@ def in_pieces(p: Program, k: Kernel, s: Schedule, dim: str = "K", columns: int =
     if size <= columns or size % columns or k.blocked_dim == dim or not all(splits(p, k, o, dim, moves) for o in k.ops):
         return k
     return _Columns(p, dim, [(first, columns) for first in range(0, size, columns)]).kernel(k)
+
+
+def pieces_of_k(p: Program, k: Kernel, s: Schedule) -> Iterator[Kernel]:
+    """The kernel in pieces of K, for a device with shared memory. One with more than MANY ops is in wider pieces first."""
+    x = in_pieces(p, k, s)
+    if len(x.ops) > MANY:
+        yield in_pieces(p, k, s, columns=2 * COLUMNS)
+    yield x
 
 
 def splits(p: Program, k: Kernel, o: Op, dim: str, padded: tuple[str, ...] = ()) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from ...ir.core import Kernel, Op, Program, map_ops, uses
 
@@ -22,15 +23,15 @@ def candidates(p: Program, k: Kernel) -> list[str]:
 
 
 def hoist(k: Kernel, tensors: set[str]) -> Kernel:
-    """`k` with the loads of `tensors` before its loops, one load for each agent."""
-    top: dict[tuple[str, str], Op] = {}
+    """`k` with the loads of `tensors` before its loops, one load for each agent and piece of a tile."""
+    top: dict[tuple[Any, ...], Op] = {}
     names: dict[str, str] = {}
 
     def each(o: Op) -> list[Op]:
         """Drop a hoisted load. Other ops read the hoisted value."""
         if o.kind != "load" or o.attr("tensor") not in tensors:
             return [o.renamed(names)]
-        names[o.out] = top.setdefault((o.attr("tensor"), o.agent), o).out
+        names[o.out] = top.setdefault((o.attr("tensor"), o.agent, o.attr("piece")), o).out
         return []
 
     body = map_ops(k.body, each)

@@ -38,7 +38,7 @@ class OpCosts:
         if o.kind == "matmul":
             work = self.elements(o.out, o.agent) * self.type[o.args[0]].shape(self.sizes)[0 if o.attr("ta") else 1]
             return work / self.device.rates[on]
-        value = o.out or o.args[0]
+        value = o.args[1] if o.kind == "insert" else o.out or o.args[0]
         width = max([BYTES[self.type[x].dtype] for x in (*o.args, value)])
         return 4 + self.elements(value, o.agent) * width / self.device.rates.get(on, 1024)
 

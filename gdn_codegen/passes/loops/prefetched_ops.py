@@ -30,6 +30,8 @@ class PrefetchedOps:
         for n, o in enumerate(self.ops):
             if o.kind == "store":
                 self.writers.setdefault(o.attr("tensor"), []).append(n)
+        loads = [(n, o.attr("tensor")) for n, o in enumerate(self.ops) if o.kind == "load"]
+        self.readers = {n: [m for m, read in loads if read == t] for t, stores in self.writers.items() for n in stores}
         carried, self.next = {c.name for c in loop.carried}, {c.next for c in loop.carried}
         #: Constants and numbers of the call are the same in every iteration.
         self.constant = {n for n, o in enumerate(self.ops) if OPS[o.kind].number}
@@ -57,8 +59,9 @@ class PrefetchedOps:
         return [n for n in (*(self.made_by[a] for a in o.args if a in self.made_by), *written) if n not in self.constant]
 
     def _drop_late(self) -> None:
-        """Remove ops that depend on an op that is not prefetched."""
-        while late := [n for n in self.prefetched if not self.prefetched.issuperset(self.before[n])]:
+        """Remove ops that depend on an op that is not prefetched, and stores to a channel that this iteration reads."""
+        while late := [n for n in self.prefetched if not self.prefetched.issuperset(self.before[n])
+                       or (self.ops[n].kind == "store" and not self.prefetched.issuperset(self.readers[n]))]:
             self.prefetched.difference_update(late)
 
     def _drop_result(self) -> bool:

@@ -28,7 +28,8 @@ def by_columns(k: Kernel) -> set[str]:
     """The tiles of which each core of an agent holds its own columns, not rows."""
     out: set[str] = set()
     for o in k.ops:
-        if (o.attrs and o.attr("columns")) or (o.kind in ("cast", "valid") and o.args[0] in out):
+        if (o.attrs and (o.attr("columns") or (o.kind == "load" and o.attr("heads")))) \
+                or (o.kind in ("cast", "valid") and o.args[0] in out):
             out.add(o.out)
     return out
 
@@ -105,6 +106,8 @@ class CoreValues:
                 raise self.error(f"{o.out} has {shape[0]} rows; accepted: multiples of {8 * parts}, "
                                  f"for {parts} cores with groups of 8 rows")
             shape = (shape[0] // parts, shape[1]) if o.out not in self._columns else (shape[0], shape[1] // parts)
+        if o.attr("by_head"):  # of this core's columns
+            shape = (shape[0] // parts, shape[1])
         if t.rank == 1:
             if o.out in self.divided:
                 shape = (shape[0] // parts,)

@@ -88,8 +88,8 @@ def _of_tokens(k: Kernel, device: Device) -> Kernel:
     groups = {b.name for b in k.buffers if b.dims and b.dims[0] in tokens}
     shapes = list(dict.fromkeys(b.dims for b in k.buffers if len(b.dims) == 2 and b.name not in groups))
     entries = [o.out for o in k.ops if OPS[o.kind].entry]
-    if len(shapes) > 1 or any(len(set(dims)) < 2 or 1 in dims for dims in shapes) or entries:
-        what = f"an entry of a vector ({entries[0]})" if entries else f"tiles of {' and '.join(map(str, shapes))}"
+    if len(shapes) > 1 or any(len(set(dims)) < 2 or 1 in dims for dims in shapes) or entries or (groups and not shapes):
+        what = f"an entry of a vector ({entries[0]})" if entries else f"tiles of {' and '.join(map(str, shapes)) or 'no state'}"
         raise ScheduleError(f"kernel {k.name}: a chunk of one token with {what}; accepted for TileLang: tiles of one shape, "
                             "whose dims differ. Triton takes others, and chunks of 16 tokens do")
     lies: tuple[Dim, ...] = shapes[0] if shapes else ()

@@ -17,7 +17,7 @@ of the columns of K (`column_pieces`).
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import prod
 
@@ -25,7 +25,7 @@ from ...devices import Device
 from ...ir.core import NO_LINE, Buffer, Kernel, Line, Op, Program, Stmt, map_ops, walk
 from ...ir.types import BYTES
 from ...schedule.schedule import Schedule, ScheduleError
-from ..loops.column_pieces import in_pieces
+from ..loops.column_pieces import pieces_of_k
 from ..loops.early_loads import early_loads
 from ..loops.few_live import few_live, late
 from ..stage import takes
@@ -70,8 +70,8 @@ def _crowded(p: Program, s: Schedule, k: Kernel, device: Device, why: ScheduleEr
     """The kernel with buffers, in the order of few live tiles, with operands computed again or in pieces of K if need be. Raises
     `why` if its tiles do not fit then."""
     sizes = {**p.sizes, **k.sizes}
-    forms: tuple[Callable[[], Kernel], ...] = (lambda: k, lambda: recompute(k), lambda: in_pieces(p, k, s))
-    tried = (_attempt(p, few_live(form(), sizes), device, merged=True) for form in forms)
+    forms: tuple[Callable[[], Iterable[Kernel]], ...] = (lambda: [k], lambda: [recompute(k)], lambda: pieces_of_k(p, k, s))
+    tried = (_attempt(p, few_live(x, sizes), device, merged=True) for form in forms for x in form())
     x = next((x for x in tried if isinstance(x, Kernel)), None)
     if x is None:
         raise why

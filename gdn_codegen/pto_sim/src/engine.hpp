@@ -125,6 +125,7 @@ struct TraceRecord {
 struct Options {
     int concurrent = 1;       // all blocks live at once; 0 runs them one after another
     int v_after_v = 2;        // 2 every dependence, 1 all but write after read, 0 off
+    int order = 1;            // 0: no error where a wait is missing, or a flag is left at the end
     int trace = 0;
     int shuffle = 0;          // not 0: seed of the order in which ready cores run
     int timeout_s = 300;

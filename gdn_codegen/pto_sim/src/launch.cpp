@@ -203,6 +203,7 @@ static void prepare(Core& c, int slot, int block) {
 }
 
 static std::string leftovers(Core& c) {
+    if (!machine.options.order) return "";
     for (int s = 0; s < units; ++s)
         for (int d = 0; d < units; ++d)
             for (int id = 0; id < event_ids; ++id)
@@ -317,6 +318,7 @@ int run(const Launch& l) {
 extern "C" __attribute__((visibility("default"))) int pto_sim_option(const char* name, int64_t value) {
     pto_sim::Options& o = pto_sim::machine.options;
     const std::pair<const char*, int*> known[] = {{"concurrent", &o.concurrent}, {"v_after_v", &o.v_after_v},
+                                                  {"order", &o.order},
                                                   {"trace", &o.trace},           {"shuffle", &o.shuffle},
                                                   {"timeout_s", &o.timeout_s},   {"only", &o.only}};
     for (auto& k : known) {

@@ -51,6 +51,7 @@ static std::string who_is(const Access& a) {
 }
 
 static void race(const Instr& in, const Buffer& b, const Access& past, const char* kind, size_t from, size_t to) {
+    if (!machine.options.order) return;
     const int unit_then = (int(past.who) - 1) % units;
     const bool same_core = (past.who - 1) / units == (in.who - 1) / units;
     const std::string now = place(in.site), then = place(past.site);

@@ -17,9 +17,17 @@ static size_t span(const TileRef& t) {
     return (size_t(lines - 1) * size_t(pitch) + size_t(across)) * size_t(t.size);
 }
 
+// Whether two tiles are other columns of the same wide rows.
+static bool other_columns(const TileRef& a, const TileRef& b) {
+    if (a.form != Form::ND || b.form != Form::ND || a.size != b.size || a.cols != b.cols) return false;
+    const int64_t pitch = int64_t(a.cols) * a.size, shift = ((b.addr - a.addr) % pitch + pitch) % pitch;
+    return shift >= int64_t(a.vcol) * a.size && pitch - shift >= int64_t(b.vcol) * b.size;
+}
+
 // In place is fine; a shifted overlap would read what the instruction has already written.
 void check_overlap(const Instr& in, const TileRef& dst, const TileRef& src) {
-    const bool apart = dst.addr + int64_t(span(dst)) <= src.addr || src.addr + int64_t(span(src)) <= dst.addr;
+    const bool apart = dst.addr + int64_t(span(dst)) <= src.addr || src.addr + int64_t(span(src)) <= dst.addr ||
+                       other_columns(dst, src);
     const bool in_place = dst.addr == src.addr && dst.size == src.size &&
                           (dst.cols == src.cols || dst.vrow == 1) && dst.form == src.form;
     if (!apart && !in_place)

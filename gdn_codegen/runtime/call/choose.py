@@ -40,7 +40,7 @@ SMALLER = (32, 16)
 #: Columns of the state in an instance over single tokens, which has one warp, by the order of the state in memory: for many
 #: walks, and for a few, so that more instances share the work. For K above 128 the second serves both, so that registers hold
 #: them. In the order kv an instance reads pieces of so many columns, which should not be short. All targets take the same: in the
-#: order vk 16 and 8 are the fastest or near it on TileLang and Triton (docs/performance.md, Decoding).
+#: order vk 16 and 8 are the fastest or near it on TileLang and Triton (docs/performance/decoding.md).
 TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...devices import Cores
 from ...schedule import Schedule, named, varied
 from ...targets import DEFAULT_SCHEDULE, find
 from ..build import Build
@@ -64,6 +65,9 @@ def columns(b: Build, walks: int, units: int) -> Iterator[int]:
     n = b.head_dim_v
     if not units or "cuda" not in b.of.runs_on:
         yield 0
+        while b.contract.by_token and n > 16:  # where that does not fit, other steps have several kernels
+            n = _less(n)
+            yield n
         return
     while n > COLUMNS and walks * (b.head_dim_v // n) < units:
         n = max(_less(n), COLUMNS)
@@ -91,12 +95,13 @@ def modelled(b: Build, x: Extent, units: int, wanted: Sequence[str], any_device:
     """Builds in the order in which the model wants them. any_device: whether the chunks are of one token without a GPU, too."""
     for target in wanted:
         mine = replace(b, target=target, heads=(x.H, x.HV) if find(target).head_counts else None)
-        if b.contract.by_token or ((units or any_device) and by_tokens(x)):
+        drafts = b.contract.by_token and isinstance(mine.of.lowering.device, Cores)  # whose tiles have rows for 16 tokens
+        if not drafts and (b.contract.by_token or ((units or any_device) and by_tokens(x))):
             few = x.walks * b.head_dim_v // TOKEN_COLUMNS[b.contract.state_layout][False] <= 2 * units
             one = x.tokens <= x.sequences and not b.contract.by_token
             yield by_token(mine, few, one), ("states by token" if b.contract.by_token else
                                         f"at most {FEW} tokens of a sequence on average")
-        if b.contract.by_token:
+        if b.contract.by_token and not drafts:
             continue
         for n in columns(mine, x.walks, units):
             yield replace(mine, schedule=plan(mine, n, units > 0)), "one kernel for a step"

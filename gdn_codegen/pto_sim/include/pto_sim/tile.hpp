@@ -127,6 +127,8 @@ struct Tile {
         SetValidCol(vc);
     }
 
+    // The tile's address in its buffer, for arithmetic on it.
+    DType* data() const { return reinterpret_cast<DType*>(static_cast<uintptr_t>(sim_addr)); }
     DType GetValue(uint32_t offset, PTO_SIM_HERE) const {
         static_assert(Loc_ == TileType::Vec, "GetValue: the tile is in UB");
         DType out;

@@ -1,4 +1,4 @@
-"""Heads batched by a product: which kernels, and that every later pass means the same."""
+"""Heads batched as columns: which kernels, and that every later pass means the same."""
 from dataclasses import replace
 
 import pytest
@@ -11,17 +11,17 @@ from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, sigmoi
 from gdn_codegen.ir.core import Batch, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.heads.product import heads_by_product
+from gdn_codegen.passes.algebra.clamp_decay import FLOOR
 from gdn_codegen.schedule import Schedule, named
 from gdn_codegen.targets import lower
 
-HEADS = ASCEND_A2.heads["product"]
+HEADS = ASCEND_A2.heads["columns"]
 SIZES = {"C": 32, "K": 16, "V": 32}
 
 
 @algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V"))
 def sums(q, k, v, g, S):
-    """What exp takes has bounded terms, which a product has not; so this page takes no exp."""
+    """Sums that no exp takes, so that their terms have no bound."""
     G = cumsum(g)
     o = G[:, None] * (q @ S)
     S = S + k.T @ v
@@ -51,18 +51,12 @@ def test_kernels_that_only_sum():
     assert together(lowered()) == ["G"]
     assert together(lowered((("S", "o"),))) == [] and together(lowered(target="triton")) == []
     bounded = lower(find("gated_delta_rule").trace(), "pto", named("staged"), SIZES, "float16")
-    assert together(bounded) == []
-    (g,) = (k for k in lowered().kernels if k.name == "G")
-    assert g.batch == Batch(HEADS, "product") and {o.agent for o in walk(g.body) if o.kind not in ("signal", "wait")} == {"cube"}
-
-
-def test_a_mask_that_does_not_fit_is_none():
-    """L0B takes a mask of 128 x 128 float32 and no larger one; such a chunk is summed head by head."""
-    assert together(lowered(sizes={**SIZES, "C": 128})) == ["G"]
-    small = replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L0B": 32 * 1024})
-    p = lowered(target="triton", sizes={**SIZES, "C": 128})
-    p = replace(p, stage="decomposed")
-    assert heads_by_product(p, named("staged"), small) is p
+    assert together(bounded) == ["G"]
+    for p in (lowered(), bounded):
+        (g,) = (k for k in p.kernels if k.name == "G")
+        assert g.batch == Batch(HEADS, "columns") and {o.agent for o in walk(g.body)} == {"vector"}
+        (total,) = (o for o in walk(g.body) if o.kind == "cumsum")
+        assert total.attr("least") == (FLOOR if p is bounded else None)
 
 
 def test_a_computed_gate_is_summed_head_by_head():
@@ -79,6 +73,6 @@ def test_a_computed_gate_is_summed_head_by_head():
 
 def test_loads_move_as_many_heads_as_the_kernel_batches():
     p = lowered()
-    kernels = tuple(replace(k, batch=Batch(8, "product")) if k.name == "G" else k for k in p.kernels)
+    kernels = tuple(replace(k, batch=Batch(8, "columns")) if k.name == "G" else k for k in p.kernels)
     with pytest.raises(VerifyError, match=r"takes 16 heads at once.*G has 8"):
         verify(replace(p, kernels=kernels))
