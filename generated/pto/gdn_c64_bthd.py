@@ -198,7 +198,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 template <int Rows, int Cols, bool Bounded, typename Out, typename X>
 AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
 {
-    constexpr int groups = 8, group = Rows / groups;
+    constexpr int64_t groups = 8, group = Rows / groups;
     UbTile<float, Rows, Cols> sums, rest;
     TASSIGN(sums, at);
     TASSIGN(rest, at + Rows * Cols * 4);
@@ -213,14 +213,14 @@ AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
         pipe_barrier(PIPE_V);
         TADD(sums, sums, rest);
     }
-    for (int i = 1; i < group; ++i) {
+    for (int64_t i = 1; i < group; ++i) {
         UbBlock<float, groups, group * Cols, Cols> before, now;
         TASSIGN(before, at + (i - 1) * Cols * 4);
         TASSIGN(now, at + i * Cols * 4);
         pipe_barrier(PIPE_V);
         TADD(now, now, before);
     }
-    for (int i = 1; i < groups; ++i) {
+    for (int64_t i = 1; i < groups; ++i) {
         UbTile<float, 1, Cols> before, now;
         TASSIGN(before, at + (i * group - 1) * Cols * 4);
         TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
@@ -228,7 +228,7 @@ AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
         TADD(now, now, before);
     }
     pipe_barrier(PIPE_V);
-    for (int i = 0; i + 1 < group; ++i) {
+    for (int64_t i = 0; i + 1 < group; ++i) {
         UbBlock<float, groups - 1, group * Cols, Cols> before, now;
         TASSIGN(before, at + (group - 1) * Cols * 4);
         TASSIGN(now, at + (group + i) * Cols * 4);
