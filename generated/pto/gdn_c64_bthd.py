@@ -227,7 +227,7 @@ AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
         pipe_barrier(PIPE_V);
         TADD(now, now, before);
     }
-    pipe_barrier(PIPE_V);
+    // No barrier: what is read and written here was written before the last barrier above.
     for (int64_t i = 0; i + 1 < group; ++i) {
         UbBlock<float, groups - 1, group * Cols, Cols> before, now;
         TASSIGN(before, at + (group - 1) * Cols * 4);

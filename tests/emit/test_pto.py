@@ -199,3 +199,18 @@ def test_cores_are_told_by_old_and_new_macros():
     assert seen("DAV_CUBE__") == cube and seen("DAV_VEC__") == vector
     both = "DAV_CUBE__", "DAV_VEC__", "CPU_SIM"
     assert "TMATMUL" in seen("DAV_C220_CUBE__", *both) and "TMATMUL" not in seen("DAV_C220_VEC__", *both)
+
+
+@pytest.mark.slow
+def test_running_sums_need_each_of_their_barriers():
+    """That device function is one op and has its waits inside. The simulator reports each that is missing."""
+    text, barrier = render(Build("pto", 32, schedule="staged", head_dim_k=16, head_dim_v=16)), "pipe_barrier(PIPE_V);"
+    begin = text.index("inline void running_sums(")
+    end = text.index("#endif", begin)
+    x = problem([40, 0, 3], 1, 3, 16, 16, gate=-0.2)
+    places = [m.start() for m in re.finditer(re.escape(barrier), text[:end]) if m.start() > begin]
+    assert len(places) == 6
+    call(module(text).chunk_gated_delta_rule, x)
+    for at in places:
+        with pytest.raises(pto_sim.PtoSimError, match=r"_G_fp16: pto_sim \[v-after-v\]"):
+            call(module(text[:at] + text[at + len(barrier):]).chunk_gated_delta_rule, x)
