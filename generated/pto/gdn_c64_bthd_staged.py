@@ -165,7 +165,7 @@ AICORE inline uint64_t all_flag(uint64_t id)
     return 1 | (id << 8);
 }
 
-#if defined(__DAV_C220_VEC__)
+#if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
 // Zeroes the rows of a tile past its first `rows`.
 template <typename Whole, typename Part>
 AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t address)
@@ -213,7 +213,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 template <int Rows, int Cols, bool Bounded, typename Out, typename X>
 AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
 {
-    constexpr int groups = 8, group = Rows / groups;
+    constexpr int64_t groups = 8, group = Rows / groups;
     UbTile<float, Rows, Cols> sums, rest;
     TASSIGN(sums, at);
     TASSIGN(rest, at + Rows * Cols * 4);
@@ -228,22 +228,22 @@ AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
         pipe_barrier(PIPE_V);
         TADD(sums, sums, rest);
     }
-    for (int i = 1; i < group; ++i) {
+    for (int64_t i = 1; i < group; ++i) {
         UbBlock<float, groups, group * Cols, Cols> before, now;
         TASSIGN(before, at + (i - 1) * Cols * 4);
         TASSIGN(now, at + i * Cols * 4);
         pipe_barrier(PIPE_V);
         TADD(now, now, before);
     }
-    for (int i = 1; i < groups; ++i) {
+    for (int64_t i = 1; i < groups; ++i) {
         UbTile<float, 1, Cols> before, now;
         TASSIGN(before, at + (i * group - 1) * Cols * 4);
         TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
         pipe_barrier(PIPE_V);
         TADD(now, now, before);
     }
-    pipe_barrier(PIPE_V);
-    for (int i = 0; i + 1 < group; ++i) {
+    // No barrier: what is read and written here was written before the last barrier above.
+    for (int64_t i = 0; i + 1 < group; ++i) {
         UbBlock<float, groups - 1, group * Cols, Cols> before, now;
         TASSIGN(before, at + (group - 1) * Cols * 4);
         TASSIGN(now, at + (group + i) * Cols * 4);
@@ -277,7 +277,7 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_VEC__)
+#if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
@@ -365,7 +365,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(strictly_lower_fill_bytes);
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__)
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 128> k;
     TASSIGN(k, 0x0);
     TileLeft<half, 64, 128> k_kT_left;
@@ -420,7 +420,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
     wait_flag_dev(1);  // k_kT_channel -> store
 #endif
-#if defined(__DAV_C220_VEC__)
+#if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
@@ -604,7 +604,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ half *diagonal_stack_A_8_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_8_f16_channel1_bytes);
     __gm__ half *diagonal_stack_16_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_16_f16_channel1_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__)
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 64> minus_identity;
     TASSIGN(minus_identity, 0x0);
     L1Tile<half, 16, 16> identity;
@@ -1448,7 +1448,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_h1 -> identity_product_left
 #endif
-#if defined(__DAV_C220_VEC__)
+#if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
@@ -1751,7 +1751,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ half *beta_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta_v_f16_channel_bytes);
     __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta_exp_G_k_f16_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__)
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 64> Tinv;
     TASSIGN(Tinv, 0x0);
     L1Tile<half, 64, 128> beta_v_f16_in;
@@ -1852,7 +1852,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
 #endif
-#if defined(__DAV_C220_VEC__)
+#if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
@@ -2059,7 +2059,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_0_part_channel_bytes);
     __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_1_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__)
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 128> U_weight;
     TASSIGN(U_weight, 0x0);
     L1Tile<half, 64, 128> k;
@@ -2205,7 +2205,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
     }
 #endif
-#if defined(__DAV_C220_VEC__)
+#if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
@@ -2512,7 +2512,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ half *q_kT_D_f16_channel1_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel1_bytes);
     __gm__ float *o_sum_part_channel1_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel1_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__)
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 128> q;
     TASSIGN(q, 0x0);
     L1Tile<half, 64, 128> k;
@@ -2761,7 +2761,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     wait_flag_dev(2);  // q_S_channel -> store
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_h1 -> U_h1
 #endif
-#if defined(__DAV_C220_VEC__)
+#if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();

@@ -133,7 +133,7 @@ AICORE inline uint64_t all_flag(uint64_t id)
     return 1 | (id << 8);
 }
 
-#if defined(__DAV_C220_VEC__)
+#if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
 // Zeroes the rows of a tile past its first `rows`.
 template <typename Whole, typename Part>
 AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t address)
@@ -181,7 +181,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 template <int Rows, int Cols, bool Bounded, typename Out, typename X>
 AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
 {
-    constexpr int groups = 8, group = Rows / groups;
+    constexpr int64_t groups = 8, group = Rows / groups;
     UbTile<float, Rows, Cols> sums, rest;
     TASSIGN(sums, at);
     TASSIGN(rest, at + Rows * Cols * 4);
@@ -196,22 +196,22 @@ AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
         pipe_barrier(PIPE_V);
         TADD(sums, sums, rest);
     }
-    for (int i = 1; i < group; ++i) {
+    for (int64_t i = 1; i < group; ++i) {
         UbBlock<float, groups, group * Cols, Cols> before, now;
         TASSIGN(before, at + (i - 1) * Cols * 4);
         TASSIGN(now, at + i * Cols * 4);
         pipe_barrier(PIPE_V);
         TADD(now, now, before);
     }
-    for (int i = 1; i < groups; ++i) {
+    for (int64_t i = 1; i < groups; ++i) {
         UbTile<float, 1, Cols> before, now;
         TASSIGN(before, at + (i * group - 1) * Cols * 4);
         TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
         pipe_barrier(PIPE_V);
         TADD(now, now, before);
     }
-    pipe_barrier(PIPE_V);
-    for (int i = 0; i + 1 < group; ++i) {
+    // No barrier: what is read and written here was written before the last barrier above.
+    for (int64_t i = 0; i + 1 < group; ++i) {
         UbBlock<float, groups - 1, group * Cols, Cols> before, now;
         TASSIGN(before, at + (group - 1) * Cols * 4);
         TASSIGN(now, at + (group + i) * Cols * 4);
@@ -290,7 +290,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ half *v_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(v_decay_to_end_f16_channel_bytes);
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__)
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 128> q_first;
     TASSIGN(q_first, 0x0);
     TileLeft<half, 64, 128> q_kT_left_first;
@@ -612,7 +612,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
     }
 #endif
-#if defined(__DAV_C220_VEC__)
+#if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();

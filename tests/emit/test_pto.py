@@ -1,5 +1,7 @@
 """PTO: generated modules in the simulator against the token recurrence."""
+import re
 import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -183,3 +185,32 @@ def test_source_says_which_line_of_the_algorithm_it_is():
 
 def test_same_build_same_bytes():
     assert render(build("staged")) == render(build("staged"))
+
+
+def test_cores_are_told_by_old_and_new_macros():
+    """Compilers for A2 and A3 defined names with the architecture first. CPU_SIM defines both new names, beside an old one."""
+    text = re.sub(r"(?m)^#include.*$", "", load.module(Build("pto", 16, head_dim_k=16, head_dim_v=16)).SOURCE)
+
+    def seen(*macros):
+        run = [pto_sim.compiler(), "-E", "-P", "-x", "c++", "-D__CCE_AICORE__=220", *(f"-D__{m}" for m in macros), "-"]
+        return subprocess.run(run, input=text, capture_output=True, text=True, check=True).stdout
+    cube, vector = seen("DAV_C220_CUBE__"), seen("DAV_C220_VEC__")
+    assert "TMATMUL" in cube and "TMATMUL" not in vector and "TEXP" in vector
+    assert seen("DAV_CUBE__") == cube and seen("DAV_VEC__") == vector
+    both = "DAV_CUBE__", "DAV_VEC__", "CPU_SIM"
+    assert "TMATMUL" in seen("DAV_C220_CUBE__", *both) and "TMATMUL" not in seen("DAV_C220_VEC__", *both)
+
+
+@pytest.mark.slow
+def test_running_sums_need_each_of_their_barriers():
+    """That device function is one op and has its waits inside. The simulator reports each that is missing."""
+    text, barrier = render(Build("pto", 32, schedule="staged", head_dim_k=16, head_dim_v=16)), "pipe_barrier(PIPE_V);"
+    begin = text.index("inline void running_sums(")
+    end = text.index("#endif", begin)
+    x = problem([40, 0, 3], 1, 3, 16, 16, gate=-0.2)
+    places = [m.start() for m in re.finditer(re.escape(barrier), text[:end]) if m.start() > begin]
+    assert len(places) == 6
+    call(module(text).chunk_gated_delta_rule, x)
+    for at in places:
+        with pytest.raises(pto_sim.PtoSimError, match=r"_G_fp16: pto_sim \[v-after-v\]"):
+            call(module(text[:at] + text[at + len(barrier):]).chunk_gated_delta_rule, x)

@@ -23,8 +23,10 @@ rule = Rules("pto", {
     "diagonal": "whole_vectors", "column_sum": "whole_vectors", "of_token": "token_groups",
     "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})
 
-#: Agent -> the macro that is defined while the text is compiled for its cores.
-AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
+#: Agent -> the condition that holds while the text is compiled for its cores: by the macros of A2 and A3, or those that newer
+#: compilers define for all devices. PTO-ISA's CPU_SIM defines both of the latter at once.
+AGENTS = {agent: f"defined(__DAV_C220_{macro}__) || (defined(__DAV_{macro}__) && !defined(__CPU_SIM))"
+          for agent, macro in (("cube", "CUBE"), ("vector", "VEC"))}
 
 
 def braces(lines: list[str], head: str = "") -> list[str]:
@@ -162,14 +164,14 @@ class KernelWriter(Addresses):
             self.w(f"const int64_t part{which} = part_of(rows{which}, sub, {half});")
 
     def run(self) -> str:
-        """The text of the kernel's body: one section for each agent, between #if for its macro and #endif."""
+        """The text of the kernel's body: one section for each agent, between #if for its cores and #endif."""
         here = agents(self.k)
-        for agent, macro in AGENTS.items():
+        for agent, condition in AGENTS.items():
             if agent not in here:
                 continue
             self.agent, self.w.line = agent, NO_LINE
             self.w.indent = 0
-            self.w(f"#if defined({macro})")
+            self.w(f"#if {condition}")
             self.w.indent = 1
             if agent == "vector":
                 self.w("set_mask_norm();", "set_vector_mask(-1, -1);", "const int64_t sub = get_subblockid();")

@@ -24,7 +24,7 @@ from .row_pieces import Pieces
 
 #: Columns of a piece of K.
 COLUMNS = 64
-#: The most ops of a kernel in pieces, if wider ones fit: TileLang's passes take time for each op (docs/performance.md).
+#: The most ops of a kernel in pieces, if wider ones fit: TileLang's passes take time for each op (docs/performance/gradients.md).
 MANY = 600
 #: Ops with the same meaning on a piece of the columns, besides elementwise ones.
 ALONG = ("column_sum", "cumsum", "to_middle", "from_middle", "last", "move")
