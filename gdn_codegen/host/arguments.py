@@ -85,12 +85,12 @@ def _check_chunks(name: str, x: Any, least: int) -> None:
 def _check_given(tensors: Iterable[tuple[str, Any]]) -> None:
     """No tensor that kernels cannot read, and none that requires grad where torch records. tensors: (name, tensor or None)."""
     recorded, seen = torch.is_grad_enabled(), _is_transformed() or torch._C._is_tracing()
-    for n, (name, x) in enumerate(tensors):
+    for name, x in tensors:
         if isinstance(x, torch.Tensor):
             if recorded and x.requires_grad:
                 _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
-            if seen or not n or x.is_neg() or x.is_nested or x.layout != torch.strided:  # each call waits for these
-                _check_memory(name, x, not n)
+            if seen or x.is_neg() or x.is_nested or x.layout != torch.strided:  # each call waits for these
+                _check_memory(name, x)
 
 
 # --- the arguments of a call -----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from .call.aliasing import shared
 from .call.differentiable import NONE, differentiates
 from .call.gradient_builds import check_target
 from .call.launch import are_plain
-from .call.normalise import SAVED, _word, check_plain
+from .call.normalise import SAVED, _word, check_located, check_plain
 from .load import function, module
 from .page_library import check_built, key_of, page, tensors_of
 
@@ -44,7 +44,7 @@ def op(b: Build, save: str = "nothing") -> Callable[..., Any]:
     t: Tables = host.tables
     names, read, key = tuple(inspect.signature(fn).parameters), tensors_of(t), key_of(b)
     saving_key, lent = key_of(_saving(b, kind, rounded)), frozenset((*t.outs, *(row[0] for row in t.final)))
-    functional = not any(getattr(b.contract, word) for word in STATE_FLAGS)
+    first, functional = names[0], not any(getattr(b.contract, word) for word in STATE_FLAGS)
 
     def call(*args: Any, **named: Any) -> Any:
         """The results of the generated function, which torch differentiates if a tensor among the arguments requires grad."""
@@ -52,6 +52,7 @@ def op(b: Build, save: str = "nothing") -> Callable[..., Any]:
         differentiated = differentiates(tensors)
         given = {**dict(zip(names, args, strict=False)), **named}
         if not (differentiated or torch.compiler.is_dynamo_compiling() or _dispatches(tensors)):
+            check_located(first, given.get(first))
             if not lent.isdisjoint(given):
                 _check_apart(lent, given)
             return fn(*args, **named)

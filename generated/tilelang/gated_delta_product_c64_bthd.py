@@ -866,11 +866,8 @@ def _is_transformed() -> bool:
     return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
 
 
-def _check_memory(name: str, x: torch.Tensor, first: bool) -> None:
-    """A dense tensor whose values are those in its memory, because kernels see memory alone.
-
-    first: True for the tensor of a call on whose device the others have to be. Without memory, on the device meta, it is refused.
-    """
+def _check_memory(name: str, x: torch.Tensor) -> None:
+    """A dense tensor whose values are those in its memory, because kernels see memory alone."""
     if x.is_nested or x.layout != torch.strided:
         _fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
     if torch.compiler.is_compiling():
@@ -884,8 +881,6 @@ def _check_memory(name: str, x: torch.Tensor, first: bool) -> None:
         _fail(name, "a dual tensor of forward-mode differentiation", "its primal, because the op computes gradients only")
     if x.is_neg():
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
-    if first and x.device.type == "meta":
-        _fail(name, "device meta", "a tensor with memory")
 
 
 # --- strides and copies ----------------------------------------------------------------------------------------------
@@ -1085,12 +1080,12 @@ def _check_chunks(name: str, x: Any, least: int) -> None:
 def _check_given(tensors: Iterable[tuple[str, Any]]) -> None:
     """No tensor that kernels cannot read, and none that requires grad where torch records. tensors: (name, tensor or None)."""
     recorded, seen = torch.is_grad_enabled(), _is_transformed() or torch._C._is_tracing()
-    for n, (name, x) in enumerate(tensors):
+    for name, x in tensors:
         if isinstance(x, torch.Tensor):
             if recorded and x.requires_grad:
                 _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
-            if seen or not n or x.is_neg() or x.is_nested or x.layout != torch.strided:  # each call waits for these
-                _check_memory(name, x, not n)
+            if seen or x.is_neg() or x.is_nested or x.layout != torch.strided:  # each call waits for these
+                _check_memory(name, x)
 
 
 # --- the arguments of a call -----------------------------------------------------------------------------------------

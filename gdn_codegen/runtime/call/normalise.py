@@ -30,13 +30,21 @@ _T = TypeVar("_T")
 _INTEGERS = frozenset(Tensors._fields[n] for n in INTEGERS)
 
 
+def check_located(name: str, x: Any) -> None:
+    """ValueError for a tensor of the device meta, which has no memory. A call's other tensors have to be on its device."""
+    if isinstance(x, Tensor) and x.device.type == "meta":
+        _fail(name, "device meta", "a tensor with memory")
+
+
 def check_plain(name: str, x: Any) -> None:
     """ValueError unless `x` is a dense torch.Tensor without a transform. name: the argument's."""
     if not isinstance(x, Tensor):
         if name == "cu_seqlens":
             _fail(name, repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
         (_check_integers if name in _INTEGERS else _check_tensor)(name, x)
-    _check_memory(name, x, name == "q")
+    _check_memory(name, x)
+    if name == "q":
+        check_located(name, x)
 
 
 def shape_of(name: str, x: Any) -> torch.Size:
