@@ -107,6 +107,12 @@ def test_a_reference_of_another_kind_is_refused(reference, said):
         pages.verify(mine, CASES, reference=reference, **SMALL)
 
 
+def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device: got 'cuda'; accepted: cpu, since torch sees no GPU here"):
+        pages.verify(mine, CASES, device="cuda", **SMALL)
+
+
 @pytest.mark.slow
 def test_a_reference_may_write_to_what_it_gets():
     def in_place(q, k, v, g, S):
