@@ -37,7 +37,7 @@ FIGURES = {
         f"{BENCH} --backward --target triton --dtype bfloat16 --peers fla")),
     "results": Figure("last compared with float64 on one H100, in 798 calls", (
         "{python} tests/device/matrix.py --out {out}/matrix.json",)),
-    "device_tests": Figure("Of `pytest -m device tests/device` on four H100s", (
+    "device_tests": Figure("`pytest -m device tests/device` ran on four H100s", (
         "{python} -m pytest -q -m device tests/device",)),
     "tests": Figure("the command above 804 s of tests", (
         '{python} -m pytest -q -n 2 --dist worksteal -m "not slow"', "{python} -m pytest -q -n 2 --dist worksteal"))}

@@ -72,11 +72,15 @@ def verify(page: Algorithm, cases: Sequence[Case] | None = None, device: str = "
     cases: sequences to run (tools.cases.Case); None for those of the command line. device: "cpu" or "cuda".
     reference: a function of your own to compare with, see `tools.verify.from_recurrence`; None for the page in float64 in
       chunks of one token.
-    ValueError for a page whose output of a token depends on later tokens.
+    ValueError for a page whose output of a token depends on later tokens, and for "cuda" without a GPU.
     """
+    import torch
+
     from .tools.cases import CASES
     from .tools.verify import accepted, compare
     b = _build(page, options)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device: got {device!r}; accepted: cpu, since torch sees no GPU here")
     errors = [compare(b, case, device, reference) for case in (CASES if cases is None else cases)]
     for case, found in zip(CASES if cases is None else cases, errors, strict=True):
         for name, e in found.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .tensors import _FLOATS, _dense, _fail, _is_apart, _is_plain
+from .tensors import _FLOATS, _check_memory, _dense, _fail, _is_apart, _is_plain, _is_transformed
 
 # --- copied from here on ---
 #: What the integers of a tensor say.
@@ -82,11 +82,15 @@ def _check_chunks(name: str, x: Any, least: int) -> None:
         _fail(name, repr(x), f"a number of chunks from {least} to {2**31 - 1}")
 
 
-def _check_detached(tensors: Iterable[tuple[str, Any]]) -> None:
-    """No tensor that requires grad. tensors: (name, tensor or None)."""
+def _check_given(tensors: Iterable[tuple[str, Any]]) -> None:
+    """No tensor that kernels cannot read, and none that requires grad where torch records. tensors: (name, tensor or None)."""
+    recorded, seen = torch.is_grad_enabled(), _is_transformed() or torch._C._is_tracing()
     for name, x in tensors:
-        if getattr(x, "requires_grad", False):
-            _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+        if isinstance(x, torch.Tensor):
+            if recorded and x.requires_grad:
+                _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+            if seen or x.is_neg() or x.is_nested or x.layout != torch.strided:  # each call waits for these
+                _check_memory(name, x)
 
 
 # --- the arguments of a call -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .arguments import _check_chunks, _check_detached, _check_flag, _check_number
+from .arguments import _check_chunks, _check_flag, _check_given, _check_number
 from .call import caller
 from .parts import COMPARED, FINEST, LONG, SEARCHED, _cheapest_span, _lengths, _needs_summaries
 from .plan import Plan
@@ -85,8 +85,7 @@ class Host:
         if torch.compiler.is_dynamo_compiling():
             return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables
-        if torch.is_grad_enabled():
-            _check_detached(zip(t.tensors, (*given, *states), strict=False))
+        _check_given(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
         if t.checkpoints and not (t.rows or t.positions):
             _check_chunks("checkpoint_chunks", every, 1)

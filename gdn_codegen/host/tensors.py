@@ -1,4 +1,4 @@
-"""Tensors in a generated module: strides and copies, and tensors that replace absent ones.
+"""Tensors in a generated module: what kernels can read of them, strides and copies, and tensors that replace absent ones.
 
 Below the line the file is copied into generated modules word for word. Nothing here knows a build: callers pass the tables.
 """
@@ -20,6 +20,29 @@ _counts: dict[Any, torch.Tensor] = {}
 
 def _fail(argument: str, got: object, accepted: str) -> NoReturn:
     raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+# --- what kernels can read -------------------------------------------------------------------------------------------
+def _is_transformed() -> bool:
+    """Whether tensors of torch.func's transforms, or dual ones, may be among those of a call."""
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+
+
+def _check_memory(name: str, x: torch.Tensor) -> None:
+    """A dense tensor whose values are those in its memory, because kernels see memory alone."""
+    if x.is_nested or x.layout != torch.strided:
+        _fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._is_tracing():
+        _fail(name, "a tensor of torch.jit.trace, which does not see kernels", "a call under torch.compile or torch.export")
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: backward() and torch.autograd.grad "
+              "differentiate the op, transforms do not")
+    if torch.autograd.forward_ad._current_level >= 0 and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+        _fail(name, "a dual tensor of forward-mode differentiation", "its primal, because the op computes gradients only")
+    if x.is_neg():
+        _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
 
 # --- strides and copies ----------------------------------------------------------------------------------------------

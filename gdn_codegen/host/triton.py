@@ -178,5 +178,6 @@ class TritonLauncher:
         if isinstance(kernel, JITFunction):
             with _interpreted(kernel.fn.__globals__):
                 interpreter.InterpretedFunction(kernel.fn)[(instances,)](*arguments, **options)
-        else:
-            kernel[(instances,)](*arguments, **options)
+        else:  # where TRITON_INTERPRET was set at import
+            with _interpreting:
+                kernel[(instances,)](*arguments, **options)

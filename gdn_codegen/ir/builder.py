@@ -170,11 +170,15 @@ def carried(dims: str, forgets: str = "") -> Carried:
     return Carried(dims, forgets)
 
 
-def algorithm(**dims: str | Carried | PerHead) -> Callable[[Callable[..., Any]], Algorithm]:
+def algorithm(*function: Callable[..., Any], **dims: str | Carried | PerHead) -> Callable[[Callable[..., Any]], Algorithm]:
     """Declare a page. The arguments give the dims of its parameters, such as q="C K", "HV" for a number for each value
     head, "HV K" for a vector, per_head(0.0) for a number that callers may leave out, or carried("K V") for a state.
 
     The decorated function computes one chunk. It returns its outputs, and then the next value of each state. Its keyword-only
-    parameters are numbers that the caller passes, such as scale.
+    parameters are numbers that the caller passes, such as scale. TypeRuleError for @algorithm without dims.
     """
+    if function:
+        name = getattr(function[0], "__name__", function[0])
+        raise TypeRuleError(f"@algorithm of {name}: got no dims; accepted: those of each parameter by name, as in "
+                            '@algorithm(q="C K", v="C V", S=carried("K V"))')
     return lambda fn: Algorithm(fn, dims)

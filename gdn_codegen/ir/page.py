@@ -43,6 +43,10 @@ class Algorithm:
         if set(positional) != set(dims):
             raise TypeRuleError(f"@algorithm of {where}: it names {', '.join(dims)}, the function takes "
                                 f"{', '.join(positional)}; numbers of the caller are keyword-only, after *")
+        given = [p.name for p in sig.values() if p.kind is not p.KEYWORD_ONLY and p.default is not p.empty]
+        if given:
+            raise TypeRuleError(f"@algorithm of {where}: got a default of {given[0]}; accepted: defaults of numbers, after *; "
+                                "callers may leave out what per_head(0.0) declares, and states")
         for n in (self.name, *sig):
             if not (n.isascii() and n.isidentifier()):
                 raise TypeRuleError(f"@algorithm of {where}: got the name {n!r}; accepted: ASCII letters, digits and _")

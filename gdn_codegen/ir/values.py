@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from numbers import Real
 from types import FrameType
 from typing import Any
 
@@ -99,7 +100,7 @@ def apply(kind: str, *args: Any, **attrs: Any) -> Value:
         raise TypeRuleError(f"{kind}: none of its operands is a tile")
     line, names = trace.line(), []
     for a in args:
-        if isinstance(a, (int, float)):
+        if isinstance(a, Real):  # numpy's numbers, too
             names.append(trace.body.op("const", line=line, value=float(a)))
             continue
         if not isinstance(a, Value):

@@ -68,10 +68,25 @@ class Build:
                 raise ValueError(f"{field}: got {value!r}; accepted: 16, and multiples of 4 from 32 to 256")
         if self.arch and self.arch not in target.archs:
             raise ValueError(f"arch: got {self.arch!r}; accepted: {', '.join(target.archs) or 'none'} for {self.target}")
-        if self.heads and (min(self.heads) < 1 or self.heads[1] % self.heads[0]):
-            raise ValueError(f"heads: got {self.heads[0]}/{self.heads[1]}; accepted: H/HV, HV a multiple of H, both at least 1")
+        self._check_heads()
+        if not isinstance(self.contract, Contract):
+            raise ValueError(f"contract: got {self.contract!r}; accepted: a Contract, as Contract.parse('q=l2norm,k=l2norm') of "
+                             "gdn_codegen.schedule.contract")
         if isinstance(self.schedule, str):
             named(self.schedule)
+        elif not isinstance(self.schedule, Schedule):
+            raise ValueError(f"schedule: got {self.schedule!r}; accepted: a name, or a Schedule")
+
+    def _check_heads(self) -> None:
+        """ValueError unless `heads` is None, or H and HV."""
+        if self.heads is None:
+            return
+        two = isinstance(self.heads, (tuple, list)) and len(self.heads) == 2 and all(type(n) is int for n in self.heads)
+        if not two:
+            raise ValueError(f"heads: got {self.heads!r}; accepted: (H, HV), or None for kernels that take them at run time")
+        heads, value_heads = self.heads
+        if min(self.heads) < 1 or value_heads % heads:
+            raise ValueError(f"heads: got H = {heads}, HV = {value_heads}; accepted: HV a multiple of H, both at least 1")
 
     @property
     def plan(self) -> Schedule:

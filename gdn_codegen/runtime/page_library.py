@@ -107,7 +107,8 @@ def _backward(ctx: Any, made: list[Tensor | None]) -> tuple[Any, ...]:
     by: dict[str, Tensor] = {}
     made = made[:results]
     if any(y is not None for y in made):
-        given, kept = ctx.saved_tensors[:len(names)], ctx.saved_tensors[len(names):]
+        saved = ctx.saved_tensors  # checkpointing recomputes them, and gives them once
+        given, kept = saved[:len(names)], saved[len(names):]
         found = page_gradient(key, list(given), names, numbers, [y for y in made if y is not None],
                               [y is not None for y in made], list(kept), wanted)
         by = dict(zip(wanted, found, strict=True))

@@ -112,6 +112,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError, KeyError, TypeError, json.JSONDecodeError,
             UnicodeDecodeError) as e:
         raise _broken(path, "which is no such archive, or a part of one") from e
+    except OSError as e:
+        raise _broken(path, f"which cannot be read ({e.strerror})") from e
     if wanted.keys() != data.keys() or any(hashlib.sha256(data[n]).hexdigest() != x for n, (_, x) in wanted.items()):
         raise _broken(path, "which is damaged")
     return manifest, data

@@ -6,6 +6,8 @@ use the passes that let kernels apply them.
 """
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -60,6 +62,8 @@ def from_recurrence(b: Build, case: Case, x: dict[str, torch.Tensor], recurrence
     numbers = {n: 1.0 if v is None else v for n, v in page.scalar_defaults(b.sizes).items()}
     outputs = [t for t in p.role("output") if t.index == "token"]
     finals = [t for t in p.role("output") if t.index == "sequence"]
+    wanted = *outputs, *finals
+    _check_callable(recurrence, (*page.inputs, *page.states, *numbers))
     out = {t.name: torch.zeros(sum(case.lengths), case.value_heads, *t.tile.shape(b.sizes)[1:], dtype=F64) for t in outputs}
     out |= {t.name: torch.zeros(len(case.lengths), case.value_heads, *t.tile.shape(b.sizes), dtype=F64) for t in finals}
     start = 0
@@ -68,17 +72,33 @@ def from_recurrence(b: Build, case: Case, x: dict[str, torch.Tensor], recurrence
             given: dict[str, Any] = {}
             for name, (heads, _) in page.inputs.items():
                 own = head if heads == "HV" else head * case.heads // case.value_heads
-                given[name] = read_x[name][start:start + length, own] if "C" in page.inputs[name][1] else read_x[name][own]
+                whole = read_x[name]
+                given[name] = (whole[start:start + length, own] if "C" in page.inputs[name][1] else whole[own]).clone()
             for state, t in zip(page.states, [t for t in p.role("input") if t.optional], strict=True):
                 given[state] = read_x[t.name][n, head] * case.initial
             results = recurrence(**given, **numbers)
-            for t, r in zip((*outputs, *finals), results, strict=True):
+            if not isinstance(results, (tuple, list)) or len(results) != len(wanted):
+                got = len(results) if isinstance(results, (tuple, list)) else type(results).__name__
+                raise ValueError(f"reference: got {got} as its results; accepted: a tuple of {len(wanted)}: "
+                                 f"{', '.join(t.name for t in wanted)}")
+            for t, r in zip(wanted, results, strict=True):
                 at = out[t.name][start:start + length, head] if t.index == "token" else out[t.name][n, head]
                 if tuple(r.shape) != tuple(at.shape):
                     raise ValueError(f"reference: got {tuple(r.shape)} for {t.name}; accepted: {tuple(at.shape)}")
                 at.copy_(r)
         start += length
     return out
+
+
+def _check_callable(recurrence: Any, names: Sequence[str]) -> None:
+    """ValueError unless `recurrence` is a function that takes parameters of these names."""
+    if not callable(recurrence):
+        raise ValueError(f"reference: got {type(recurrence).__name__}; accepted: a function of {', '.join(names)}")
+    try:
+        inspect.signature(recurrence).bind(**dict.fromkeys(names))
+    except TypeError as e:
+        raise ValueError(f"reference: got a function that does not take the page's parameters by name ({e}); accepted: a "
+                         f"function of {', '.join(names)}") from e
 
 
 @cache
@@ -99,7 +119,10 @@ def check_page(b: Build) -> None:
                              "lower(x, fill=-inf))")
     for t in p.role("output"):
         off = rms_error(before[t.name], by_token[t.name])
-        if not off <= 1e-9:
+        if not math.isfinite(off):
+            raise ValueError(f"algorithm: got {p.name}, whose {t.name} is not finite in float64 for inputs as verify draws them; "
+                             "accepted: a page of finite results (look at divisions, logarithms and numbers such as inf)")
+        if off > 1e-9:
             raise ValueError(f"algorithm: got {p.name}, whose {t.name} in a chunk of 16 tokens is off by {off:.1e} (RMSE over "
                              "RMS) from that in chunks of one token, both in float64; accepted: a page that computes the same in "
                              "chunks of any length (look at masks, cumsum, last, and the order of operands)")

@@ -761,6 +761,29 @@ def _fail(argument: str, got: object, accepted: str) -> NoReturn:
     raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
 
 
+# --- what kernels can read -------------------------------------------------------------------------------------------
+def _is_transformed() -> bool:
+    """Whether tensors of torch.func's transforms, or dual ones, may be among those of a call."""
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+
+
+def _check_memory(name: str, x: torch.Tensor) -> None:
+    """A dense tensor whose values are those in its memory, because kernels see memory alone."""
+    if x.is_nested or x.layout != torch.strided:
+        _fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._is_tracing():
+        _fail(name, "a tensor of torch.jit.trace, which does not see kernels", "a call under torch.compile or torch.export")
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: backward() and torch.autograd.grad "
+              "differentiate the op, transforms do not")
+    if torch.autograd.forward_ad._current_level >= 0 and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+        _fail(name, "a dual tensor of forward-mode differentiation", "its primal, because the op computes gradients only")
+    if x.is_neg():
+        _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
+
+
 # --- strides and copies ----------------------------------------------------------------------------------------------
 def _is_apart(x: torch.Tensor) -> bool:
     """True if no two indices of `x` share an element: the stride of each dim exceeds the reach of all finer dims."""
@@ -955,11 +978,15 @@ def _check_chunks(name: str, x: Any, least: int) -> None:
         _fail(name, repr(x), f"a number of chunks from {least} to {2**31 - 1}")
 
 
-def _check_detached(tensors: Iterable[tuple[str, Any]]) -> None:
-    """No tensor that requires grad. tensors: (name, tensor or None)."""
+def _check_given(tensors: Iterable[tuple[str, Any]]) -> None:
+    """No tensor that kernels cannot read, and none that requires grad where torch records. tensors: (name, tensor or None)."""
+    recorded, seen = torch.is_grad_enabled(), _is_transformed() or torch._C._is_tracing()
     for name, x in tensors:
-        if getattr(x, "requires_grad", False):
-            _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+        if isinstance(x, torch.Tensor):
+            if recorded and x.requires_grad:
+                _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+            if seen or x.is_neg() or x.is_nested or x.layout != torch.strided:  # each call waits for these
+                _check_memory(name, x)
 
 
 # --- the arguments of a call -----------------------------------------------------------------------------------------
@@ -1747,8 +1774,7 @@ class Host:
         if torch.compiler.is_dynamo_compiling():
             return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables
-        if torch.is_grad_enabled():
-            _check_detached(zip(t.tensors, (*given, *states), strict=False))
+        _check_given(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
         if t.checkpoints and not (t.rows or t.positions):
             _check_chunks("checkpoint_chunks", every, 1)
@@ -2608,8 +2634,9 @@ class TritonLauncher:
         if isinstance(kernel, JITFunction):
             with _interpreted(kernel.fn.__globals__):
                 interpreter.InterpretedFunction(kernel.fn)[(instances,)](*arguments, **options)
-        else:
-            kernel[(instances,)](*arguments, **options)
+        else:  # where TRITON_INTERPRET was set at import
+            with _interpreting:
+                kernel[(instances,)](*arguments, **options)
 
 
 # --- this module -----------------------------------------------------------------------------------------------------

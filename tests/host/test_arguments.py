@@ -92,6 +92,18 @@ def test_options(check, good, bad):
 
 
 def test_a_tensor_that_requires_grad_is_named():
-    t._check_detached([("q", torch.zeros(1)), ("S", None)])
+    x = torch.zeros(1, requires_grad=True)
+    t._check_given([("q", torch.zeros(1)), ("S", None)])
     with pytest.raises(ValueError, match="S: got a tensor that requires grad; accepted: inference only"):
-        t._check_detached([("q", torch.zeros(1)), ("S", torch.zeros(1, requires_grad=True))])
+        t._check_given([("q", torch.zeros(1)), ("S", x)])
+    with torch.no_grad():
+        t._check_given([("S", x)])
+
+
+@pytest.mark.parametrize("x, said", [
+    (torch._neg_view(torch.ones(2)), "a view with torch's negative bit"),
+    (torch.ones(2).to_sparse(), "torch.sparse_coo"),
+    (torch.nested.nested_tensor([torch.ones(2)]), "a nested tensor")])
+def test_what_kernels_would_read_in_another_way_is_refused(x, said):
+    with pytest.raises(ValueError, match=f"^S: got {said}; accepted"):
+        t._check_given([("q", torch.ones(2)), ("S", x)])

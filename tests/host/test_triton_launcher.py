@@ -1,4 +1,6 @@
 """host/triton.py by itself: what kernels are launched with, and what happens before they are."""
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -79,3 +81,22 @@ def test_a_suspect_gpu_is_checked_before_a_launch_is_made(monkeypatch):
 
 def test_warps_of_64_threads_are_half_as_many_but_four():
     assert [launcher(Kernel()).warps(n, lanes) for n in ("o", "p") for lanes in (32, 64)] == [8, 4, 2, 2]
+
+
+def test_threads_interpret_one_kernel_at_a_time():
+    """With TRITON_INTERPRET a module has functions that are interpreted already. Triton's interpreter is one for all threads."""
+    inside, met = [], []
+
+    def run(*given, **options):
+        inside.append(0)
+        time.sleep(0.01)
+        met.append(len(inside))
+        inside.pop()
+    kernel = type("Interpreted", (Kernel,), {"__getitem__": lambda self, grid: run})()
+    launch = launcher(kernel)("o", 1, SIZES, [1], CPU)
+    threads = [threading.Thread(target=launch, args=([], None, [])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert met == [1, 1, 1, 1]

@@ -8,6 +8,7 @@ import pytest
 from gdn_codegen import pages
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last, lower, strictly_lower
 from gdn_codegen.ir.ops import TypeRuleError
+from gdn_codegen.ir.printer import program_text
 from gdn_codegen.tools.cases import Case
 
 DIMS = dict(q="C K", k="C K", v="C V", g="HV C K", S=carried("K V"))
@@ -133,3 +134,25 @@ def test_lines_are_those_of_a_file_of_ones_own():
     first = inspect.getsourcelines(mine.fn)[1]
     with pytest.raises(TypeRuleError, match=rf"^mine \(test_mistakes_on_pages\.py, line {first + 4}\): mul"):
         mine.trace()
+
+
+def test_dims_are_those_of_the_decorator():
+    def mine(q, v=None, *, scale=1.0):
+        return scale * q
+    with pytest.raises(TypeRuleError, match=r'^@algorithm of mine: got no dims; accepted: those of each parameter by name'):
+        algorithm(mine)
+    with pytest.raises(TypeRuleError, match=r"^@algorithm of mine \(test_mis.*, line \d+\): got a default of v; accepted: "):
+        algorithm(q="C K", v="C V")(mine)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numpy = pytest.importorskip("numpy")
+
+    def mine(q):
+        return numpy.float32(2) * q * numpy.int64(3)
+
+    def same(q):
+        return 2 * q * 3
+    a, b = (algorithm(q="C K")(f).trace() for f in (mine, same))
+    a, b = (re.sub(r"line=\d+|program.*|source.*", "", program_text(p)) for p in (a, b))
+    assert a == b and "q_times_2_times_3" in a

@@ -163,3 +163,9 @@ def test_triton_finds_imported_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **k: hits.append(k["cache_hit"]))
     fresh(cached(b))
     assert list(compile_ahead(b, cached(b), "sm_90a", [(1, 2)])) and hits and all(hits)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path, capsys):
+    assert main(["cache", "import", str(tmp_path / "none")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("gdn_codegen: file: got ") and "cannot be read (No such file or directory); accepted: " in said

@@ -42,6 +42,10 @@ def dual(v, **others):
         chunk_gated_delta_rule(v=torch.autograd.forward_ad.make_dual(v, v), **others)
 
 
+def traced(k, **others):
+    torch.jit.trace(lambda k: chunk_gated_delta_rule(k=k, **others)[0], k)
+
+
 F8 = torch.float8_e4m3fn
 STATE, STATES = zeros(1, HV, K, V), zeros(3, HV, K, V)
 OVER, BIG = half(1, T + 1, HV, V), zeros(1, HV, K, V)
@@ -68,6 +72,7 @@ TRIALS = {
         q=torch.complex(zeros(1, T, H, K), zeros(1, T, H, K)).conj().imag),
     ("q", "inside vmap"): dict(op=vmapped),
     ("v", "dual, in forward-mode differentiation"): dict(op=dual),
+    ("q", "inside torch.jit.trace"): dict(op=traced),
     ("v", "rank"): dict(v=half(1, T, HV)),
     ("v", "device"): dict(v=torch.zeros(1, T, HV, V, dtype=torch.float16, device="meta")),
     ("v", "batch unlike q's"): dict(v=half(2, T, HV, V)),
@@ -310,6 +315,7 @@ OTHERS = {
     "a target that has a gradient of": "sizes for which no schedule of a gradient fits",
     "states with {word}": "the op of a page of the caller's own, whose contract has no gradient",
     "_fail(name, 'a tensor', NONE)": "the op of a page of the caller's own, with memory for results",
+    "_fail(n, f'memory of {m}', 'memory of its own')": "the op of a page of the caller's own, with memory for results",
     "which have gradients": "a target of another package",
     "under torch.compile": "torch.compile, which raises an error of its own around it",
 }

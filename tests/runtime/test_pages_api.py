@@ -13,7 +13,7 @@ from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 from gdn_codegen.tools.cases import Case
-from gdn_codegen.tools.verify import rms_error
+from gdn_codegen.tools.verify import check_page, rms_error
 
 HERE = [t for t in OWN if runs(t, "cpu")]
 SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
@@ -97,6 +97,39 @@ def test_a_recurrence_of_ones_own_is_what_it_is_held_against():
         pages.verify(mine, CASES, reference=lambda **x: [y.T for y in recurrence(**x)], **SMALL)
 
 
+@pytest.mark.parametrize("reference, said", [
+    (3, "got int; accepted: a function of q, k, v, g, S"),
+    (lambda q, k: q, r"got a function that does not take .* \(got an unexpected .* 'v'\); accepted: a function of q"),
+    (lambda **x: x["v"], "got Tensor as its results; accepted: a tuple of 2: o, final_state"),
+    (lambda **x: recurrence(**x)[:1], "got 1 as its results; accepted: a tuple of 2: o, final_state")])
+def test_a_reference_of_another_kind_is_refused(reference, said):
+    with pytest.raises(ValueError, match=f"^reference: {said}"):
+        pages.verify(mine, CASES, reference=reference, **SMALL)
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device: got 'cuda'; accepted: cpu, since torch sees no GPU here"):
+        pages.verify(mine, CASES, device="cuda", **SMALL)
+
+
+@pytest.mark.slow
+def test_a_reference_may_write_to_what_it_gets():
+    def in_place(q, k, v, g, S):
+        results = recurrence(q, k, v, g, S)
+        q.zero_()  # which both value heads of the key head read
+        return results
+    pages.verify(mine, CASES, reference=in_place, target=HERE[0], **SMALL)
+
+
+def test_a_page_of_results_that_are_not_finite_is_told_so():
+    @algorithm(q="C K", v="C V", S=carried("K V"))
+    def divided(q, v, S):
+        return (q @ S + v) / 0, S
+    with pytest.raises(ValueError, match=r"algorithm: got divided, whose \w+ is not finite in float64 for inputs as verify"):
+        check_page(Build("triton", algorithm=divided, **SMALL))
+
+
 def test_a_page_that_is_not_causal_is_told_so():
     with pytest.raises(ValueError, match="algorithm: got looks_ahead, whose o of a token depends on later tokens"):
         pages.verify(looks_ahead, CASES, **SMALL)
@@ -105,7 +138,11 @@ def test_a_page_that_is_not_causal_is_told_so():
 @pytest.mark.parametrize("wrong, said", [
     (dict(target="cuda"), "target: got 'cuda'; accepted"),
     (dict(chunks=16), "chunks: got it as an option; accepted: target, chunk"),
-    (dict(algorithm="simple_gla"), "algorithm: got it as an option")])
+    (dict(algorithm="simple_gla"), "algorithm: got it as an option"),
+    (dict(contract="q=l2norm"), "contract: got 'q=l2norm'; accepted: a Contract, as Contract.parse"),
+    (dict(schedule=3), "schedule: got 3; accepted: a name, or a Schedule"),
+    (dict(heads="2/4"), r"heads: got '2/4'; accepted: \(H, HV\), or None"),
+    (dict(heads=(2, 3)), "heads: got H = 2, HV = 3; accepted: HV a multiple of H, both at least 1")])
 def test_options_that_are_none_are_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         pages.source(mine, **wrong)

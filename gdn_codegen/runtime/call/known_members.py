@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...host.host import Host
+from ...host.tensors import _is_transformed
 from ..admit import captures
 from .aliasing import reach, shared, written
 from .arguments import Tensors
@@ -21,7 +22,7 @@ from .foreign_keywords import longest_of
 from .given import given_to, integers_of
 from .launch import PLAIN, RECENT, kind
 from .native_launcher import Asked, NotReady, call_launcher, kernels_ahead
-from .normalise import check_cpu_ends, reads, transformed
+from .normalise import check_cpu_ends, reads
 from .request import Inputs, Request
 
 
@@ -128,7 +129,7 @@ def again(s: Said) -> tuple[Any, ...] | None:
 
 def _is_memory(tensors: tuple[Tensor | None, ...]) -> bool:
     """True if the values of tensors are those in their memory, and none of them wants gradients."""
-    if transformed():
+    if _is_transformed():
         return False
     differentiates = torch.is_grad_enabled()
     return all(y is None or (type(y) in PLAIN and not y.is_neg() and not (differentiates and y.requires_grad)) for y in tensors)

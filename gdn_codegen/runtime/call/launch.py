@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...host.host import Host
-from ...host.tensors import _fail
+from ...host.tensors import _fail, _is_transformed
 from ..admit import Refused, admit, captures
 from ..build import Build
 from ..load import module
@@ -25,7 +25,7 @@ from .differentiable import differentiates
 from .dtypes import adapted, adapts
 from .given import buffers_of, given_to, integers_of, places_of_integers
 from .native_launcher import Asked, NotReady, call_launcher, kernels_ahead
-from .normalise import check_chunks, reads, settled, transformed
+from .normalise import check_chunks, reads, settled
 from .positions import check
 from .request import DECODE_CHUNK, DTYPES, Call, Inputs, Request, call_of, inputs_of
 
@@ -223,7 +223,7 @@ def _is_memory(t: tuple[Any, ...], given: tuple[int, ...]) -> bool:
     for n in given:
         if type(t[n]) not in PLAIN or t[n].is_neg():
             return False
-    return not transformed()
+    return not _is_transformed()
 
 
 def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:

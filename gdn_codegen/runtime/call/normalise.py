@@ -11,12 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
-from torch.autograd import forward_ad
 
 from ... import algorithms
 from ...host.arguments import _ANY_FLOAT, _check_chunks, _check_flag, _check_integers, _check_rank, _check_tensor
-from ...host.tensors import _fail
+from ...host.tensors import _check_memory, _fail
 from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
 from .arguments import BUFFER, FLAGS, IN_KERNELS, INPUTS, INTEGERS, Options, Tensors, name_of
@@ -32,22 +30,10 @@ _T = TypeVar("_T")
 _INTEGERS = frozenset(Tensors._fields[n] for n in INTEGERS)
 
 
-def transformed() -> bool:
-    """Whether tensors of torch.func's transforms, or dual ones, may be among those of a call."""
-    return forward_ad._current_level >= 0 or _functorch.maybe_current_level() is not None
-
-
-def _check_memory(name: str, x: Tensor) -> None:
-    """ValueError for a tensor whose values are not those in its memory: one of a transform, or with torch's negative bit."""
-    if torch.compiler.is_compiling():
-        return
-    if _functorch.is_functorch_wrapped_tensor(x):
-        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: backward() and torch.autograd.grad "
-              "differentiate the op, transforms do not")
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
-        _fail(name, "a dual tensor of forward-mode differentiation", "its primal, because the op computes gradients only")
-    if x.is_neg():
-        _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
+def check_located(name: str, x: Any) -> None:
+    """ValueError for a tensor of the device meta, which has no memory. A call's other tensors have to be on its device."""
+    if isinstance(x, Tensor) and x.device.type == "meta":
+        _fail(name, "device meta", "a tensor with memory")
 
 
 def check_plain(name: str, x: Any) -> None:
@@ -56,11 +42,9 @@ def check_plain(name: str, x: Any) -> None:
         if name == "cu_seqlens":
             _fail(name, repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
         (_check_integers if name in _INTEGERS else _check_tensor)(name, x)
-    if x.layout != torch.strided or x.is_nested:
-        _fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
     _check_memory(name, x)
-    if x.device.type == "meta" and name == "q":
-        _fail(name, "device meta", "a tensor with memory")
+    if name == "q":
+        check_located(name, x)
 
 
 def shape_of(name: str, x: Any) -> torch.Size:
