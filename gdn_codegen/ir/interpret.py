@@ -247,21 +247,21 @@ class Interpreter:
         if lp.index == "columns":
             return [at.to(column=i) for i in range(0, sizes["K"], lp.step)]
         if lp.index == "before":
-            return [at.to(chunk=self.along(k, at, i), iteration=i, before=True)
+            return [at.to(chunk=self.along(k.step, at, i), iteration=i, before=True)
                     for i in range(max(at.begin, 0), self.own(at, sizes))]
         stop = self.chunks(at)
         if k.grid == "parts":
             stop = min(stop, self.own(at.to(part=at.part + 1), sizes))
         begin = at.begin if lp.warm_up else self.own(at, sizes)
-        return [at.to(chunk=self.along(k, at, i), iteration=i) for i in range(begin, stop)]
+        return [at.to(chunk=self.along(k.step, at, i), iteration=i) for i in range(begin, stop)]
 
     def chunks(self, at: _At) -> int:
         """The number of chunks of the sequence."""
         return -(-self.problem.lengths[at.seq] // self.each)
 
-    def along(self, k: Kernel, at: _At, n: int) -> int:
+    def along(self, step: int, at: _At, n: int) -> int:
         """The chunk that a walk comes to after n others, and how many come before chunk n. A walk back begins at the last."""
-        return n if k.step > 0 else self.chunks(at) - 1 - n
+        return n if step > 0 else self.chunks(at) - 1 - n
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         """Run statements in order. A loop passes its carried values from iteration to iteration."""
@@ -285,7 +285,7 @@ class Interpreter:
         kind, attrs, past = o.kind, dict(o.attrs), False
         if ahead := attrs.get("ahead", 0):
             at, past = self.later(k, at, ahead, sizes)
-        if past or (attrs.get(OWN_PART) and self.along(k, at, at.chunk) < self.own(at, sizes)):
+        if past or (attrs.get(OWN_PART) and self.along(k.step, at, at.chunk) < self.own(at, sizes)):
             if o.out:  # no op may read it
                 assert o.type is not None
                 env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
@@ -302,7 +302,7 @@ class Interpreter:
         elif kind == "load":
             env[o.out] = self.load(k, o, self.headed(at, o), sizes)
         elif kind == "warm_up_length":
-            env[o.out] = torch.tensor(float(self.warm_up_length(k, attrs, at, sizes)), dtype=self.dtype("float32"))
+            env[o.out] = torch.tensor(float(self.warm_up_length(attrs, at, sizes)), dtype=self.dtype("float32"))
         elif kind == "return_unless_negative":
             if env[o.args[0]] >= 0:
                 raise _Leave
@@ -330,8 +330,8 @@ class Interpreter:
     def later(self, k: Kernel, at: _At, ahead: int, sizes: dict[str, int]) -> tuple[_At, bool]:
         """The position so many iterations later, and whether it is past the last one. Outside of the loop, `at` is before the
         first iteration."""
-        now = self.along(k, at, at.chunk) if at.chunk >= 0 else at.begin - 1
-        there = at.to(chunk=self.along(k, at, now + ahead), iteration=at.iteration + ahead)
+        now = self.along(k.step, at, at.chunk) if at.chunk >= 0 else at.begin - 1
+        there = at.to(chunk=self.along(k.step, at, now + ahead), iteration=at.iteration + ahead)
         return there, not 0 <= there.chunk < self.chunks(at)
 
     def item(self, o: Op, env: dict[str, torch.Tensor], at: _At) -> None:
@@ -374,7 +374,7 @@ class Interpreter:
         square = torch.diag(torch.arange(shape[1]) < self.p.memory.get(o.attr("within", ""), shape[1])).to(dtype)
         return square.repeat(shape[0] // shape[1], 1)
 
-    def warm_up_length(self, k: Kernel, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
+    def warm_up_length(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
         """The warm-up length of a part in chunks: the least number of chunks whose entries of the tensor sum to -`bound` or less.
 
         -1 if it is more than `most` times the chunks of a part, or more than these and `limit`. If the sum stays above: all
@@ -390,7 +390,7 @@ class Interpreter:
         most = min(attrs["most"] * self.problem.span, self.problem.span + attrs["limit"])
         slot = self.starts[at.seq] // sizes["C"] + at.seq
         for n in range(1, first + 1):
-            total += float(self.memory[attrs["tensor"]][slot + self.along(k, at, first - n), at.head])
+            total += float(self.memory[attrs["tensor"]][slot + self.along(attrs.get("step", 1), at, first - n), at.head])
             if n > most:
                 return -1
             if total <= -attrs["bound"]:
@@ -505,7 +505,7 @@ class Interpreter:
             self.channel[slot] = whole
             return
         if k.grid == "parts" and (at.part + 1 < self.problem.parts(at.seq, sizes["C"]) if t.index == "sequence" else
-                                  at.chunk >= 0 and self.along(k, at, at.chunk) < self.own(at, sizes) and not at.before):
+                                  at.chunk >= 0 and self.along(k.step, at, at.chunk) < self.own(at, sizes) and not at.before):
             return
         if t.index == "checkpoint" and (not self.kept(t, at) if t.at else (at.chunk + 1) % self.problem.every or
                                         self.rows(at, sizes) < sizes["C"]):

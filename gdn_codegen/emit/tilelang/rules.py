@@ -250,7 +250,8 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
         text = f"T.Select({here}, -1.0, 0.0)" if here else "-1.0"
     else:
         chunks = f"T.if_then_else({has_next}, first + span, 0)" if ahead else "first"
-        last, back = ("", "") if w.k.step > 0 else (" + T.ceildiv(length, C) - 1", ", -1")  # of a walk back the first chunk
+        # a walk back begins at the last chunk
+        last, back = ("", "") if o.attr("step", 1) > 0 else (" + T.ceildiv(length, C) - 1", ", -1")
         text = (f"t.warm_up_length({w.params[name]}, start // C + n{last}, hv, {chunks}, "
                 f"T.min({o.attr('most')} * span, span + {o.attr('limit')}), {o.attr('bound')}, {SUMMED}{back})")
     if o.attr("kept"):

@@ -259,7 +259,7 @@ def warm_up_length(w: KernelWriter, o: Op) -> Text:
             return Text("-1.0" if ahead else "tl.where(earlier > part - first // size, -1.0, 0.0)")
         return Text(f"tl.where({'first + size < length' if ahead else 'first > 0'}, -1.0, 0.0)")
     chunks = "tl.where(first + size < length, (first + size) // C, 0)" if ahead else "first // C"
-    last, stride = ("", "HV") if w.k.step > 0 else (" + tl.cdiv(length, C) - 1", "-HV")  # of a walk back the first chunk
+    last, stride = ("", "HV") if o.attr("step", 1) > 0 else (" + tl.cdiv(length, C) - 1", "-HV")  # of a walk back the first chunk
     at = f"{name}_ptr + ((start // {w.use('C')} + n{last}) * HV + hv)"
     most = f"tl.minimum({o.attr('most')} * span, span + {o.attr('limit')})"
     found = f"warm_up_length({at}, {stride}, {chunks}, {most}, {o.attr('bound')}, {w.use(SUMMED)})"

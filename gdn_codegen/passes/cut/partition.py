@@ -55,7 +55,7 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     states = {c.name for x in walks for c in x.carried}  # all walks start from the summaries of the first walk
     if first is None or len(states) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state; {p.name} has {len(states)}")
-    forgets = begins(f"{p.forgets}_ws", device, dtype, p.sizes["C"]) if p.forgets else {}
+    forgets = begins(f"{p.forgets}_ws", device, dtype, p.sizes["C"], walks[0].step) if p.forgets else {}
     parts = Parts(p, s, first, walks[0], forgets, isinstance(device, Groups) and device.starts_early)
     longest_first = s.longest_first and device.splits_warm_up
     kernels: list[Kernel] = []
@@ -66,12 +66,12 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     return replace(p, kernels=tuple(kernels), tensors=(*p.tensors, *parts.made), forgets="")
 
 
-def begins(tensor: str, device: Device, dtype: str, chunk: int) -> dict[str, Any]:
-    """Attributes of `warm_up_length`: the tensor that it sums, the bound to reach, and the longest warm-up: in parts, and in
-    chunks more than a part."""
+def begins(tensor: str, device: Device, dtype: str, chunk: int, step: int) -> dict[str, Any]:
+    """Attributes of `warm_up_length` for parts of a walk with this step: the tensor that it sums, the bound to reach, and the
+    longest warm-up: in parts, and in chunks more than a part."""
     assert device.part_cost is not None
     return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": longest_warm_up(device),
-            "limit": of_chunks(device.part_cost, chunk).warm_up_limit}
+            "limit": of_chunks(device.part_cost, chunk).warm_up_limit, **({"step": step} if step < 0 else {})}
 
 
 def longest_warm_up(device: Device) -> int:

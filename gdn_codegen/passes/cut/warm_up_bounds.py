@@ -51,7 +51,8 @@ def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
     b.op("store", least, tensor=t.name)
     b.op("store", b.op("const", value=inf), tensor=at)
     first = replace(k, name=k.name.replace(p.forgets, t.name.removesuffix("_ws")), body=b.finish())
-    second = _before(p.forgets, b.tensors, bound, begins(t.name, device, dtype, p.sizes["C"]), min(k.step for k in p.kernels))
+    step = min(k.step for k in p.kernels)
+    second = _before(p.forgets, b.tensors, bound, begins(t.name, device, dtype, p.sizes["C"], step), step)
     return replace(p, tensors=(*p.tensors, t), kernels=(*p.kernels[:i], first, second, *p.kernels[i + 1:]))
 
 
