@@ -19,7 +19,7 @@ from .pages import compile as compiled
 from .runtime.build import CHUNKS, HEAD_DIMS
 from .runtime.call.normalise import check_cpu_ends, check_plain, shape_of
 from .runtime.call.request import DTYPES
-from .runtime.targets import choose
+from .runtime.targets import choose, runs
 from .schedule import Schedule, varied
 from .schedule.contract import Contract
 
@@ -29,7 +29,9 @@ WIDTHS = (2, 3, 4)
 #: Channels of an instance, the preferred ones first.
 GROUPS = (64, 128, 32, *sorted((n for n in HEAD_DIMS if n not in (64, 128, 32)), reverse=True))
 #: The schedule where chunks need no state, by target: a kernel over chunks, and one that runs the last chunk of each sequence.
-APART = {"triton": varied("fused", kernels=(("@output",), ("@state",)))}
+APART = {"triton": varied("fused", kernels=(("@output",), ("@state",)), warps=2)}
+#: Tokens of a chunk, by target and device, where they are not 64 if the caller names none (docs/performance/members.md).
+CHUNK = {("triton", "cuda"): 16}
 #: What FLA calls its own kernels. All give the same results.
 BACKENDS = ("triton", "cuda", "mix")
 
@@ -221,6 +223,12 @@ def _convolved(x: Tensor, weight: Any, bias: Tensor | None, before: Tensor | Non
     return y.flatten(2).view(x.shape[0], T, D), state
 
 
+def _target(device: str, target: str) -> str:
+    """The target for tensors of `device`. On a GPU "auto" is Triton where it runs, since its kernels take a third of
+    the time of TileLang's."""
+    return "triton" if target == "auto" and device == "cuda" and runs("triton", device) else choose(device, target)
+
+
 #: The page's ops by what they are built for: device, target, dtype, channels of a head, chunk, schedule, and whether x is a view.
 _BUILT: dict[tuple[Any, ...], Any] = {}
 
@@ -228,7 +236,8 @@ _BUILT: dict[tuple[Any, ...], Any] = {}
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _build(device: str, target: str, dtype: str, width: int, chunk_size: int | None, schedule: Any, strided: bool) -> None:
     """Build the page's op for heads of so many channels. torch.compile calls this, and does not trace it."""
-    chosen, chunk = choose(device, target), chunk_size or 64
+    chosen = _target(device, target)
+    chunk = chunk_size or CHUNK.get((chosen, device), 64)
     plan = schedule or (APART.get(chosen, "fused") if chunk > 1 else "fused")
     _BUILT[device, target, dtype, width, chunk_size, schedule, strided] = compiled(
         find("causal_conv1d"), target=chosen, dtype=dtype, head_dim_k=width, head_dim_v=width, chunk=chunk, schedule=plan,

@@ -387,6 +387,16 @@ def _insert(attrs: Attrs, *args: Tile) -> Tile:
     return x
 
 
+def _add_rows(attrs: Attrs, *args: Tile) -> Tile:
+    x = _matrix("add_rows")(attrs, *args)
+    to, of, width, count, step = (attrs[n] for n in ("to", "of", "width", "count", "step"))
+    starts = range(0, count * step, step)
+    written = [s + to + i for s in starts for i in range(width)]
+    _need(len({*written, *(s + of for s in starts)}) == (width + 1) * count,
+          lambda: f"add_rows reads rows that it writes, or writes one twice; got {dict(attrs)}")
+    return x
+
+
 def _from_quarters(attrs: Attrs, *args: Tile) -> Tile:
     _arity("from_quarters", 4, args)
     _need(len(set(args)) == 1 and args[0].rank == 2,
@@ -514,6 +524,13 @@ def _joined(attrs: Attrs, *x: torch.Tensor) -> torch.Tensor:
     return torch.cat(x)
 
 
+def _rows_added(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+    to, of, width, count, step = (attrs[n] for n in ("to", "of", "width", "count", "step"))
+    import torch
+    places = [(s + i, s) for s in range(0, count * step, step) for i in range(width)]
+    return x.index_add(0, torch.tensor([to + i for i, _ in places]), x[[of + s for _, s in places]])
+
+
 def _of_four(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     import torch
     return torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)])
@@ -630,6 +647,9 @@ op("diagonal_stack", "the size x size blocks on the diagonal, one below the othe
    _diagonal_blocks_of, attrs=("size",), zero=zeros.stacked)
 op("insert", "the tile with square blocks, rounded to its dtype, in the places that begin at the rows and columns `at`. The "
    "blocks lie one below the other", _insert, _inserted, attrs=("at",))
+op("add_rows", "the tile with its row `of` added to each of `width` rows from `to` on. So in `count` places, each `step` rows "
+   "after the one before. No row is both read and written", _add_rows, _rows_added, attrs=("to", "of", "width", "count", "step"),
+   zero=zeros.running_sums)
 op("from_quarters", "a tile made of its four quarters: upper left, upper right, lower left, lower right", _from_quarters,
    _of_four, attrs=("dims",))
 op("last", "the last row of a tile, as a vector, or the last entry of a vector",

@@ -49,8 +49,9 @@ LEGAL = {
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; loop last; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
+    "decomposed..fed": "cumsum.by_head",
     "decomposed..checked": """
-        load.piece store.piece segment join block blocks diagonal_stack insert matmul.stacked cumsum.by_head
+        load.piece store.piece segment join block blocks diagonal_stack insert matmul.stacked
         load.last load.heads store.heads batch columns; index const""",
     "decomposed..assigned placed..checked": """
         loop columns;
@@ -64,7 +65,7 @@ LEGAL = {
         Op.buffer Kernel.buffers Buffer.slots Buffer.dims""",
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
-        load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;
+        add_rows load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;
         batch interleaved""",
     "placed..checked": """
         clear_counter claim_item next_item matmul.absent index counter;

@@ -53,6 +53,7 @@ from .cut.last_chunk import last_chunk
 from .cut.partition import partition
 from .cut.warm_up import warm_up
 from .cut.warm_up_bounds import warm_up_bounds
+from .heads.added_rows import added_rows
 from .heads.columns import heads_by_columns
 from .heads.key_head import heads_by_key_head
 from .heads.threads import heads_by_threads
@@ -229,6 +230,7 @@ CORES: Passes = (
     ("assign", lambda p, c: assign(p, c.device)),
     ("transfer", lambda p, c: transfer(p, c.cores)),
     ("feed", lambda p, c: feed(p, c.cores)),
+    ("added_rows", lambda p, c: added_rows(p, c.cores)),
     ("arrange", lambda p, c: arrange(p, c.schedule, c.cores)),
     ("channels", lambda p, c: channels(p, c.schedule.channel_slots)),
     ("pack", lambda p, c: pack(p, c.schedule, c.cores)),

@@ -18,6 +18,7 @@ from ..ir.page import Algorithm
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..targets import DEFAULT_SCHEDULE, Target, find, lower
+from .cache import digest
 from .tables import arguments, documentation, forms_text, literal, signature, tables
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ CHUNKS = (1, 16, 32, 64, 128)
 LAYOUTS = {"bthd": "bthd", "bsnd": "bthd", "bhtd": "bhtd", "bnsd": "bhtd"}
 DTYPES = ("float16", "bfloat16", "float32")
 HEAD_DIMS = (16, *range(32, 257, 4))
+#: The characters of a module's name. File systems take 255, and caches add digests, endings and words before them.
+LONGEST_NAME = 160
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Build:
 
     @property
     def name(self) -> str:
-        """The module's name: ALGORITHM_cCHUNK_LAYOUT, then what differs from the defaults."""
+        """The module's name: ALGORITHM_cCHUNK_LAYOUT, then what differs from the defaults. A digest ends long names."""
         page = self.page.name
         parts = [algorithms.SHORT.get(page, page), f"c{self.chunk}", self.layout]
         if (self.head_dim_k, self.head_dim_v) != (128, 128):
@@ -124,7 +127,8 @@ class Build:
             parts.append(self.contract.tag)
         if self.arch:
             parts.append(self.arch.replace("_", ""))
-        return "_".join(parts)
+        whole = "_".join(parts)
+        return whole if len(whole) <= LONGEST_NAME else f"{whole[:LONGEST_NAME - 17]}_{digest(whole)}"
 
     @property
     def function(self) -> str:

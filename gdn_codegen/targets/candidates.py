@@ -73,12 +73,12 @@ class Asked:
 
     @property
     def residuals(self) -> dict[str, str]:
-        """The field `residuals` of `operand_walk`, for pages with a decay for each channel whose errors would be the largest
-        without it. It costs them 5 % of the time or less (docs/performance/errors.md). Where nothing bounds what a state keeps,
-        roundings of solutions add up in it. Where there is no inverse, those of scores and of the state are most of the error."""
-        if not self.channels or self.inverts and self.bounded:
-            return {}
-        return {"residuals": "@right_side,@solution" if self.inverts else "@state,@pair"}
+        """The field `residuals` for pages whose errors would be the largest without it. docs/performance/errors.md has its price.
+        Where nothing bounds what a state keeps, roundings of solutions add up in it. With a decay for each channel and no
+        inverse, those of scores and of the state are most of the error."""
+        if self.inverts:
+            return {} if self.bounded else {"residuals": "@right_side,@solution"}
+        return {"residuals": "@state,@pair"} if self.channels else {}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..emit.tilelang import functions
 from ..passes.cut.partition import longest_warm_up
 from ..passes.cut.summaries import SUMMARIES
 from ..passes.pipelines import GROUPS, ONE_AGENT
-from ..schedule import OF_CORES, named, varied
+from ..schedule import OF_CORES, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .candidates import Asked, Candidate, Space, Splits, several
 from .machine import Finding
@@ -48,16 +48,17 @@ def _model(x: Asked) -> Iterator[Candidate]:
     heads = several(x.shared)
     if x.few and not x.channels:
         if sum(x.shape_class[1:]) >= LARGE:
-            yield Candidate(varied("fused_walk", ARCH, partition="decay"), "parts take less time than whole walks, and are many",
-                            arch=ARCH)
-        yield Candidate(varied("walk", ARCH, partition="decay"), "parts take less time than whole walks", arch=ARCH)
+            yield Candidate(varied("fused_walk", ARCH, partition="decay", **x.residuals),
+                            "parts take less time than whole walks, and are many", arch=ARCH)
+        yield Candidate(varied("walk", ARCH, partition="decay", **x.residuals),
+                        "parts take less time than whole walks", arch=ARCH)
     elif x.few is False and x.lengths != "dominated" and x.head_dims in TIMED and (
             x.shape_class[2] in EVEN if x.lengths == "level" else x.shape_class[1] >= MANY and x.shape_class[2] in SHORT):
-        yield Candidate(varied("fused_walk", ARCH, persistent=True), "many short sequences", arch=ARCH)
+        yield Candidate(varied("fused_walk", ARCH, persistent=True, **x.residuals), "many short sequences", arch=ARCH)
     if x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS):
         plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
-    for plan in (named("fused_walk", ARCH), varied("walk", ARCH, value_heads=heads)):
+    for plan in (varied("fused_walk", ARCH, **x.residuals), varied("walk", ARCH, value_heads=heads, **x.residuals)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
     for fields in HALVES if x.shape_class[1] <= FEW_WALKS else (*WHOLE, *HALVES[1:]):
         yield Candidate(varied("operand_walk", ARCH, **fields, **x.residuals), f"made for {ARCH}", arch=ARCH)

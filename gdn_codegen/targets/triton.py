@@ -46,12 +46,13 @@ def _described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
 def _model(x: Asked) -> Iterator[Candidate]:
     """On a GPU walks, or for decays of channels kernels over chunks."""
     if x.channels and x.few is not None and max(x.head_dims) <= WIDEST:
-        chunk = BY_CHANNEL[0]
+        chunk, fields = BY_CHANNEL
+        fields = fields | ({} if x.inverts else x.residuals)
         if x.arch in DESCRIBED and x.chunk in (None, chunk):
             if x.few:
-                parts = varied("operand_walk", partition="decay", **BY_CHANNEL[1])
+                parts = varied("operand_walk", partition="decay", **fields)
                 yield Candidate(parts, "walks fill at most half of the GPU", chunk)
-            yield Candidate(varied("operand_walk", **BY_CHANNEL[1]), "a decay for each channel", chunk)
+            yield Candidate(varied("operand_walk", **fields), "a decay for each channel", chunk)
         if x.chunk in (None, STAGED):
             yield Candidate("staged", "a decay for each channel", STAGED)
     n = x.chunk or next(iter(WALKS))

@@ -187,51 +187,18 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TFILLPAD_INPLACE(whole, part);
 }
 
-// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
-// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
-// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
-// and eight columns such a row is one repeat of the vector unit.
-template <int Rows, int Cols, bool Bounded, typename Out, typename X>
-AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+// Adds row `of` of the tile at address `at` to each of `width` rows from `to` on. So in `Count` places, each `Step` rows after the
+// one before. No row is both read and written.
+template <int Count, int Step, typename X>
+AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t width)
 {
-    constexpr int64_t groups = 8, group = Rows / groups;
-    UbTile<float, Rows, Cols> sums, rest;
-    TASSIGN(sums, at);
-    TASSIGN(rest, at + Rows * Cols * 4);
-    if constexpr (X::Rows == Rows) TMOV(sums, x);
-    else TTRANS(sums, x, rest);
-    if constexpr (Bounded) {
-        pipe_barrier(PIPE_V);
-        TEXP(rest, sums);
-        pipe_barrier(PIPE_V);
-        TMULS(rest, rest, 0.0f);
-        TMAXS(sums, sums, least);
-        pipe_barrier(PIPE_V);
-        TADD(sums, sums, rest);
+    constexpr int64_t row = X::Cols * sizeof(typename X::DType);
+    for (int64_t i = 0; i < width; ++i) {
+        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
+        TASSIGN(sum, at + (to + i) * row);
+        TASSIGN(term, at + of * row);
+        TADD(sum, sum, term);
     }
-    for (int64_t i = 1; i < group; ++i) {
-        UbBlock<float, groups, group * Cols, Cols> before, now;
-        TASSIGN(before, at + (i - 1) * Cols * 4);
-        TASSIGN(now, at + i * Cols * 4);
-        pipe_barrier(PIPE_V);
-        TADD(now, now, before);
-    }
-    for (int64_t i = 1; i < groups; ++i) {
-        UbTile<float, 1, Cols> before, now;
-        TASSIGN(before, at + (i * group - 1) * Cols * 4);
-        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
-        pipe_barrier(PIPE_V);
-        TADD(now, now, before);
-    }
-    // No barrier: what is read and written here was written before the last barrier above.
-    for (int64_t i = 0; i + 1 < group; ++i) {
-        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
-        TASSIGN(before, at + (group - 1) * Cols * 4);
-        TASSIGN(now, at + (group + i) * Cols * 4);
-        TADD(now, now, before);
-    }
-    pipe_barrier(PIPE_V);
-    TTRANS(out, sums, rest);
 }
 #endif
 #endif

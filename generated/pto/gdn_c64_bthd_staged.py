@@ -206,51 +206,18 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
     TFILLPAD_INPLACE(whole, part);
 }
 
-// Running sums of the columns of `x`, [Rows, Cols], each as a row of `out`. `x` may lie transposed. at: scratch for two such tiles.
-// If Bounded, terms below `least` count as `least`; TMAXS may drop a NaN, and exp(x) * 0 keeps it and is 0 for -inf.
-// All groups of rows are summed at once, row by row; then each row adds the sum of the groups before its own. With eight of them
-// and eight columns such a row is one repeat of the vector unit.
-template <int Rows, int Cols, bool Bounded, typename Out, typename X>
-AICORE inline void running_sums(Out &out, X &x, int64_t at, float least)
+// Adds row `of` of the tile at address `at` to each of `width` rows from `to` on. So in `Count` places, each `Step` rows after the
+// one before. No row is both read and written.
+template <int Count, int Step, typename X>
+AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t width)
 {
-    constexpr int64_t groups = 8, group = Rows / groups;
-    UbTile<float, Rows, Cols> sums, rest;
-    TASSIGN(sums, at);
-    TASSIGN(rest, at + Rows * Cols * 4);
-    if constexpr (X::Rows == Rows) TMOV(sums, x);
-    else TTRANS(sums, x, rest);
-    if constexpr (Bounded) {
-        pipe_barrier(PIPE_V);
-        TEXP(rest, sums);
-        pipe_barrier(PIPE_V);
-        TMULS(rest, rest, 0.0f);
-        TMAXS(sums, sums, least);
-        pipe_barrier(PIPE_V);
-        TADD(sums, sums, rest);
+    constexpr int64_t row = X::Cols * sizeof(typename X::DType);
+    for (int64_t i = 0; i < width; ++i) {
+        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
+        TASSIGN(sum, at + (to + i) * row);
+        TASSIGN(term, at + of * row);
+        TADD(sum, sum, term);
     }
-    for (int64_t i = 1; i < group; ++i) {
-        UbBlock<float, groups, group * Cols, Cols> before, now;
-        TASSIGN(before, at + (i - 1) * Cols * 4);
-        TASSIGN(now, at + i * Cols * 4);
-        pipe_barrier(PIPE_V);
-        TADD(now, now, before);
-    }
-    for (int64_t i = 1; i < groups; ++i) {
-        UbTile<float, 1, Cols> before, now;
-        TASSIGN(before, at + (i * group - 1) * Cols * 4);
-        TASSIGN(now, at + ((i + 1) * group - 1) * Cols * 4);
-        pipe_barrier(PIPE_V);
-        TADD(now, now, before);
-    }
-    // No barrier: what is read and written here was written before the last barrier above.
-    for (int64_t i = 0; i + 1 < group; ++i) {
-        UbBlock<float, groups - 1, group * Cols, Cols> before, now;
-        TASSIGN(before, at + (group - 1) * Cols * 4);
-        TASSIGN(now, at + (group + i) * Cols * 4);
-        TADD(now, now, before);
-    }
-    pipe_barrier(PIPE_V);
-    TTRANS(out, sums, rest);
 }
 #endif
 #endif
@@ -283,10 +250,20 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     const int64_t sub = get_subblockid();
     UbTile<float, 64, 8> g;
     TASSIGN(g, 0x0);
+    UbTile<float, 64, 8> g_rows;
+    TASSIGN(g_rows, 0x1000);
+    UbTile<float, 64, 8> exp_g_rows;
+    TASSIGN(exp_g_rows, 0x1800);
+    UbTile<float, 64, 8> exp_g_rows_times_0;
+    TASSIGN(exp_g_rows_times_0, 0x1800);
+    UbTile<float, 64, 8> g_rows_maximum;
+    TASSIGN(g_rows_maximum, 0x1000);
+    UbTile<float, 64, 8> g_rows_maximum_sum;
+    TASSIGN(g_rows_maximum_sum, 0x1000);
     UbTile<float, 8, 64> G;
-    TASSIGN(G, 0x1800);
-    UbTile<float, 128, 8> G_scratch;
-    TASSIGN(G_scratch, 0x800);
+    TASSIGN(G, 0x2800);
+    UbTile<float, 64, 8> G_scratch;
+    TASSIGN(G_scratch, 0x2000);
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     for (int64_t item = get_block_idx(); item < slots * ((HV + 15) / 16); item += get_block_num()) {
@@ -310,16 +287,55 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
         if (rows < 64 || mine < 8) fill_tile(g, g_raw, mine, 0x0);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
+        pipe_barrier(PIPE_V);
+        TMOV(g_rows, g);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
         pipe_barrier(PIPE_V);
         // G = cumsum(g)
-        running_sums<64, 8, true>(G, g, 0x800, -105.0f);
+        TEXP(exp_g_rows, g_rows);
+        pipe_barrier(PIPE_V);
+        TMULS(exp_g_rows_times_0, exp_g_rows, 0.0f);
+        TMAXS(g_rows_maximum, g_rows, -105.0f);
+        pipe_barrier(PIPE_V);
+        TADD(g_rows_maximum_sum, g_rows_maximum, exp_g_rows_times_0);
+        pipe_barrier(PIPE_V);
+        add_rows<8, 8>(g_rows_maximum_sum, 0x1000, 1, 0, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<8, 8>(g_rows_maximum_sum, 0x1000, 2, 1, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<8, 8>(g_rows_maximum_sum, 0x1000, 3, 2, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<8, 8>(g_rows_maximum_sum, 0x1000, 4, 3, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<8, 8>(g_rows_maximum_sum, 0x1000, 5, 4, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<8, 8>(g_rows_maximum_sum, 0x1000, 6, 5, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<8, 8>(g_rows_maximum_sum, 0x1000, 7, 6, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<1, 1>(g_rows_maximum_sum, 0x1000, 15, 7, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<1, 1>(g_rows_maximum_sum, 0x1000, 23, 15, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<1, 1>(g_rows_maximum_sum, 0x1000, 31, 23, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<1, 1>(g_rows_maximum_sum, 0x1000, 39, 31, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<1, 1>(g_rows_maximum_sum, 0x1000, 47, 39, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<1, 1>(g_rows_maximum_sum, 0x1000, 55, 47, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<1, 1>(g_rows_maximum_sum, 0x1000, 63, 55, 1);
+        pipe_barrier(PIPE_V);
+        add_rows<7, 8>(g_rows_maximum_sum, 0x1000, 8, 7, 7);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
+        pipe_barrier(PIPE_V);
+        TTRANS(G, g_rows_maximum_sum, G_scratch);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
         if (mine > 0) {
             UbPart<float, 8, 64> valid(mine, 64);
-            TASSIGN(valid, 0x1800);
+            TASSIGN(valid, 0x2800);
             auto to = view(G_ws_gm + (slot * HV + hv) * 64 + sub * 512, mine, 64, 64);
             TSTORE(to, valid);
         }

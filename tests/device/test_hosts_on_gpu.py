@@ -2,7 +2,8 @@
 weights on a CPU, in float64 or, of transformers, in float32. Run with: pytest -m device
 
 Weights and activations are bfloat16. So all that a layer computes besides our ops is rounded, with the plug-in and without. An
-error with the plug-in may be a little more than without.
+error with the plug-in may be a little more than without. Hosts' kernels run in the first configuration of their autotuner: all
+of them take minutes to compile.
 """
 import sys
 from copy import deepcopy
@@ -15,8 +16,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 from gdn_codegen import integrations
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-#: How much an error may be above that of the host's own code, and which error is taken for rounding in any case.
-ABOVE, ROUNDING = 1.3, 4e-3
+#: How much an error may be above that of the host's own code, and which error is taken for rounding in any case. The error of a
+#: few numbers is a matter of chance: the gradient by A_log of two heads is two sums over tokens.
+ABOVE, ROUNDING, FEW, ABOVE_FEW = 1.3, 4e-3, 64, 4.0
+
+
+@pytest.fixture(autouse=True)
+def one_configuration(monkeypatch):
+    from triton.runtime.autotuner import Autotuner
+    prune = Autotuner.prune_configs
+    monkeypatch.setattr(Autotuner, "prune_configs", lambda self, given: prune(self, given)[:1])
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +44,12 @@ def no_worse(error, got, own, want):
     """Each result is as near to the one on a CPU as the host's own. Of that, names may be missing which the host refuses here."""
     assert got.keys() == want.keys()
     errors = {n: (error(got[n].cpu(), y), error(own[n].cpu(), y) if n in own else None) for n, y in want.items()}
-    print(*(f"{n}: {ours:.1e} ({theirs or 0:.1e})" for n, (ours, theirs) in errors.items()))
-    assert all(ours < max(ROUNDING, ABOVE * (2e-2 if theirs is None else theirs)) for ours, theirs in errors.values()), errors
+
+    def accepted(n):
+        ours, theirs = errors[n]
+        above = ABOVE if want[n].numel() > FEW else ABOVE_FEW
+        return ours < max(ROUNDING, above * (2e-2 if theirs is None else theirs))
+    assert not (bad := {n: e for n, e in errors.items() if not accepted(n)}), bad
 
 
 def in_steps(made, x):
@@ -98,10 +111,14 @@ def logits(model):
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "mamba2"])
-def test_models_of_transformers(name):
+def test_models_of_transformers(name, monkeypatch):
+    """A token goes to all experts. With two of four, roundings decide to which, and outputs differ by 13 % of their size."""
     pytest.importorskip("transformers", "5.23", reason="needs transformers, 5.23")
     from reference import rms_error
-    from small_transformers import enabled, make, own_code
+    from small_transformers import MODELS, enabled, make, own_code
+    title, said = MODELS[name]
+    if "num_experts_per_tok" in said:
+        monkeypatch.setitem(MODELS, name, (title, {**said, "num_experts_per_tok": 4}))
     model = make(name, torch.bfloat16)
     exact = deepcopy(model).float()  # experts have no products in float64
     with own_code(exact):

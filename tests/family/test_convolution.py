@@ -11,7 +11,7 @@ from reference import TOLERANCE, rms_error
 from torch.nn.functional import conv1d, silu
 
 import gdn_codegen
-from gdn_codegen import causal_conv1d, causal_conv1d_fn, causal_conv1d_update
+from gdn_codegen import causal_conv1d, causal_conv1d_fn, causal_conv1d_update, convolution
 from gdn_codegen.ir.interpret import TORCH
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
@@ -98,6 +98,15 @@ def test_numbers_of_sequences():
     for n, ends in parts.items():
         for a, b in pairwise(ends):
             assert rms_error(y[n, :, a:b].T, by_torch(x[n, :, a:b].T, weight, bias, None, None)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("device, target, has, want", [
+    ("cuda", "auto", ("triton", "tilelang"), "triton"), ("cuda", "auto", ("tilelang",), "tilelang"),
+    ("cuda", "tilelang", ("triton", "tilelang"), "tilelang"), ("cpu", "auto", ("triton", "tilelang"), "tilelang")])
+def test_on_a_gpu_triton_comes_first(monkeypatch, device, target, has, want):
+    monkeypatch.setattr(convolution, "runs", lambda target, device: target in has)
+    monkeypatch.setattr(convolution, "choose", lambda device, target: "tilelang")
+    assert convolution._target(device, target) == want
 
 
 @pytest.mark.parametrize("pool", [False, True])

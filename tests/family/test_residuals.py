@@ -9,6 +9,7 @@ from gdn_codegen.ir.builder import algorithm, carried, exp
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.passes.algebra.residuals import residuals
 from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.call import choose
 from gdn_codegen.schedule import Schedule, ScheduleError, varied
 from gdn_codegen.targets import find as target_of
 from gdn_codegen.targets.candidates import Asked
@@ -115,10 +116,23 @@ def test_words_that_no_page_has(words, said):
         lowered(Build("triton", 16, schedule=Schedule("own", WALKS, residuals=words)))
 
 
-def test_dispatch_asks_for_second_parts_where_errors_need_them():
-    def words(**facts):
-        found = target_of("tilelang").model(Asked((128, 128), "sm_90a", False, (0, 6, 13), None, **facts))
-        return {c.schedule.residuals for c in found if getattr(c.schedule, "name", "") == "operand_walk"}
-    assert words() == words(inverts=True) == words(inverts=True, channels=True, bounded=True) == {""}
-    assert words(channels=True) == {"@state,@pair"}
-    assert words(inverts=True, channels=True) == {"@right_side,@solution"}
+@pytest.mark.parametrize("few, shape_class", [(False, (0, 6, 13)), (True, (0, 4, 15)), (False, (0, 9, 6))])
+def test_dispatch_asks_for_second_parts_where_errors_need_them(few, shape_class):
+    """Whole walks, parts, and many short sequences."""
+    def words(target, **facts):
+        found = target_of(target).model(Asked((128, 128), "sm_90a", few, shape_class, None, **facts))
+        return {c.schedule.residuals for c in found if isinstance(c.schedule, Schedule)}
+    for target in ("tilelang", "triton"):
+        assert words(target) == words(target, inverts=True, bounded=True) == {""}
+        assert words(target, inverts=True, channels=True, bounded=True) == {""}
+        assert "@state,@pair" in words(target, channels=True)
+    assert words("tilelang", inverts=True) == words("tilelang", inverts=True, channels=True) == {"@right_side,@solution"}
+    assert words("triton", inverts=True) == words("triton", inverts=True, channels=True) == {""}
+
+
+@pytest.mark.parametrize("page, target, want", [
+    ("delta_rule", "tilelang", "@right_side,@solution"), ("gated_delta_rule", "tilelang", ""), ("gla", "triton", "@state,@pair")])
+@pytest.mark.parametrize("few", [True, False])
+def test_what_a_call_gets(page, target, want, few, unchecked):
+    options = choose.modelled(Build(target, algorithm=page, dtype="bfloat16"), "sm_90a", few, (0, 4, 15), None)
+    assert next(b for b, _ in options if choose.fits(b)).plan.residuals == want

@@ -45,6 +45,7 @@ CASES = {
     "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "from_quarters": [(((4, 4),) * 4, {"dims": CC})],
     "blocks": [((CC,), {"at": ((4, 0), (0, 4)), "size": 4})], "diagonal_stack": [((CC,), {"size": 4})],
     "insert": [((CC, (8, 4)), {"at": ((4, 0), (0, 4))})],
+    "add_rows": [((CK,), {"to": 1, "of": 0, "width": 3, "count": 2, "step": 4})],
     "row_sum": [((CK,), {}), ((C,), {})], "column_sum": [((CK,), {})],
     "row_max": [((CK,), {}), ((CK,), {"within": "K"}), ((C,), {})],
     "of_token": [(((4, "K"),), {}), (((4,),), {})], "diagonal": [((CC,), {})], "transpose": [((CK,), {})],

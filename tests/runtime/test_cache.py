@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from gdn_codegen import pto_sim
 from gdn_codegen.cli import main
 from gdn_codegen.runtime import cache, targets
-from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.build import LONGEST_NAME, Build
 from gdn_codegen.runtime.load import cached, import_path
+from gdn_codegen.schedule import named
 from gdn_codegen.tools import cache_command
 
 #: Stands in for a compiler: writes down that it ran, takes a while, and makes what it is asked for.
@@ -53,6 +55,19 @@ def test_what_is_damaged_is_made_anew(tmp_path, damage):
     damage(path)
     assert cache.made(path, lambda to: to.write_text("again")).read_text() == "again" and cache.whole(path)
     assert cache.made(path, lambda to: 1 / 0).read_text() == "again"
+
+
+def test_a_file_system_takes_the_name_of_any_module(folder):
+    """It takes 255 characters. A gradient on Hopper had more, and could not be called."""
+    groups = ("@gate_sum", "@inverse", "@summand", "@factor", "@early", "@keyless", "@operand"), ("@output", "@state")
+    plan = replace(named("operand_walk"), kernels=groups, stages=3, warps=4, residuals="@right_side,@solution")
+    builds = [Build("triton", 32, algorithm="kimi_delta_attention", schedule=replace(plan, partition=x), dtype="bfloat16",
+                    head_dim_k=64, head_dim_v=64) for x in (None, "decay")]
+    names = {b.name for b in builds}
+    assert len(names) == 2 and all(len(n) <= LONGEST_NAME for n in names)
+    assert any(len(n) == LONGEST_NAME for n in names)
+    for b in builds:
+        import_path(cached(b))
 
 
 def test_threads_make_one_file_once(tmp_path):

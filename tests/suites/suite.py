@@ -125,7 +125,7 @@ class Plugin:
 
     def __init__(self) -> None:
         self.adapter, self.start = adapter(os.environ["SUITE"]), time.monotonic()
-        self.out: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": Counter(), "different": Counter(),
+        self.out: dict[str, Any] = {"passed": 0, "names": [], "failed": {}, "skipped": Counter(), "different": Counter(),
                                     "left out": Counter(), "seconds": 0, "done": False}
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -162,6 +162,7 @@ class Plugin:
             self.out["skipped"][str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)[:160]] += 1
         elif report.when == "call":
             self.out["passed"] += 1
+            self.out["names"].append(report.nodeid)
         self._write()
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:

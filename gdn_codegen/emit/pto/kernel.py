@@ -20,7 +20,7 @@ rule = Rules("pto", {
     "fence": "mbarriers", "drain": "mbarriers", "await_kernels": "overlapping",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
     "row_max": "partition",
-    "diagonal": "whole_vectors", "column_sum": "whole_vectors", "of_token": "token_groups",
+    "cumsum": "added_rows", "diagonal": "whole_vectors", "column_sum": "whole_vectors", "of_token": "token_groups",
     "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})
 
 #: Agent -> the condition that holds while the text is compiled for its cores: by the macros of A2 and A3, or those that newer
@@ -50,7 +50,7 @@ class KernelWriter(Addresses):
             if not self.iterations(value):
                 self.w(f"TASSIGN({self.name(value)}, {tile.address});")
         for b in self.k.buffers:
-            if b.name.endswith("_scratch") and b.agent == self.agent:
+            if self.is_scratch(b) and b.agent == self.agent:
                 self.w(f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {b.name};",
                        f"TASSIGN({b.name}, {hex(b.offset)});")
 

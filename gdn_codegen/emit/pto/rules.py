@@ -99,16 +99,10 @@ def _row_sum(k: KernelWriter, o: Op) -> list[str]:
                    f"TROWSUM(sums, {k.name(o.args[0])}, {o.out}_scratch);"])
 
 
-@rule("cumsum")
-def _running_sums(k: KernelWriter, o: Op) -> list[str]:
-    """Running sums of the columns of this core's heads, each a row of the result."""
-    least = o.attr("least")
-    x = k.buffer(o.args[0])
-    scratch = next(b for b in k.k.buffers if b.name == f"{o.out}_scratch")
-    rows = ", ".join(map(str, x.shape))
-    bound = "false" if least is None else "true"
-    places = f"{k.name(o.out)}, {k.name(o.args[0])}, {hex(scratch.offset)}"
-    return [f"running_sums<{rows}, {bound}>({places}, {literal(least or 0.0)});"]
+@rule("add_rows")
+def _add_rows(k: KernelWriter, o: Op) -> list[str]:
+    places = ", ".join(str(o.attr(n)) for n in ("to", "of", "width"))
+    return [f"add_rows<{o.attr('count')}, {o.attr('step')}>({k.name(o.out)}, {k.address(o.out)}, {places});"]
 
 
 @rule("join")
@@ -137,7 +131,8 @@ def _diagonal_stack(k: KernelWriter, o: Op) -> list[str]:
 # --- rules: cube core, and moves ---
 @rule("move")
 def _move(k: KernelWriter, o: Op) -> list[str]:
-    """A copy within a core: to the operand buffers of the cube core, between the spread and the dense form of a vector, or plain.
+    """A copy within a core: to the operand buffers of the cube core, between the spread and the dense form of a vector, of heads
+    from rows to columns, or plain.
 
     EmitError for a transposed block.
     """
@@ -155,7 +150,7 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
         transposed = f"{out}_from"
         return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {transposed};", f"TRESHAPE({transposed}, {k.name(x)});",
                 f"TEXTRACT({out}, {transposed}, 0, 0);"]
-    if k.is_wide(x) and not k.is_wide(o.out):
+    if (k.is_wide(x) and not k.is_wide(o.out)) or k.by_head(x):
         return [f"TTRANS({out}, {k.name(x)}, {o.out}_scratch);"]
     if k.is_wide(o.out) and not k.is_wide(x):
         return braces([f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> wide;", f"TASSIGN(wide, {k.address(o.out)});",

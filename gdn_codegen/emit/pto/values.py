@@ -105,7 +105,7 @@ class Values:
         if o is not None and o.kind == "scalar":
             nth = f"_{o.attr('head')}" if o.attr("head") else ""
             return f"{o.attr('tensor')}_gm[hv{nth}]" if o.attr("tensor") else parameter(o.attr("param"))
-        if (o is not None and o.kind == "row") or (o is not None and o.kind == "cast" and not o.buffer):
+        if (o is not None and o.kind in ("row", "add_rows")) or (o is not None and o.kind == "cast" and not o.buffer):
             return self.name(o.args[0])
         return f"{value}_" if value in self.taken else value
 
@@ -152,6 +152,12 @@ class Values:
         """Whether a tile with a column for each head lies transposed, with a row for each head as in the caller's tensor."""
         return value in self.head_rows
 
+    def is_scratch(self, b: Buffer) -> bool:
+        """Whether a buffer is the scratch of an op that uses it. A move of several heads does so only where they lie as rows."""
+        o = self.defs.get(b.name.removesuffix("_scratch"))
+        plain = o is not None and o.kind == "move" and not self.is_wide(o.args[0]) and not self.by_head(o.args[0])
+        return b.name.endswith("_scratch") and not plain
+
     def parts(self, value: str) -> int:
         """The number of a tile's rows that this core holds."""
         return self.buffer(value).shape[0]
@@ -168,6 +174,8 @@ class Values:
             if o is not None and o.kind == "segment":
                 return Tile(f"UbTile<float, 1, {o.attr('size')}>", self.address(value, 4 * o.attr("start")))
             return None
+        if o is not None and o.kind == "add_rows":
+            return None  # that of its operand
         b = self.buffers[self.where[value]]
         ctype, shape = CTYPE[b.dtype], ", ".join(map(str, b.shape))
         if self.by_head(value):

@@ -37,7 +37,7 @@ from .head import WIDTH, Head
 rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment": "vectorise", "join": "vectorise",
                         "halves": "decayed_products", "block": "decompose", "blocks": "decompose",
                         "diagonal_stack": "decompose", "insert": "decompose", "from_quarters": "decompose",
-                        "signal": "synchronise", "wait": "synchronise",
+                        "add_rows": "added_rows", "signal": "synchronise", "wait": "synchronise",
                         "of_token": "token_groups", "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups",
                         "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent",
                         "await_kernels": "overlapping"})

@@ -135,9 +135,12 @@ class _Rules:
 
 def bounded(o: Op, b: Body) -> str:
     """The terms of a running sum, none below its `least`."""
+    def op(kind: str, *args: str) -> str:
+        return b.op(kind, *args, line=o.line, agent=o.agent)
+
     x = o.args[0]
     if o.attr("least") is None:
         return x
-    zero = b.op("mul", b.op("exp", x, line=o.line), b.op("const", value=0.0), line=o.line)
-    x = b.op("maximum", x, b.op("const", value=o.attr("least")), line=o.line)
-    return b.op("add", x, zero, line=o.line)  # maximum may drop a NaN on a vector core; exp(x) * 0 keeps it and is 0 for -inf
+    zero = op("mul", op("exp", x), b.op("const", agent=o.agent, value=0.0))
+    x = op("maximum", x, b.op("const", agent=o.agent, value=o.attr("least")))
+    return op("add", x, zero)  # maximum may drop a NaN on a vector core; exp(x) * 0 keeps it and is 0 for -inf

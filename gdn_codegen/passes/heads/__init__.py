@@ -13,5 +13,5 @@ schedule's `value_heads` sets the number where a schedule can choose it.
 | "interleaved" | arrange | whose ops leave a pipe and return to it | cores (PTO) |
 
 A kernel is batched once, by the first of these passes that it suits. Interleaved heads need room, so `storage.arrange` tries how
-many of them fit.
+many of them fit. `added_rows` then computes the sums of "columns" by additions of rows.
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from ...ir.core import Op, Stmt
-from ..storage.core_values import is_view
+from ..storage.core_values import IN_PLACE, is_view
 
 
 class Dependences:
@@ -37,10 +37,10 @@ class Dependences:
                 self.after[n] |= {m for m in others if "store" in (o.kind, ops[m].kind)}
                 others.append(n)
             grown = o.kind == "matmul" and len(o.args) == 3
-            target = o.args[0] if o.kind in ("valid", "insert") else o.args[2] if grown else next_of.get(o.out, "")
+            target = o.args[0] if o.kind in IN_PLACE else o.args[2] if grown else next_of.get(o.out, "")
             if target:
                 self.after[n] |= self.readers.get(self.storage(target), set()) - {n}
-            if o.out and o.args and (is_view(o) or o.kind in ("valid", "insert") or o.out in rounded or grown):
+            if o.out and o.args and (is_view(o) or o.kind in IN_PLACE or o.out in rounded or grown):
                 self._root[o.out] = self.storage(o.args[2 if grown else 0])
             for a in o.args:
                 self.readers.setdefault(self.storage(a), set()).add(n)

@@ -12,6 +12,9 @@ from ...ir.ops import OPS
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 
+#: Ops whose value overwrites their first operand.
+IN_PLACE = ("valid", "insert", "add_rows")
+
 
 def is_view(o: Op) -> bool:
     """Whether cores need no storage for the value of `o`: a number, or a part of its operand."""
@@ -29,7 +32,7 @@ def by_columns(k: Kernel) -> set[str]:
     out: set[str] = set()
     for o in k.ops:
         if (o.attrs and (o.attr("columns") or (o.kind == "load" and o.attr("heads")))) \
-                or (o.kind in ("cast", "valid") and o.args[0] in out):
+                or ((o.kind in ("valid", "move", "add_rows") or OPS[o.kind].elementwise) and o.args and o.args[0] in out):
             out.add(o.out)
     return out
 
@@ -49,7 +52,7 @@ class CoreValues:
         self.spread: set[str] = set()
         self.divided: set[str] = set()
         self._token = {t.name for t in p.tensors if t.index == "token"}
-        self._columns = by_columns(k)
+        self.columns = by_columns(k)
         read = {a for o in ops if o.kind != "store" for a in o.args}
         stores = [o for o in ops if o.kind == "store"]
         self._only_stored = {o.args[0] for o in stores} - read
@@ -105,8 +108,8 @@ class CoreValues:
             if shape[0] % (8 * parts):
                 raise self.error(f"{o.out} has {shape[0]} rows; accepted: multiples of {8 * parts}, "
                                  f"for {parts} cores with groups of 8 rows")
-            shape = (shape[0] // parts, shape[1]) if o.out not in self._columns else (shape[0], shape[1] // parts)
-        if o.attr("by_head"):  # of this core's columns
+            shape = (shape[0] // parts, shape[1]) if o.out not in self.columns else (shape[0], shape[1] // parts)
+        if o.kind == "transpose" and o.args[0] in self.columns and isinstance(t.dims[0], int):  # this core's columns are its rows
             shape = (shape[0] // parts, shape[1])
         if t.rank == 1:
             if o.out in self.divided:

@@ -3,7 +3,7 @@
 A buffer is in the space that its op fills, with the shape that one core holds (`core_values`).
 
 Buffers are shared:
-- `valid`, `insert` and accumulating products work in place.
+- `valid`, `insert`, `add_rows` and accumulating products work in place.
 - Elementwise ops overwrite an operand that has no later reader.
 - A carried value and its next value share a buffer. A copy is added where this is not possible otherwise.
 
@@ -105,7 +105,7 @@ class KernelValues:
         if not o.out or v.view(o):
             return
         shape, space = v.shape(o), v.space(o)
-        if o.kind == "insert":
+        if o.kind in ("insert", "add_rows"):
             place = self.home[o.args[0]]
             if place.end > self.at:
                 raise v.error(f"{o.out} would overwrite {o.args[0]}, which is read later")
@@ -117,11 +117,9 @@ class KernelValues:
             place = self.reuse(o, space, shape) or Place(o.out, space, shape, v.type[o.out].dtype, o.agent, self.at, self.at)
         place.end = max(place.end, self.live.last[o.out])
         self.home[o.out] = place
-        if o.kind in ("row_sum", "transpose", "cumsum") or (o.kind == "move" and o.args[0] in v.spread):
+        if o.kind in ("row_sum", "transpose") or (o.kind == "move" and (o.args[0] in v.spread or o.args[0] in v.columns)):
             source = self.home[o.args[0]]
-            rows, cols = source.shape
-            more = 2 if o.kind == "cumsum" else 1  # the sums, and what their transposition needs
-            self.scratch.append(Place(f"{o.out}_scratch", space, (more * rows, cols), source.dtype, o.agent, self.at, self.at))
+            self.scratch.append(Place(f"{o.out}_scratch", space, source.shape, source.dtype, o.agent, self.at, self.at))
 
     def reuse(self, o: Op, space: str, shape: tuple[int, ...]) -> Place | None:
         """The place of an operand without later readers, if the elementwise op `o` can overwrite it. Otherwise None."""
