@@ -769,5 +769,6 @@ op("fence", "makes the agent's earlier writes visible to the units that read sha
 op("drain", "waits until the products that the agent started are complete", _effect, effect="sync")
 op("await_kernels", "waits until the kernels of the call that started earlier have ended; with an operand, if that number is "
    "negative", _effect, effect="sync")
-op("barrier", "orders all earlier ops of the agent (or of `scope`) before its later ones", _effect, effect="sync",
-   attrs=("scope", "ids", "why"))
+op("barrier", "orders all earlier ops of the agent (or of `scope`) before its later ones. Scope \"cores\": the cores of an agent "
+   "wait for each other's pipe `src`", _effect, effect="sync",
+   attrs=("scope", "ids", "src", "why"))

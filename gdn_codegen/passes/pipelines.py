@@ -125,7 +125,7 @@ FRONT: Passes = (
     ("operand_scales", lambda p, c: operand_scales(p, c.schedule)),
     ("early_terms", lambda p, c: early_terms(p, c.schedule)),
     ("split_sums", lambda p, c: split_sums(p, c.schedule)),
-    ("caller_states", lambda p, c: caller_states(p, c.contract, c.device)),
+    ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("recent_rows", lambda p, c: recent_rows(p, c.device)),
     ("clamp_decay", lambda p, c: clamp_decay(p)),

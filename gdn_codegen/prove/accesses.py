@@ -26,19 +26,29 @@ Iterations = dict[str, int]
 
 
 class Bytes(NamedTuple):
-    """The bytes [low, high) of a memory space, or tiles of a channel."""
+    """The bytes [low, high) of a memory space, tiles of a channel, or of a tile in global memory the rows [low, high) and the
+    columns [left, right)."""
 
     space: str
     low: int
     high: int
+    left: int = 0
+    right: int = 1
 
     def overlaps(self, other: Bytes) -> bool:
         """Whether both have some byte."""
-        return self.space == other.space and self.low < other.high and other.low < self.high
+        return (self.space == other.space and self.low < other.high and other.low < self.high
+                and self.left < other.right and other.left < self.right)
 
     def covers(self, other: Bytes) -> bool:
         """Whether these bytes contain the others, which overlap them."""
-        return self.low <= other.low and other.high <= self.high
+        return (self.low <= other.low and other.high <= self.high
+                and self.left <= other.left and other.right <= self.right)
+
+    def common(self, other: Bytes) -> str:
+        """What both have, for an error."""
+        columns = f", {max(self.left, other.left)}:{min(self.right, other.right)}" if self.right > 1 else ""
+        return f"{self.space}[{max(self.low, other.low)}:{min(self.high, other.high)}{columns}]"
 
 
 class Range(NamedTuple):

@@ -12,7 +12,6 @@ from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import ScheduleError
-from gdn_codegen.schedule.contract import Contract, ContractError
 from gdn_codegen.targets import OWN
 
 HERE = [t for t in OWN if runs(t, "cpu")]
@@ -93,14 +92,6 @@ def test_single_tokens_are_refused_where_no_kernel_takes_them(target, why):
     """Triton takes them; chunks of 16 tokens serve few tokens elsewhere."""
     with pytest.raises(ScheduleError, match=why):
         lowered(Build(target, algorithm="causal_conv1d", head_dim_k=64, head_dim_v=64, schedule="fused", chunk=1))
-
-
-def test_states_that_overwrite_themselves_are_refused_where_two_cores_share_them():
-    """A vector core of Ascend loads all of such a state and stores half of it."""
-    small = dict(algorithm="causal_conv1d", head_dim_k=64, head_dim_v=64, schedule="fused", chunk=16)
-    with pytest.raises(ContractError, match=r"state: got state=pool/in_place, and the state s1 .*accepted for pto"):
-        lowered(Build("pto", **small, contract=Contract.parse("state=pool/in_place")))
-    assert lowered(Build("triton", **small, contract=Contract.parse("state=pool/in_place"))).skips == "state_indices"
 
 
 @pytest.mark.slow

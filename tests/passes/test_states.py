@@ -14,7 +14,6 @@ from gdn_codegen.passes.abi.caller_states import caller_states
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import PLAIN, Contract
 from gdn_codegen.targets import OWN, lower
-from gdn_codegen.targets import find as find_target
 
 SIZES = {"C": 16, "K": 32, "V": 16}
 LENGTHS = [65, 0, 1, 33, 130]
@@ -154,8 +153,7 @@ def test_parts_in_any_order(text, how):
 
 def test_plain_programs_are_as_they_were():
     p = find("gated_delta_rule").trace()
-    device = find_target("triton").lowering.device
-    assert caller_states(p, PLAIN, device) is p and caller_states(p, Contract(state_dtype="bfloat16"), device) is p
+    assert caller_states(p, PLAIN) is p and caller_states(p, Contract(state_dtype="bfloat16")) is p
     assert lowered("vk/pool/in_place").skips == "state_indices" and lowered("vk").skips == ""
 
 

@@ -239,6 +239,11 @@ def _wait(k: KernelWriter, o: Op) -> list[str]:
 
 @rule("barrier")
 def _barrier(k: KernelWriter, o: Op) -> list[str]:
+    """A barrier of a pipe or a core, of the vector cores of a group, or of all cores of the device."""
+    if o.attr("scope") == "cores":  # mode 1: the vector cores of a group
+        (n,) = o.attr("ids")
+        return [f"ffts_cross_core_sync(PIPE_{o.attr('src')}, all_flag({n}) | 1 << 4);  // {o.attr('why')}",
+                f"wait_flag_dev({n});"]
     if o.attr("scope") != "device":
         return [f"pipe_barrier(PIPE_{o.attr('scope')});"]
     up, across, down = o.attr("ids")

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...devices import Cores, Device
 from ...ir.core import Op, Program, map_ops
 from ...ir.types import Tensor
-from ...schedule.contract import Contract, ContractError
+from ...schedule.contract import Contract
 from ..stage import takes
 from .states_by_token import states_by_token
 
@@ -26,22 +25,14 @@ ROWS = "checkpoint_rows"
 
 
 @takes("traced")
-def caller_states(p: Program, contract: Contract, device: Device) -> Program:
-    """`p` with states as the contract has them. `p` itself if the contract says nothing of states.
-
-    Raises ContractError for states [K] that overwrite themselves, on devices whose cores share no memory: each core loads such a
-    state whole and stores a part of it, and nothing orders the two.
-    """
+def caller_states(p: Program, contract: Contract) -> Program:
+    """`p` with states as the contract has them. `p` itself if the contract says nothing of states."""
     vk, pool, in_place = contract.state_layout == "vk", contract.pool, contract.in_place
     kept = contract.checkpoints or contract.positions
     if not (vk or pool or in_place or kept or contract.by_token):
         return p
     (k,) = p.kernels
     loop = p.walk
-    vectors = [c.name for c in loop.carried if c.type.rank == 1]
-    if vectors and isinstance(device, Cores) and (in_place or contract.slots):
-        raise ContractError(f"state: got {contract}, and the state {vectors[0]} of {p.name} is a vector; accepted for "
-                            f"{device.target}: final states in other memory")
     ends = {o.args[0]: o.attr("tensor") for o in k.body if isinstance(o, Op) and o.kind == "store"}
     starts = {o.out: o.attr("tensor") for o in k.body if isinstance(o, Op) and o.kind == "load"}
     under = {ends[c.result]: starts[c.init] for c in loop.carried}  # final -> initial

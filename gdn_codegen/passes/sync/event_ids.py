@@ -47,9 +47,10 @@ def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
         x.ids = (n,)
         if x.iteration is None:
             shared[x.src, x.dst] = n
-    if len(counters) > device.flags:
+    needed = len(counters) + any(o.kind == "barrier" for o in found.trace.kernel.ops)  # joins of cores have one of their own
+    if needed > device.flags:
         fewer = "; set value_heads=1" if found.trace.kernel.batch.heads > 1 else ""
-        raise ScheduleError(f"{name}: it needs {len(counters)} cross-core flags, {device.name} has {device.flags}{fewer}")
+        raise ScheduleError(f"{name}: it needs {needed} cross-core flags, {device.name} has {device.flags}{fewer}")
 
 
 def _events(found: Traversal, pairs: list[Pair]) -> Place | None:

@@ -18,6 +18,9 @@ issuer waits, and uses a counter. Signals share an id only if each is set after 
 storage with several slots sets its id before that wait, it uses as many ids in turn as there are slots. If no id is free, a
 barrier over the agent makes one free (`event_ids`).
 
+The cores of an agent run the same ops. Where one stores to global memory that another may still be loading, they wait for each
+other (`core_joins`).
+
 On a device with one agent, the target's compiler orders memory on the chip. There the pass adds barriers before ops that read
 global memory which the threads of their own instance have written (`own_writes`).
 
@@ -34,6 +37,7 @@ from ...ir.core import Kernel, Program
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .accesses import Path, accesses
+from .core_joins import core_joins
 from .event_ids import number
 from .insert import inserted
 from .own_writes import own_writes
@@ -50,7 +54,7 @@ def synchronise(p: Program, device: Device) -> Program:
     """`p` with signals, waits and barriers. Raises ScheduleError if flags or event ids do not suffice."""
     if not isinstance(device, Cores):
         return own_writes(p)
-    return p.map_kernels(lambda k: _kernel(p, k, device))
+    return p.map_kernels(lambda k: _kernel(p, core_joins(p, k, device), device))
 
 
 def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
