@@ -269,6 +269,17 @@ def test_headers_take_states_by_token(tmp_path, cost_model, contract):
     assert done.returncode == 0, done.stderr[:6000]
 
 
+@pytest.mark.parametrize("size", [64, 100])
+def test_headers_take_vectors_of_cores_that_wait_for_each_other(tmp_path, cost_model, size):
+    """The short convolution, whose states overwrite themselves."""
+    b = Build("pto", 64, schedule="fused", algorithm="causal_conv1d", dtype="float16", head_dim_k=size, head_dim_v=size,
+              contract=Contract.parse("state=pool/in_place"))
+    text = source(tmp_path, b)
+    assert "| 1 << 4);" in text
+    done = checked(tmp_path, cost_model, text)
+    assert done.returncode == 0, done.stderr[:6000]
+
+
 SUMS = '''from gdn_codegen.ir.builder import algorithm, carried, exp, row_sum, valid
 
 
