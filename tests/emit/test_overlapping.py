@@ -1,4 +1,5 @@
 """Kernels that start before the one before has ended: each waits before it touches memory that another one uses."""
+import ast
 import re
 from dataclasses import replace
 
@@ -94,6 +95,14 @@ def test_a_block_waits_for_kernels_that_may_still_run(plan, unchecked):
                     assert all(waited for name, waited in guards(k) if name in shared), (k.name, of_call[i].name)
             ended = n if waits_first(k, summed) else ended
         assert len(early) >= 3 * summed, early  # M, the fold, and the walk
+
+
+@pytest.mark.parametrize("plan, back", [("walk", False), ("states", False), ("gradient", True)])
+def test_kernels_that_compute_lengths_anew_count_in_the_direction_of_the_walk(plan, back, unchecked):
+    """Also the fold, whose own loop goes over parts. For a walk back they count from the last chunk."""
+    calls = [x for x in ast.walk(ast.parse(render(PARTED[plan]()))) if isinstance(x, ast.Call)
+             and ast.unparse(x.func) == "t.warm_up_length"]
+    assert len(calls) >= 5 and {ast.unparse(x.args[-1]) == "-1" for x in calls} == {back}
 
 
 def test_other_builds_start_kernels_one_after_the_other():

@@ -47,7 +47,8 @@ def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
         x.ids = (n,)
         if x.iteration is None:
             shared[x.src, x.dst] = n
-    needed = len(counters) + any(o.kind == "barrier" for o in found.trace.kernel.ops)  # joins of cores have one of their own
+    joins = any(o.attr("scope") == "cores" for o in found.trace.kernel.ops)  # these have a flag of their own
+    needed = len(counters) + joins
     if needed > device.flags:
         fewer = "; set value_heads=1" if found.trace.kernel.batch.heads > 1 else ""
         raise ScheduleError(f"{name}: it needs {needed} cross-core flags, {device.name} has {device.flags}{fewer}")
