@@ -180,6 +180,7 @@ def _environment(folder: Path | None = None) -> jinja2.Environment:
     made = jinja2.Environment(loader=jinja2.FileSystemLoader([own, *filter(None, [folder])]), undefined=jinja2.StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
     made.globals["copied"] = copied
+    made.policies["json.dumps_kwargs"] = {"sort_keys": False}
     return made
 
 

@@ -56,8 +56,9 @@ _TOKENS = {"bthd": ("((b * tokens + t) * heads + head) * dim", "heads * dim"),
 
 
 def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
-    """Where tokens lie in callers' tensors."""
-    return dict(zip(("token_at", "token_stride"), _TOKENS[b.layout], strict=True))
+    """Where tokens lie in callers' tensors; the regions of the workspace, and masks, of all kernels."""
+    rows = {x: list(dict.fromkeys(row for k in kernels for row in k.extra[x])) for x in ("regions", "constants")}
+    return {**dict(zip(("token_at", "token_stride"), _TOKENS[b.layout], strict=True)), **rows}
 
 
 TARGET = register(Target(

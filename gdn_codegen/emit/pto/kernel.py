@@ -5,12 +5,16 @@ of C values is complete on each core.
 """
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from ...ir.core import NO_LINE, Loop
 from ...ir.padding import chunk_tokens
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks
 from .addresses import Addresses
 from .values import CTYPE, agents, counted, moves_all_heads
 
+WORD = re.compile(r"\w+")
 rule = Rules("pto", {
     "diag_inverse": "decompose",
     "delay": "moved_rows", "advance": "moved_rows", "latest": "moved_rows",
@@ -32,6 +36,16 @@ AGENTS = {agent: f"defined(__DAV_C220_{macro}__) || (defined(__DAV_{macro}__) &&
 def braces(lines: list[str], head: str = "") -> list[str]:
     """The lines in braces, indented. head: the text before the opening brace."""
     return [head + "{", *(f"    {x}" for x in lines), "}"]
+
+
+def _used(declared: Mapping[str, str], lines: list[str]) -> list[str]:
+    """Those of the declarations that lines of text use, or that such a declaration uses."""
+    names, found = set(WORD.findall("\n".join(lines))), []
+    for name, line in reversed([*declared.items()]):
+        if name in names:
+            found.append(line)
+            names.update(WORD.findall(line))
+    return found[::-1]
 
 
 class KernelWriter(Addresses):
@@ -163,8 +177,9 @@ class KernelWriter(Addresses):
             half = self.p.sizes["C"] // 2
             self.w(f"const int64_t part{which} = part_of(rows{which}, sub, {half});")
 
-    def run(self) -> str:
-        """The text of the kernel's body: one section for each agent, between #if for its cores and #endif."""
+    def run(self, declared: Mapping[str, str]) -> str:
+        """The text of the kernel's body: one section for each agent, between #if for its cores and #endif. declared: lines that
+        declare pointers and numbers of the launch, by name. A section has those that it uses."""
         here = agents(self.k)
         for agent, condition in AGENTS.items():
             if agent not in here:
@@ -175,8 +190,10 @@ class KernelWriter(Addresses):
             self.w.indent = 1
             if agent == "vector":
                 self.w("set_mask_norm();", "set_vector_mask(-1, -1);", "const int64_t sub = get_subblockid();")
+            first = len(self.w.lines)
             self.declare()
             self.body(self.k.body)
+            self.w.lines[first:first] = [f"    {x}" for x in _used(declared, self.w.lines[first:])]
             self.w.indent = 0
             self.w("#endif")
         return self.w.text()
