@@ -478,24 +478,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(T1_rows_16_left_first, 0x0);
     TileRight<half, 64, 16> T1_rows_16_right_first;
     TASSIGN(T1_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 16> T1_rows_16_first;
-    TASSIGN(T1_rows_16_first, 0x15000);
     L1Tile<half, 64, 64> T1_blocks_16_first;
     TASSIGN(T1_blocks_16_first, 0x8000);
-    TileLeft<half, 32, 16> T1_below_32_left_first;
-    TASSIGN(T1_below_32_left_first, 0x8000);
-    TileRight<half, 32, 16> T1_below_32_right_first;
-    TASSIGN(T1_below_32_right_first, 0x8000);
     TileAcc<float, 32, 16> T1_below_32_first;
     TASSIGN(T1_below_32_first, 0x1c000);
     L1Tile<half, 32, 16> T1_below_32_f16_first;
     TASSIGN(T1_below_32_f16_first, 0x22a00);
-    TileLeft<half, 32, 16> T1_corner_32_left_first;
-    TASSIGN(T1_corner_32_left_first, 0x0);
     TileRight<half, 32, 16> T1_corner_32_right_first;
     TASSIGN(T1_corner_32_right_first, 0x0);
-    TileAcc<float, 32, 16> T1_corner_32_first;
-    TASSIGN(T1_corner_32_first, 0x1c800);
     L1Tile<half, 64, 64> T1_blocks_32_first;
     TASSIGN(T1_blocks_32_first, 0x8000);
     TileLeft<half, 32, 32> T1_below_64_left_first;
@@ -604,24 +594,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(T2_rows_16_left_first, 0x0);
     TileRight<half, 64, 16> T2_rows_16_right_first;
     TASSIGN(T2_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 16> T2_rows_16_first;
-    TASSIGN(T2_rows_16_first, 0xd000);
     L1Tile<half, 64, 64> T2_blocks_16_first;
     TASSIGN(T2_blocks_16_first, 0x12000);
-    TileLeft<half, 32, 16> T2_below_32_left_first;
-    TASSIGN(T2_below_32_left_first, 0x8000);
-    TileRight<half, 32, 16> T2_below_32_right_first;
-    TASSIGN(T2_below_32_right_first, 0x8000);
     TileAcc<float, 32, 16> T2_below_32_first;
     TASSIGN(T2_below_32_first, 0x10000);
     L1Tile<half, 32, 16> T2_below_32_f16_first;
     TASSIGN(T2_below_32_f16_first, 0x3a000);
-    TileLeft<half, 32, 16> T2_corner_32_left_first;
-    TASSIGN(T2_corner_32_left_first, 0x0);
     TileRight<half, 32, 16> T2_corner_32_right_first;
     TASSIGN(T2_corner_32_right_first, 0x0);
-    TileAcc<float, 32, 16> T2_corner_32_first;
-    TASSIGN(T2_corner_32_first, 0x10800);
     L1Tile<half, 64, 64> T2_blocks_32_first;
     TASSIGN(T2_blocks_32_first, 0x12000);
     TileLeft<half, 32, 32> T2_below_64_left_first;
@@ -804,24 +784,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(T1_rows_16_left_next, 0x8000);
     TileRight<half, 64, 16> T1_rows_16_right_next;
     TASSIGN(T1_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 16> T1_rows_16_next;
-    TASSIGN(T1_rows_16_next, 0x9000);
     L1Tile<half, 64, 64> T1_blocks_16_next;
     TASSIGN(T1_blocks_16_next, 0x48c00);
-    TileLeft<half, 32, 16> T1_below_32_left_next;
-    TASSIGN(T1_below_32_left_next, 0x0);
-    TileRight<half, 32, 16> T1_below_32_right_next;
-    TASSIGN(T1_below_32_right_next, 0x0);
     TileAcc<float, 32, 16> T1_below_32_next;
     TASSIGN(T1_below_32_next, 0x1c000);
     L1Tile<half, 32, 16> T1_below_32_f16_next;
     TASSIGN(T1_below_32_f16_next, 0x63600);
-    TileLeft<half, 32, 16> T1_corner_32_left_next;
-    TASSIGN(T1_corner_32_left_next, 0x8000);
     TileRight<half, 32, 16> T1_corner_32_right_next;
     TASSIGN(T1_corner_32_right_next, 0x8000);
-    TileAcc<float, 32, 16> T1_corner_32_next;
-    TASSIGN(T1_corner_32_next, 0x1c800);
     L1Tile<half, 64, 64> T1_blocks_32_next;
     TASSIGN(T1_blocks_32_next, 0x48c00);
     TileLeft<half, 32, 32> T1_below_64_left_next;
@@ -949,24 +919,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(T2_rows_16_left_next, 0x0);
     TileRight<half, 64, 16> T2_rows_16_right_next;
     TASSIGN(T2_rows_16_right_next, 0x0);
-    TileAcc<float, 64, 16> T2_rows_16_next;
-    TASSIGN(T2_rows_16_next, 0x15000);
     L1Tile<half, 64, 64> T2_blocks_16_next;
     TASSIGN(T2_blocks_16_next, 0x52c00);
-    TileLeft<half, 32, 16> T2_below_32_left_next;
-    TASSIGN(T2_below_32_left_next, 0x8000);
-    TileRight<half, 32, 16> T2_below_32_right_next;
-    TASSIGN(T2_below_32_right_next, 0x8000);
     TileAcc<float, 32, 16> T2_below_32_next;
     TASSIGN(T2_below_32_next, 0xa000);
     L1Tile<half, 32, 16> T2_below_32_f16_next;
     TASSIGN(T2_below_32_f16_next, 0x76c00);
-    TileLeft<half, 32, 16> T2_corner_32_left_next;
-    TASSIGN(T2_corner_32_left_next, 0x0);
     TileRight<half, 32, 16> T2_corner_32_right_next;
     TASSIGN(T2_corner_32_right_next, 0x0);
-    TileAcc<float, 32, 16> T2_corner_32_next;
-    TASSIGN(T2_corner_32_next, 0xa800);
     L1Tile<half, 64, 64> T2_blocks_32_next;
     TASSIGN(T2_blocks_32_next, 0x52c00);
     TileLeft<half, 32, 32> T2_below_64_left_next;
@@ -1024,7 +984,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         L1Part<half, 64, 128> k1_raw_first(rows_next, 128);
@@ -1362,49 +1321,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> T1_blocks_16_first_0_0_from;
-                TASSIGN(T1_blocks_16_first_0_0_from, 0x15000);
-                L1Tile<half, 16, 16> T1_blocks_16_first_0_0;
-                TASSIGN(T1_blocks_16_first_0_0, 0x8000);
-                TMOV(T1_blocks_16_first_0_0, T1_blocks_16_first_0_0_from);
-                TileAcc<float, 16, 16> T1_blocks_16_first_1_0_from;
-                TASSIGN(T1_blocks_16_first_1_0_from, 0x15400);
-                L1Tile<half, 16, 16> T1_blocks_16_first_1_0;
-                TASSIGN(T1_blocks_16_first_1_0, 0x8a00);
-                TMOV(T1_blocks_16_first_1_0, T1_blocks_16_first_1_0_from);
-                TileAcc<float, 16, 16> T1_blocks_16_first_2_0_from;
-                TASSIGN(T1_blocks_16_first_2_0_from, 0x15800);
-                L1Tile<half, 16, 16> T1_blocks_16_first_2_0;
-                TASSIGN(T1_blocks_16_first_2_0, 0x9400);
-                TMOV(T1_blocks_16_first_2_0, T1_blocks_16_first_2_0_from);
-                TileAcc<float, 16, 16> T1_blocks_16_first_3_0_from;
-                TASSIGN(T1_blocks_16_first_3_0_from, 0x15c00);
-                L1Tile<half, 16, 16> T1_blocks_16_first_3_0;
-                TASSIGN(T1_blocks_16_first_3_0, 0x9e00);
-                TMOV(T1_blocks_16_first_3_0, T1_blocks_16_first_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> T1_blocks_16_first_from;
+                TASSIGN(T1_blocks_16_first_from, 0x15000 + i * 1024);
+                L1Tile<half, 16, 16> T1_blocks_16_first_to;
+                TASSIGN(T1_blocks_16_first_to, 0x8000 + i * 2560);
+                TMOV(T1_blocks_16_first_to, T1_blocks_16_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> T1_below_32_left_first_0;
-                TASSIGN(T1_below_32_left_first_0, 0x8000);
-                TEXTRACT(T1_below_32_left_first_0, T1_strictly_lower_f16_in_first, 16, 0);
-                TileLeft<half, 16, 16> T1_below_32_left_first_1;
-                TASSIGN(T1_below_32_left_first_1, 0x8200);
-                TEXTRACT(T1_below_32_left_first_1, T1_strictly_lower_f16_in_first, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> T1_below_32_left_first_block;
+                TASSIGN(T1_below_32_left_first_block, 0x8000 + i * 512);
+                TEXTRACT(T1_below_32_left_first_block, T1_strictly_lower_f16_in_first, 16 + i * 32, i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileRight<half, 16, 16> T1_below_32_right_first_0;
-                TASSIGN(T1_below_32_right_first_0, 0x8000);
-                TEXTRACT(T1_below_32_right_first_0, T1_blocks_16_first, 0, 0);
-                TileRight<half, 16, 16> T1_below_32_right_first_1;
-                TASSIGN(T1_below_32_right_first_1, 0x8200);
-                TEXTRACT(T1_below_32_right_first_1, T1_blocks_16_first, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> T1_below_32_right_first_block;
+                TASSIGN(T1_below_32_right_first_block, 0x8000 + i * 512);
+                TEXTRACT(T1_below_32_right_first_block, T1_blocks_16_first, i * 32, i * 32);
             }
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
@@ -1425,13 +1363,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMOV(T1_below_32_f16_first, T1_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> T1_corner_32_left_first_0;
-                TASSIGN(T1_corner_32_left_first_0, 0x0);
-                TEXTRACT(T1_corner_32_left_first_0, T1_blocks_16_first, 16, 16);
-                TileLeft<half, 16, 16> T1_corner_32_left_first_1;
-                TASSIGN(T1_corner_32_left_first_1, 0x200);
-                TEXTRACT(T1_corner_32_left_first_1, T1_blocks_16_first, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> T1_corner_32_left_first_block;
+                TASSIGN(T1_corner_32_left_first_block, 0x0 + i * 512);
+                TEXTRACT(T1_corner_32_left_first_block, T1_blocks_16_first, 16 + i * 32, 16 + i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
@@ -1452,17 +1387,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> T1_blocks_32_first_0_0_from;
-                TASSIGN(T1_blocks_32_first_0_0_from, 0x1c800);
-                L1Tile<half, 16, 16> T1_blocks_32_first_0_0;
-                TASSIGN(T1_blocks_32_first_0_0, 0x8200);
-                TMOV(T1_blocks_32_first_0_0, T1_blocks_32_first_0_0_from);
-                TileAcc<float, 16, 16> T1_blocks_32_first_1_0_from;
-                TASSIGN(T1_blocks_32_first_1_0_from, 0x1cc00);
-                L1Tile<half, 16, 16> T1_blocks_32_first_1_0;
-                TASSIGN(T1_blocks_32_first_1_0, 0x9600);
-                TMOV(T1_blocks_32_first_1_0, T1_blocks_32_first_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> T1_blocks_32_first_from;
+                TASSIGN(T1_blocks_32_first_from, 0x1c800 + i * 1024);
+                L1Tile<half, 16, 16> T1_blocks_32_first_to;
+                TASSIGN(T1_blocks_32_first_to, 0x8200 + i * 5120);
+                TMOV(T1_blocks_32_first_to, T1_blocks_32_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_32_first -> T1_below_64_right_first
@@ -1485,17 +1415,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 32, 16> T1_blocks_64_first_0_0_from;
-                TASSIGN(T1_blocks_64_first_0_0_from, 0x1e000);
-                L1Tile<half, 32, 16> T1_blocks_64_first_0_0;
-                TASSIGN(T1_blocks_64_first_0_0, 0x8400);
-                TMOV(T1_blocks_64_first_0_0, T1_blocks_64_first_0_0_from);
-                TileAcc<float, 32, 16> T1_blocks_64_first_0_16_from;
-                TASSIGN(T1_blocks_64_first_0_16_from, 0x1e800);
-                L1Tile<half, 32, 16> T1_blocks_64_first_0_16;
-                TASSIGN(T1_blocks_64_first_0_16, 0x8c00);
-                TMOV(T1_blocks_64_first_0_16, T1_blocks_64_first_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> T1_blocks_64_first_from;
+                TASSIGN(T1_blocks_64_first_from, 0x1e000 + j * 2048);
+                L1Tile<half, 32, 16> T1_blocks_64_first_to;
+                TASSIGN(T1_blocks_64_first_to, 0x8400 + j * 2048);
+                TMOV(T1_blocks_64_first_to, T1_blocks_64_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_blocks_64_first -> T1_left_first
@@ -1737,49 +1662,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> T2_blocks_16_first_0_0_from;
-                TASSIGN(T2_blocks_16_first_0_0_from, 0xd000);
-                L1Tile<half, 16, 16> T2_blocks_16_first_0_0;
-                TASSIGN(T2_blocks_16_first_0_0, 0x12000);
-                TMOV(T2_blocks_16_first_0_0, T2_blocks_16_first_0_0_from);
-                TileAcc<float, 16, 16> T2_blocks_16_first_1_0_from;
-                TASSIGN(T2_blocks_16_first_1_0_from, 0xd400);
-                L1Tile<half, 16, 16> T2_blocks_16_first_1_0;
-                TASSIGN(T2_blocks_16_first_1_0, 0x12a00);
-                TMOV(T2_blocks_16_first_1_0, T2_blocks_16_first_1_0_from);
-                TileAcc<float, 16, 16> T2_blocks_16_first_2_0_from;
-                TASSIGN(T2_blocks_16_first_2_0_from, 0xd800);
-                L1Tile<half, 16, 16> T2_blocks_16_first_2_0;
-                TASSIGN(T2_blocks_16_first_2_0, 0x13400);
-                TMOV(T2_blocks_16_first_2_0, T2_blocks_16_first_2_0_from);
-                TileAcc<float, 16, 16> T2_blocks_16_first_3_0_from;
-                TASSIGN(T2_blocks_16_first_3_0_from, 0xdc00);
-                L1Tile<half, 16, 16> T2_blocks_16_first_3_0;
-                TASSIGN(T2_blocks_16_first_3_0, 0x13e00);
-                TMOV(T2_blocks_16_first_3_0, T2_blocks_16_first_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> T2_blocks_16_first_from;
+                TASSIGN(T2_blocks_16_first_from, 0xd000 + i * 1024);
+                L1Tile<half, 16, 16> T2_blocks_16_first_to;
+                TASSIGN(T2_blocks_16_first_to, 0x12000 + i * 2560);
+                TMOV(T2_blocks_16_first_to, T2_blocks_16_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> T2_below_32_left_first_0;
-                TASSIGN(T2_below_32_left_first_0, 0x8000);
-                TEXTRACT(T2_below_32_left_first_0, T2_strictly_lower_f16_in_first, 16, 0);
-                TileLeft<half, 16, 16> T2_below_32_left_first_1;
-                TASSIGN(T2_below_32_left_first_1, 0x8200);
-                TEXTRACT(T2_below_32_left_first_1, T2_strictly_lower_f16_in_first, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> T2_below_32_left_first_block;
+                TASSIGN(T2_below_32_left_first_block, 0x8000 + i * 512);
+                TEXTRACT(T2_below_32_left_first_block, T2_strictly_lower_f16_in_first, 16 + i * 32, i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileRight<half, 16, 16> T2_below_32_right_first_0;
-                TASSIGN(T2_below_32_right_first_0, 0x8000);
-                TEXTRACT(T2_below_32_right_first_0, T2_blocks_16_first, 0, 0);
-                TileRight<half, 16, 16> T2_below_32_right_first_1;
-                TASSIGN(T2_below_32_right_first_1, 0x8200);
-                TEXTRACT(T2_below_32_right_first_1, T2_blocks_16_first, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> T2_below_32_right_first_block;
+                TASSIGN(T2_below_32_right_first_block, 0x8000 + i * 512);
+                TEXTRACT(T2_below_32_right_first_block, T2_blocks_16_first, i * 32, i * 32);
             }
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_first -> T2_below_32_first
@@ -1800,13 +1704,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMOV(T2_below_32_f16_first, T2_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> T2_corner_32_left_first_0;
-                TASSIGN(T2_corner_32_left_first_0, 0x0);
-                TEXTRACT(T2_corner_32_left_first_0, T2_blocks_16_first, 16, 16);
-                TileLeft<half, 16, 16> T2_corner_32_left_first_1;
-                TASSIGN(T2_corner_32_left_first_1, 0x200);
-                TEXTRACT(T2_corner_32_left_first_1, T2_blocks_16_first, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> T2_corner_32_left_first_block;
+                TASSIGN(T2_corner_32_left_first_block, 0x0 + i * 512);
+                TEXTRACT(T2_corner_32_left_first_block, T2_blocks_16_first, 16 + i * 32, 16 + i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
@@ -1827,17 +1728,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> T2_blocks_32_first_0_0_from;
-                TASSIGN(T2_blocks_32_first_0_0_from, 0x10800);
-                L1Tile<half, 16, 16> T2_blocks_32_first_0_0;
-                TASSIGN(T2_blocks_32_first_0_0, 0x12200);
-                TMOV(T2_blocks_32_first_0_0, T2_blocks_32_first_0_0_from);
-                TileAcc<float, 16, 16> T2_blocks_32_first_1_0_from;
-                TASSIGN(T2_blocks_32_first_1_0_from, 0x10c00);
-                L1Tile<half, 16, 16> T2_blocks_32_first_1_0;
-                TASSIGN(T2_blocks_32_first_1_0, 0x13600);
-                TMOV(T2_blocks_32_first_1_0, T2_blocks_32_first_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> T2_blocks_32_first_from;
+                TASSIGN(T2_blocks_32_first_from, 0x10800 + i * 1024);
+                L1Tile<half, 16, 16> T2_blocks_32_first_to;
+                TASSIGN(T2_blocks_32_first_to, 0x12200 + i * 5120);
+                TMOV(T2_blocks_32_first_to, T2_blocks_32_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_first -> T2_below_64_right_first
@@ -1860,17 +1756,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 32, 16> T2_blocks_64_first_0_0_from;
-                TASSIGN(T2_blocks_64_first_0_0_from, 0x12000);
-                L1Tile<half, 32, 16> T2_blocks_64_first_0_0;
-                TASSIGN(T2_blocks_64_first_0_0, 0x12400);
-                TMOV(T2_blocks_64_first_0_0, T2_blocks_64_first_0_0_from);
-                TileAcc<float, 32, 16> T2_blocks_64_first_0_16_from;
-                TASSIGN(T2_blocks_64_first_0_16_from, 0x12800);
-                L1Tile<half, 32, 16> T2_blocks_64_first_0_16;
-                TASSIGN(T2_blocks_64_first_0_16, 0x12c00);
-                TMOV(T2_blocks_64_first_0_16, T2_blocks_64_first_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> T2_blocks_64_first_from;
+                TASSIGN(T2_blocks_64_first_from, 0x12000 + j * 2048);
+                L1Tile<half, 32, 16> T2_blocks_64_first_to;
+                TASSIGN(T2_blocks_64_first_to, 0x12400 + j * 2048);
+                TMOV(T2_blocks_64_first_to, T2_blocks_64_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_first -> T2_left_first
@@ -1908,10 +1799,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
-            const int64_t t = first - b * T + c * 64;
-            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             TASSIGN(q, 0x14000 + c % 2 * 16384);
@@ -2359,49 +2246,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> T1_blocks_16_next_0_0_from;
-                    TASSIGN(T1_blocks_16_next_0_0_from, 0x9000);
-                    L1Tile<half, 16, 16> T1_blocks_16_next_0_0;
-                    TASSIGN(T1_blocks_16_next_0_0, 0x48c00);
-                    TMOV(T1_blocks_16_next_0_0, T1_blocks_16_next_0_0_from);
-                    TileAcc<float, 16, 16> T1_blocks_16_next_1_0_from;
-                    TASSIGN(T1_blocks_16_next_1_0_from, 0x9400);
-                    L1Tile<half, 16, 16> T1_blocks_16_next_1_0;
-                    TASSIGN(T1_blocks_16_next_1_0, 0x49600);
-                    TMOV(T1_blocks_16_next_1_0, T1_blocks_16_next_1_0_from);
-                    TileAcc<float, 16, 16> T1_blocks_16_next_2_0_from;
-                    TASSIGN(T1_blocks_16_next_2_0_from, 0x9800);
-                    L1Tile<half, 16, 16> T1_blocks_16_next_2_0;
-                    TASSIGN(T1_blocks_16_next_2_0, 0x4a000);
-                    TMOV(T1_blocks_16_next_2_0, T1_blocks_16_next_2_0_from);
-                    TileAcc<float, 16, 16> T1_blocks_16_next_3_0_from;
-                    TASSIGN(T1_blocks_16_next_3_0_from, 0x9c00);
-                    L1Tile<half, 16, 16> T1_blocks_16_next_3_0;
-                    TASSIGN(T1_blocks_16_next_3_0, 0x4aa00);
-                    TMOV(T1_blocks_16_next_3_0, T1_blocks_16_next_3_0_from);
+                for (int64_t i = 0; i < 4; ++i) {
+                    TileAcc<float, 16, 16> T1_blocks_16_next_from;
+                    TASSIGN(T1_blocks_16_next_from, 0x9000 + i * 1024);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_to;
+                    TASSIGN(T1_blocks_16_next_to, 0x48c00 + i * 2560);
+                    TMOV(T1_blocks_16_next_to, T1_blocks_16_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> T1_below_32_left_next_0;
-                    TASSIGN(T1_below_32_left_next_0, 0x0);
-                    TEXTRACT(T1_below_32_left_next_0, T1_strictly_lower_f16_in_next, 16, 0);
-                    TileLeft<half, 16, 16> T1_below_32_left_next_1;
-                    TASSIGN(T1_below_32_left_next_1, 0x200);
-                    TEXTRACT(T1_below_32_left_next_1, T1_strictly_lower_f16_in_next, 48, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> T1_below_32_left_next_block;
+                    TASSIGN(T1_below_32_left_next_block, 0x0 + i * 512);
+                    TEXTRACT(T1_below_32_left_next_block, T1_strictly_lower_f16_in_next, 16 + i * 32, i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileRight<half, 16, 16> T1_below_32_right_next_0;
-                    TASSIGN(T1_below_32_right_next_0, 0x0);
-                    TEXTRACT(T1_below_32_right_next_0, T1_blocks_16_next, 0, 0);
-                    TileRight<half, 16, 16> T1_below_32_right_next_1;
-                    TASSIGN(T1_below_32_right_next_1, 0x200);
-                    TEXTRACT(T1_below_32_right_next_1, T1_blocks_16_next, 32, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileRight<half, 16, 16> T1_below_32_right_next_block;
+                    TASSIGN(T1_below_32_right_next_block, 0x0 + i * 512);
+                    TEXTRACT(T1_below_32_right_next_block, T1_blocks_16_next, i * 32, i * 32);
                 }
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_32_right_next -> T1_below_32_next
@@ -2422,13 +2288,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TMOV(T1_below_32_f16_next, T1_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> T1_corner_32_left_next_0;
-                    TASSIGN(T1_corner_32_left_next_0, 0x8000);
-                    TEXTRACT(T1_corner_32_left_next_0, T1_blocks_16_next, 16, 16);
-                    TileLeft<half, 16, 16> T1_corner_32_left_next_1;
-                    TASSIGN(T1_corner_32_left_next_1, 0x8200);
-                    TEXTRACT(T1_corner_32_left_next_1, T1_blocks_16_next, 48, 48);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> T1_corner_32_left_next_block;
+                    TASSIGN(T1_corner_32_left_next_block, 0x8000 + i * 512);
+                    TEXTRACT(T1_corner_32_left_next_block, T1_blocks_16_next, 16 + i * 32, 16 + i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
@@ -2449,17 +2312,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> T1_blocks_32_next_0_0_from;
-                    TASSIGN(T1_blocks_32_next_0_0_from, 0x1c800);
-                    L1Tile<half, 16, 16> T1_blocks_32_next_0_0;
-                    TASSIGN(T1_blocks_32_next_0_0, 0x48e00);
-                    TMOV(T1_blocks_32_next_0_0, T1_blocks_32_next_0_0_from);
-                    TileAcc<float, 16, 16> T1_blocks_32_next_1_0_from;
-                    TASSIGN(T1_blocks_32_next_1_0_from, 0x1cc00);
-                    L1Tile<half, 16, 16> T1_blocks_32_next_1_0;
-                    TASSIGN(T1_blocks_32_next_1_0, 0x4a200);
-                    TMOV(T1_blocks_32_next_1_0, T1_blocks_32_next_1_0_from);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileAcc<float, 16, 16> T1_blocks_32_next_from;
+                    TASSIGN(T1_blocks_32_next_from, 0x1c800 + i * 1024);
+                    L1Tile<half, 16, 16> T1_blocks_32_next_to;
+                    TASSIGN(T1_blocks_32_next_to, 0x48e00 + i * 5120);
+                    TMOV(T1_blocks_32_next_to, T1_blocks_32_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_32_next -> T1_below_64_right_next
@@ -2482,17 +2340,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 32, 16> T1_blocks_64_next_0_0_from;
-                    TASSIGN(T1_blocks_64_next_0_0_from, 0x1e000);
-                    L1Tile<half, 32, 16> T1_blocks_64_next_0_0;
-                    TASSIGN(T1_blocks_64_next_0_0, 0x49000);
-                    TMOV(T1_blocks_64_next_0_0, T1_blocks_64_next_0_0_from);
-                    TileAcc<float, 32, 16> T1_blocks_64_next_0_16_from;
-                    TASSIGN(T1_blocks_64_next_0_16_from, 0x1e800);
-                    L1Tile<half, 32, 16> T1_blocks_64_next_0_16;
-                    TASSIGN(T1_blocks_64_next_0_16, 0x49800);
-                    TMOV(T1_blocks_64_next_0_16, T1_blocks_64_next_0_16_from);
+                for (int64_t j = 0; j < 2; ++j) {
+                    TileAcc<float, 32, 16> T1_blocks_64_next_from;
+                    TASSIGN(T1_blocks_64_next_from, 0x1e000 + j * 2048);
+                    L1Tile<half, 32, 16> T1_blocks_64_next_to;
+                    TASSIGN(T1_blocks_64_next_to, 0x49000 + j * 2048);
+                    TMOV(T1_blocks_64_next_to, T1_blocks_64_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_64_next -> T1_left_next
@@ -2786,49 +2639,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> T2_blocks_16_next_0_0_from;
-                    TASSIGN(T2_blocks_16_next_0_0_from, 0x15000);
-                    L1Tile<half, 16, 16> T2_blocks_16_next_0_0;
-                    TASSIGN(T2_blocks_16_next_0_0, 0x52c00);
-                    TMOV(T2_blocks_16_next_0_0, T2_blocks_16_next_0_0_from);
-                    TileAcc<float, 16, 16> T2_blocks_16_next_1_0_from;
-                    TASSIGN(T2_blocks_16_next_1_0_from, 0x15400);
-                    L1Tile<half, 16, 16> T2_blocks_16_next_1_0;
-                    TASSIGN(T2_blocks_16_next_1_0, 0x53600);
-                    TMOV(T2_blocks_16_next_1_0, T2_blocks_16_next_1_0_from);
-                    TileAcc<float, 16, 16> T2_blocks_16_next_2_0_from;
-                    TASSIGN(T2_blocks_16_next_2_0_from, 0x15800);
-                    L1Tile<half, 16, 16> T2_blocks_16_next_2_0;
-                    TASSIGN(T2_blocks_16_next_2_0, 0x54000);
-                    TMOV(T2_blocks_16_next_2_0, T2_blocks_16_next_2_0_from);
-                    TileAcc<float, 16, 16> T2_blocks_16_next_3_0_from;
-                    TASSIGN(T2_blocks_16_next_3_0_from, 0x15c00);
-                    L1Tile<half, 16, 16> T2_blocks_16_next_3_0;
-                    TASSIGN(T2_blocks_16_next_3_0, 0x54a00);
-                    TMOV(T2_blocks_16_next_3_0, T2_blocks_16_next_3_0_from);
+                for (int64_t i = 0; i < 4; ++i) {
+                    TileAcc<float, 16, 16> T2_blocks_16_next_from;
+                    TASSIGN(T2_blocks_16_next_from, 0x15000 + i * 1024);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_to;
+                    TASSIGN(T2_blocks_16_next_to, 0x52c00 + i * 2560);
+                    TMOV(T2_blocks_16_next_to, T2_blocks_16_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> T2_below_32_left_next_0;
-                    TASSIGN(T2_below_32_left_next_0, 0x8000);
-                    TEXTRACT(T2_below_32_left_next_0, T2_strictly_lower_f16_in_next, 16, 0);
-                    TileLeft<half, 16, 16> T2_below_32_left_next_1;
-                    TASSIGN(T2_below_32_left_next_1, 0x8200);
-                    TEXTRACT(T2_below_32_left_next_1, T2_strictly_lower_f16_in_next, 48, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> T2_below_32_left_next_block;
+                    TASSIGN(T2_below_32_left_next_block, 0x8000 + i * 512);
+                    TEXTRACT(T2_below_32_left_next_block, T2_strictly_lower_f16_in_next, 16 + i * 32, i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileRight<half, 16, 16> T2_below_32_right_next_0;
-                    TASSIGN(T2_below_32_right_next_0, 0x8000);
-                    TEXTRACT(T2_below_32_right_next_0, T2_blocks_16_next, 0, 0);
-                    TileRight<half, 16, 16> T2_below_32_right_next_1;
-                    TASSIGN(T2_below_32_right_next_1, 0x8200);
-                    TEXTRACT(T2_below_32_right_next_1, T2_blocks_16_next, 32, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileRight<half, 16, 16> T2_below_32_right_next_block;
+                    TASSIGN(T2_below_32_right_next_block, 0x8000 + i * 512);
+                    TEXTRACT(T2_below_32_right_next_block, T2_blocks_16_next, i * 32, i * 32);
                 }
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_next -> T2_below_32_next
@@ -2849,13 +2681,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TMOV(T2_below_32_f16_next, T2_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> T2_corner_32_left_next_0;
-                    TASSIGN(T2_corner_32_left_next_0, 0x0);
-                    TEXTRACT(T2_corner_32_left_next_0, T2_blocks_16_next, 16, 16);
-                    TileLeft<half, 16, 16> T2_corner_32_left_next_1;
-                    TASSIGN(T2_corner_32_left_next_1, 0x200);
-                    TEXTRACT(T2_corner_32_left_next_1, T2_blocks_16_next, 48, 48);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> T2_corner_32_left_next_block;
+                    TASSIGN(T2_corner_32_left_next_block, 0x0 + i * 512);
+                    TEXTRACT(T2_corner_32_left_next_block, T2_blocks_16_next, 16 + i * 32, 16 + i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
@@ -2876,17 +2705,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> T2_blocks_32_next_0_0_from;
-                    TASSIGN(T2_blocks_32_next_0_0_from, 0xa800);
-                    L1Tile<half, 16, 16> T2_blocks_32_next_0_0;
-                    TASSIGN(T2_blocks_32_next_0_0, 0x52e00);
-                    TMOV(T2_blocks_32_next_0_0, T2_blocks_32_next_0_0_from);
-                    TileAcc<float, 16, 16> T2_blocks_32_next_1_0_from;
-                    TASSIGN(T2_blocks_32_next_1_0_from, 0xac00);
-                    L1Tile<half, 16, 16> T2_blocks_32_next_1_0;
-                    TASSIGN(T2_blocks_32_next_1_0, 0x54200);
-                    TMOV(T2_blocks_32_next_1_0, T2_blocks_32_next_1_0_from);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileAcc<float, 16, 16> T2_blocks_32_next_from;
+                    TASSIGN(T2_blocks_32_next_from, 0xa800 + i * 1024);
+                    L1Tile<half, 16, 16> T2_blocks_32_next_to;
+                    TASSIGN(T2_blocks_32_next_to, 0x52e00 + i * 5120);
+                    TMOV(T2_blocks_32_next_to, T2_blocks_32_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_next -> T2_below_64_right_next
@@ -2909,17 +2733,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 32, 16> T2_blocks_64_next_0_0_from;
-                    TASSIGN(T2_blocks_64_next_0_0_from, 0xc000);
-                    L1Tile<half, 32, 16> T2_blocks_64_next_0_0;
-                    TASSIGN(T2_blocks_64_next_0_0, 0x53000);
-                    TMOV(T2_blocks_64_next_0_0, T2_blocks_64_next_0_0_from);
-                    TileAcc<float, 32, 16> T2_blocks_64_next_0_16_from;
-                    TASSIGN(T2_blocks_64_next_0_16_from, 0xc800);
-                    L1Tile<half, 32, 16> T2_blocks_64_next_0_16;
-                    TASSIGN(T2_blocks_64_next_0_16, 0x53800);
-                    TMOV(T2_blocks_64_next_0_16, T2_blocks_64_next_0_16_from);
+                for (int64_t j = 0; j < 2; ++j) {
+                    TileAcc<float, 32, 16> T2_blocks_64_next_from;
+                    TASSIGN(T2_blocks_64_next_from, 0xc000 + j * 2048);
+                    L1Tile<half, 32, 16> T2_blocks_64_next_to;
+                    TASSIGN(T2_blocks_64_next_to, 0x53000 + j * 2048);
+                    TMOV(T2_blocks_64_next_to, T2_blocks_64_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_next -> T2_left_next
@@ -3031,7 +2850,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *v1_gm = reinterpret_cast<__gm__ half *>(v1_bytes);
     __gm__ half *v2_gm = reinterpret_cast<__gm__ half *>(v2_bytes);
@@ -3088,6 +2906,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 69632);
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 73728);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbWide<float, 64> g_wide_first;
     TASSIGN(g_wide_first, 0x0);
     UbTile<float, 1, 64> g_first;
@@ -3136,12 +2955,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(last_G_minus_G_first, 0x20200);
     UbTile<float, 1, 64> exp_G_first;
     TASSIGN(exp_G_first, 0x20000);
-    UbCol<float, 32> exp_G_col_first;
-    TASSIGN(exp_G_col_first, 0x20000 + sub * 128);
     UbTile<float, 1, 64> decay_to_end_first;
     TASSIGN(decay_to_end_first, 0x20200);
-    UbCol<float, 32> W_first;
-    TASSIGN(W_first, 0x20200 + sub * 128);
     UbTile<float, 32, 64> k1_k1T_in_first;
     TASSIGN(k1_k1T_in_first, 0x2000);
     UbTile<float, 32, 64> beta1_k1_k1T_first;
@@ -3276,10 +3091,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(S, 0x0);
     UbTile<half, 32, 128> v1;
     UbTile<half, 32, 128> v2;
-    UbTile<float, 1, 64> beta1;
-    UbTile<float, 1, 64> beta2;
     UbTile<float, 1, 64> exp_G;
-    UbTile<float, 1, 64> decay_to_end;
     UbTile<half, 64, 128> S_f16;
     TASSIGN(S_f16, 0x10000);
     UbCol<float, 32> exp_G_col;
@@ -3335,9 +3147,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     UbTile<float, 1, 64> last_G_minus_G_next;
     TASSIGN(last_G_minus_G_next, 0x1a100);
     UbTile<float, 1, 64> exp_G_next;
-    UbCol<float, 32> exp_G_col_next;
     UbTile<float, 1, 64> decay_to_end_next;
-    UbCol<float, 32> W_next;
     UbTile<float, 32, 64> k1_k1T_in_next;
     TASSIGN(k1_k1T_in_next, 0x1a000);
     UbTile<float, 32, 64> beta1_k1_k1T_next;
@@ -3546,10 +3356,9 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(beta2_next_scratch, 0x18800);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
@@ -3647,7 +3456,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         // last_G = last(G)
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
-        const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
         wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_first
         if (rows_next > 0) {
             {
@@ -4096,20 +3904,15 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) fill_rows(v2_first, v2_raw_first, part_next, 0xc000);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
             TASSIGN(v1, 0x8000 + c % 2 * 8192);
             TASSIGN(v2, 0xc000 + c % 2 * 8192);
-            TASSIGN(beta1, 0x20400 + c % 2 * 256);
-            TASSIGN(beta2, 0x20600 + c % 2 * 256);
             TASSIGN(exp_G, 0x20000 + c % 2 * 256);
-            TASSIGN(decay_to_end, 0x20200 + c % 2 * 256);
             TASSIGN(exp_G_col, 0x20000 + c % 2 * 256 + sub * 128);
             TASSIGN(beta1_col, 0x20400 + c % 2 * 256 + sub * 128);
             TASSIGN(beta2_col, 0x20600 + c % 2 * 256 + sub * 128);
@@ -4117,9 +3920,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TASSIGN(beta1_next, 0x20400 + (c + 1) % 2 * 256);
             TASSIGN(beta1_col_next, 0x20400 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(exp_G_next, 0x20000 + (c + 1) % 2 * 256);
-            TASSIGN(exp_G_col_next, 0x20000 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(decay_to_end_next, 0x20200 + (c + 1) % 2 * 256);
-            TASSIGN(W_next, 0x20200 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(beta2_next, 0x20600 + (c + 1) % 2 * 256);
             TASSIGN(beta2_col_next, 0x20600 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(v1_next, 0x8000 + (c + 1) % 2 * 8192);
@@ -4238,7 +4039,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             // last_G = last(G)
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
-            const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // last_G_minus_G_next -> k1_k1T_in_next
             wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_next
             if (rows_next > 0) {

@@ -693,8 +693,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TASSIGN(Tinv_rows_16_left, 0x8000);
     TileRight<half, 64, 16> Tinv_rows_16_right;
     TASSIGN(Tinv_rows_16_right, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0x15000);
     L1Tile<half, 64, 64> Tinv_blocks_16;
     TASSIGN(Tinv_blocks_16, 0x18000);
     TileLeft<half, 32, 16> Tinv_below_32_left;
@@ -709,8 +707,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TASSIGN(Tinv_corner_32_left, 0x8000);
     TileRight<half, 32, 16> Tinv_corner_32_right;
     TASSIGN(Tinv_corner_32_right, 0x8000);
-    TileAcc<float, 32, 16> Tinv_corner_32;
-    TASSIGN(Tinv_corner_32, 0x18800);
     L1Tile<half, 64, 64> Tinv_blocks_32;
     TASSIGN(Tinv_blocks_32, 0x18000);
     TileLeft<half, 32, 32> Tinv_below_64_left;
@@ -780,7 +776,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
         pipe_barrier(PIPE_ALL);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             // G = cumsum(g)
@@ -1507,45 +1502,24 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             }
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
-                TASSIGN(Tinv_blocks_16_0_0_from, 0x15000);
-                L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
-                TASSIGN(Tinv_blocks_16_0_0, 0x18000);
-                TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
-                TASSIGN(Tinv_blocks_16_1_0_from, 0x15400);
-                L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
-                TASSIGN(Tinv_blocks_16_1_0, 0x18a00);
-                TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
-                TASSIGN(Tinv_blocks_16_2_0_from, 0x15800);
-                L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
-                TASSIGN(Tinv_blocks_16_2_0, 0x19400);
-                TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
-                TASSIGN(Tinv_blocks_16_3_0_from, 0x15c00);
-                L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
-                TASSIGN(Tinv_blocks_16_3_0, 0x19e00);
-                TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_16_from;
+                TASSIGN(Tinv_blocks_16_from, 0x15000 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_16_to;
+                TASSIGN(Tinv_blocks_16_to, 0x18000 + i * 2560);
+                TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
-            {
-                TileLeft<half, 16, 16> Tinv_below_32_left_0;
-                TASSIGN(Tinv_below_32_left_0, 0x0);
-                TEXTRACT(Tinv_below_32_left_0, Tinv_strictly_lower_f16_in, 16, 0);
-                TileLeft<half, 16, 16> Tinv_below_32_left_1;
-                TASSIGN(Tinv_below_32_left_1, 0x200);
-                TEXTRACT(Tinv_below_32_left_1, Tinv_strictly_lower_f16_in, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_below_32_left_block;
+                TASSIGN(Tinv_below_32_left_block, 0x0 + i * 512);
+                TEXTRACT(Tinv_below_32_left_block, Tinv_strictly_lower_f16_in, 16 + i * 32, i * 32);
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
-            {
-                TileRight<half, 16, 16> Tinv_below_32_right_0;
-                TASSIGN(Tinv_below_32_right_0, 0x0);
-                TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
-                TileRight<half, 16, 16> Tinv_below_32_right_1;
-                TASSIGN(Tinv_below_32_right_1, 0x200);
-                TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> Tinv_below_32_right_block;
+                TASSIGN(Tinv_below_32_right_block, 0x0 + i * 512);
+                TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
@@ -1562,13 +1536,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
             TMOV(Tinv_below_32_f16, Tinv_below_32);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
-            {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_0;
-                TASSIGN(Tinv_corner_32_left_0, 0x8000);
-                TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
-                TileLeft<half, 16, 16> Tinv_corner_32_left_1;
-                TASSIGN(Tinv_corner_32_left_1, 0x8200);
-                TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_block;
+                TASSIGN(Tinv_corner_32_left_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
             TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
@@ -1585,17 +1556,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             }
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
-                TASSIGN(Tinv_blocks_32_0_0_from, 0x18800);
-                L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
-                TASSIGN(Tinv_blocks_32_0_0, 0x18200);
-                TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
-                TASSIGN(Tinv_blocks_32_1_0_from, 0x18c00);
-                L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
-                TASSIGN(Tinv_blocks_32_1_0, 0x19600);
-                TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_32_from;
+                TASSIGN(Tinv_blocks_32_from, 0x18800 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_32_to;
+                TASSIGN(Tinv_blocks_32_to, 0x18200 + i * 5120);
+                TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
             TEXTRACT(Tinv_below_64_left, Tinv_strictly_lower_f16_in, 32, 0);
@@ -1616,17 +1582,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(Tinv_corner_64, Tinv_corner_64_left, Tinv_corner_64_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
-            {
-                TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
-                TASSIGN(Tinv_blocks_64_0_0_from, 0x1a000);
-                L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
-                TASSIGN(Tinv_blocks_64_0_0, 0x18400);
-                TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
-                TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
-                TASSIGN(Tinv_blocks_64_0_16_from, 0x1a800);
-                L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
-                TASSIGN(Tinv_blocks_64_0_16, 0x18c00);
-                TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> Tinv_blocks_64_from;
+                TASSIGN(Tinv_blocks_64_from, 0x1a000 + j * 2048);
+                L1Tile<half, 32, 16> Tinv_blocks_64_to;
+                TASSIGN(Tinv_blocks_64_to, 0x18400 + j * 2048);
+                TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
@@ -1727,7 +1688,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
@@ -1805,6 +1765,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 266240);
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 270336);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 128> S_0_raw;
     TASSIGN(S_0_raw, 0x0);
     UbTile<float, 64, 128> S_0;
@@ -2142,7 +2103,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);

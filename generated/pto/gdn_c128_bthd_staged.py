@@ -271,11 +271,11 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 128, 8> g;
     TASSIGN(g, 0x0);
     UbTile<float, 128, 8> g_rows;
@@ -295,7 +295,7 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     for (int64_t item = get_block_idx(); item < slots * ((HV + 15) / 16); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 15) / 16) * 16, h = hv / (HV / H);
+        const int64_t hv = item % ((HV + 15) / 16) * 16;
         const int64_t heads = HV - hv < 16 ? HV - hv : 16;
         const int64_t mine = part_of(heads, sub, 8);
         const int64_t slot = item / ((HV + 15) / 16), n = sequence_of(cu_seqlens, N, slot, 128);
@@ -304,7 +304,6 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         if (c * 128 >= length) continue;
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
-        const int64_t part = part_of(rows, sub, 64);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
         UbPart<float, 128, 8> g_raw(rows, mine);
         TASSIGN(g_raw, 0x0);
@@ -479,7 +478,6 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
@@ -487,6 +485,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
     __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 128> strictly_lower_fill;
     TASSIGN(strictly_lower_fill, 0x0);
     UbTile<float, 1, 128> G;
@@ -530,14 +529,13 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 128);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 128 - n;
         if (c * 128 >= length) continue;
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
-        const int64_t part = part_of(rows, sub, 64);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
         {
             auto from = view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128);
@@ -762,8 +760,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_rows_16_left, 0x8000);
     TileRight<half, 128, 16> Tinv_rows_16_right;
     TASSIGN(Tinv_rows_16_right, 0x8000);
-    TileAcc<float, 128, 16> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0x2000);
     L1Tile<half, 128, 16> Tinv_rows_8_f16_h1;
     TASSIGN(Tinv_rows_8_f16_h1, 0x37200);
     L1Tile<half, 128, 128> Tinv_blocks_16;
@@ -788,8 +784,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_corner_32_left, 0x0);
     TileRight<half, 64, 16> Tinv_corner_32_right;
     TASSIGN(Tinv_corner_32_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_corner_32;
-    TASSIGN(Tinv_corner_32, 0x11000);
     L1Tile<half, 128, 16> Tinv_below_16_f16_h1;
     TASSIGN(Tinv_below_16_f16_h1, 0x39a00);
     L1Tile<half, 128, 128> Tinv_blocks_32;
@@ -798,8 +792,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_rows_16_left_h1, 0x8000);
     TileRight<half, 128, 16> Tinv_rows_16_right_h1;
     TASSIGN(Tinv_rows_16_right_h1, 0x8000);
-    TileAcc<float, 128, 16> Tinv_rows_16_h1;
-    TASSIGN(Tinv_rows_16_h1, 0x6000);
     TileLeft<half, 32, 32> Tinv_below_64_left;
     TASSIGN(Tinv_below_64_left, 0x0);
     TileRight<half, 32, 32> Tinv_below_64_right;
@@ -816,10 +808,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_below_64_2, 0x13000);
     L1Tile<half, 32, 32> Tinv_below_64_f16;
     TASSIGN(Tinv_below_64_f16, 0x3aa00);
-    TileLeft<half, 64, 16> Tinv_below_32_left_h1;
-    TASSIGN(Tinv_below_32_left_h1, 0x0);
-    TileRight<half, 64, 16> Tinv_below_32_right_h1;
-    TASSIGN(Tinv_below_32_right_h1, 0x0);
     TileAcc<float, 64, 16> Tinv_below_32_h1;
     TASSIGN(Tinv_below_32_h1, 0x14000);
     L1Tile<half, 32, 32> Tinv_below_64_2_f16;
@@ -836,8 +824,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_corner_64_2_right, 0x0);
     TileAcc<float, 32, 32> Tinv_corner_64_2;
     TASSIGN(Tinv_corner_64_2, 0x16000);
-    L1Tile<half, 128, 128> Tinv_blocks_64;
-    TASSIGN(Tinv_blocks_64, 0x8200);
     L1Tile<half, 128, 128> Tinv_blocks_64_2;
     TASSIGN(Tinv_blocks_64_2, 0x8200);
     L1Tile<half, 64, 16> Tinv_below_32_f16_h1;
@@ -848,12 +834,8 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_below_128_right, 0x8000);
     TileAcc<float, 64, 64> Tinv_below_128;
     TASSIGN(Tinv_below_128, 0x17000);
-    TileLeft<half, 64, 16> Tinv_corner_32_left_h1;
-    TASSIGN(Tinv_corner_32_left_h1, 0x0);
     TileRight<half, 64, 16> Tinv_corner_32_right_h1;
     TASSIGN(Tinv_corner_32_right_h1, 0x0);
-    TileAcc<float, 64, 16> Tinv_corner_32_h1;
-    TASSIGN(Tinv_corner_32_h1, 0x1b000);
     L1Tile<half, 64, 64> Tinv_below_128_f16;
     TASSIGN(Tinv_below_128_f16, 0x3c200);
     L1Tile<half, 128, 128> Tinv_blocks_32_h1;
@@ -900,8 +882,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_corner_64_2_right_h1, 0x0);
     TileAcc<float, 32, 32> Tinv_corner_64_2_h1;
     TASSIGN(Tinv_corner_64_2_h1, 0x13000);
-    L1Tile<half, 128, 128> Tinv_blocks_64_h1;
-    TASSIGN(Tinv_blocks_64_h1, 0x21200);
     L1Tile<half, 128, 128> Tinv_blocks_64_2_h1;
     TASSIGN(Tinv_blocks_64_2_h1, 0x21200);
     TileLeft<half, 64, 64> Tinv_below_128_left_h1;
@@ -948,14 +928,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_128_h1 -> Tinv_zeros_h1
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
-        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t hv = item % ((HV + 1) / 2) * 2;
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1;
         const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 128);
-        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t c = slot - first / 128 - n;
         if (c * 128 >= length) continue;
-        const int64_t t = first - b * T + c * 128;
-        const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_128 -> Tinv_zeros
         TEXPANDS(Tinv_zeros, 0.0f);
         {
@@ -1228,47 +1206,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
         TMOV(Tinv_rows_8_f16_h1, Tinv_rows_8_h1);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
-            TASSIGN(Tinv_blocks_16_0_0_from, 0x2000);
-            L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
-            TASSIGN(Tinv_blocks_16_0_0, 0x8200);
-            TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
-            TASSIGN(Tinv_blocks_16_1_0_from, 0x2400);
-            L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
-            TASSIGN(Tinv_blocks_16_1_0, 0x9400);
-            TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
-            TASSIGN(Tinv_blocks_16_2_0_from, 0x2800);
-            L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
-            TASSIGN(Tinv_blocks_16_2_0, 0xa600);
-            TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
-            TASSIGN(Tinv_blocks_16_3_0_from, 0x2c00);
-            L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
-            TASSIGN(Tinv_blocks_16_3_0, 0xb800);
-            TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_4_0_from;
-            TASSIGN(Tinv_blocks_16_4_0_from, 0x3000);
-            L1Tile<half, 16, 16> Tinv_blocks_16_4_0;
-            TASSIGN(Tinv_blocks_16_4_0, 0xca00);
-            TMOV(Tinv_blocks_16_4_0, Tinv_blocks_16_4_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_5_0_from;
-            TASSIGN(Tinv_blocks_16_5_0_from, 0x3400);
-            L1Tile<half, 16, 16> Tinv_blocks_16_5_0;
-            TASSIGN(Tinv_blocks_16_5_0, 0xdc00);
-            TMOV(Tinv_blocks_16_5_0, Tinv_blocks_16_5_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_6_0_from;
-            TASSIGN(Tinv_blocks_16_6_0_from, 0x3800);
-            L1Tile<half, 16, 16> Tinv_blocks_16_6_0;
-            TASSIGN(Tinv_blocks_16_6_0, 0xee00);
-            TMOV(Tinv_blocks_16_6_0, Tinv_blocks_16_6_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_7_0_from;
-            TASSIGN(Tinv_blocks_16_7_0_from, 0x3c00);
-            L1Tile<half, 16, 16> Tinv_blocks_16_7_0;
-            TASSIGN(Tinv_blocks_16_7_0, 0x10000);
-            TMOV(Tinv_blocks_16_7_0, Tinv_blocks_16_7_0_from);
+        for (int64_t i = 0; i < 8; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_16_from;
+            TASSIGN(Tinv_blocks_16_from, 0x2000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_16_to;
+            TASSIGN(Tinv_blocks_16_to, 0x8200 + i * 4608);
+            TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16 -> Tinv_below_32_right
         wait_flag_dev(0);  // diagonal_stack_16_f16_channel1 -> diagonal_stack_16_f16_in_h1
@@ -1279,34 +1222,16 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // diagonal_stack_16_f16_in_h1 -> Tinv_below_16_left_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_left_h1 -> Tinv_below_32_left
-        {
-            TileLeft<half, 16, 16> Tinv_below_32_left_0;
-            TASSIGN(Tinv_below_32_left_0, 0x0);
-            TEXTRACT(Tinv_below_32_left_0, A_cube, 16, 0);
-            TileLeft<half, 16, 16> Tinv_below_32_left_1;
-            TASSIGN(Tinv_below_32_left_1, 0x200);
-            TEXTRACT(Tinv_below_32_left_1, A_cube, 48, 32);
-            TileLeft<half, 16, 16> Tinv_below_32_left_2;
-            TASSIGN(Tinv_below_32_left_2, 0x400);
-            TEXTRACT(Tinv_below_32_left_2, A_cube, 80, 64);
-            TileLeft<half, 16, 16> Tinv_below_32_left_3;
-            TASSIGN(Tinv_below_32_left_3, 0x600);
-            TEXTRACT(Tinv_below_32_left_3, A_cube, 112, 96);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileLeft<half, 16, 16> Tinv_below_32_left_block;
+            TASSIGN(Tinv_below_32_left_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_below_32_left_block, A_cube, 16 + i * 32, i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16 -> Tinv_below_32_right
-        {
-            TileRight<half, 16, 16> Tinv_below_32_right_0;
-            TASSIGN(Tinv_below_32_right_0, 0x0);
-            TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
-            TileRight<half, 16, 16> Tinv_below_32_right_1;
-            TASSIGN(Tinv_below_32_right_1, 0x200);
-            TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
-            TileRight<half, 16, 16> Tinv_below_32_right_2;
-            TASSIGN(Tinv_below_32_right_2, 0x400);
-            TEXTRACT(Tinv_below_32_right_2, Tinv_blocks_16, 64, 64);
-            TileRight<half, 16, 16> Tinv_below_32_right_3;
-            TASSIGN(Tinv_below_32_right_3, 0x600);
-            TEXTRACT(Tinv_below_32_right_3, Tinv_blocks_16, 96, 96);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileRight<half, 16, 16> Tinv_below_32_right_block;
+            TASSIGN(Tinv_below_32_right_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
@@ -1341,19 +1266,10 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_left -> Tinv_corner_32_left
-        {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_0;
-            TASSIGN(Tinv_corner_32_left_0, 0x0);
-            TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_1;
-            TASSIGN(Tinv_corner_32_left_1, 0x200);
-            TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_2;
-            TASSIGN(Tinv_corner_32_left_2, 0x400);
-            TEXTRACT(Tinv_corner_32_left_2, Tinv_blocks_16, 80, 80);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_3;
-            TASSIGN(Tinv_corner_32_left_3, 0x600);
-            TEXTRACT(Tinv_corner_32_left_3, Tinv_blocks_16, 112, 112);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_block;
+            TASSIGN(Tinv_corner_32_left_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_32_f16 -> Tinv_corner_32_right
         TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
@@ -1374,27 +1290,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_32 -> Tinv_blocks_32
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
-            TASSIGN(Tinv_blocks_32_0_0_from, 0x11000);
-            L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
-            TASSIGN(Tinv_blocks_32_0_0, 0x8400);
-            TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
-            TASSIGN(Tinv_blocks_32_1_0_from, 0x11400);
-            L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
-            TASSIGN(Tinv_blocks_32_1_0, 0xa800);
-            TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_2_0_from;
-            TASSIGN(Tinv_blocks_32_2_0_from, 0x11800);
-            L1Tile<half, 16, 16> Tinv_blocks_32_2_0;
-            TASSIGN(Tinv_blocks_32_2_0, 0xcc00);
-            TMOV(Tinv_blocks_32_2_0, Tinv_blocks_32_2_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_3_0_from;
-            TASSIGN(Tinv_blocks_32_3_0_from, 0x11c00);
-            L1Tile<half, 16, 16> Tinv_blocks_32_3_0;
-            TASSIGN(Tinv_blocks_32_3_0, 0xf000);
-            TMOV(Tinv_blocks_32_3_0, Tinv_blocks_32_3_0_from);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_32_from;
+            TASSIGN(Tinv_blocks_32_from, 0x11000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_32_to;
+            TASSIGN(Tinv_blocks_32_to, 0x8400 + i * 9216);
+            TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_32 -> Tinv_below_64_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
@@ -1424,47 +1325,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_64 -> Tinv_below_64_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_left -> Tinv_below_32_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_0_0_from;
-            TASSIGN(Tinv_blocks_16_h1_0_0_from, 0x6000);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_0_0;
-            TASSIGN(Tinv_blocks_16_h1_0_0, 0x21200);
-            TMOV(Tinv_blocks_16_h1_0_0, Tinv_blocks_16_h1_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_1_0_from;
-            TASSIGN(Tinv_blocks_16_h1_1_0_from, 0x6400);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_1_0;
-            TASSIGN(Tinv_blocks_16_h1_1_0, 0x22400);
-            TMOV(Tinv_blocks_16_h1_1_0, Tinv_blocks_16_h1_1_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_2_0_from;
-            TASSIGN(Tinv_blocks_16_h1_2_0_from, 0x6800);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_2_0;
-            TASSIGN(Tinv_blocks_16_h1_2_0, 0x23600);
-            TMOV(Tinv_blocks_16_h1_2_0, Tinv_blocks_16_h1_2_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_3_0_from;
-            TASSIGN(Tinv_blocks_16_h1_3_0_from, 0x6c00);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_3_0;
-            TASSIGN(Tinv_blocks_16_h1_3_0, 0x24800);
-            TMOV(Tinv_blocks_16_h1_3_0, Tinv_blocks_16_h1_3_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_4_0_from;
-            TASSIGN(Tinv_blocks_16_h1_4_0_from, 0x7000);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_4_0;
-            TASSIGN(Tinv_blocks_16_h1_4_0, 0x25a00);
-            TMOV(Tinv_blocks_16_h1_4_0, Tinv_blocks_16_h1_4_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_5_0_from;
-            TASSIGN(Tinv_blocks_16_h1_5_0_from, 0x7400);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_5_0;
-            TASSIGN(Tinv_blocks_16_h1_5_0, 0x26c00);
-            TMOV(Tinv_blocks_16_h1_5_0, Tinv_blocks_16_h1_5_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_6_0_from;
-            TASSIGN(Tinv_blocks_16_h1_6_0_from, 0x7800);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_6_0;
-            TASSIGN(Tinv_blocks_16_h1_6_0, 0x27e00);
-            TMOV(Tinv_blocks_16_h1_6_0, Tinv_blocks_16_h1_6_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_7_0_from;
-            TASSIGN(Tinv_blocks_16_h1_7_0_from, 0x7c00);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_7_0;
-            TASSIGN(Tinv_blocks_16_h1_7_0, 0x29000);
-            TMOV(Tinv_blocks_16_h1_7_0, Tinv_blocks_16_h1_7_0_from);
+        for (int64_t i = 0; i < 8; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_from;
+            TASSIGN(Tinv_blocks_16_h1_from, 0x6000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_to;
+            TASSIGN(Tinv_blocks_16_h1_to, 0x21200 + i * 4608);
+            TMOV(Tinv_blocks_16_h1_to, Tinv_blocks_16_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_left_h1 -> Tinv_below_64_2_left
@@ -1479,34 +1345,16 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_64_f16, Tinv_below_64);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_f16 -> Tinv_corner_64_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_left -> Tinv_below_32_left_h1
-        {
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_0;
-            TASSIGN(Tinv_below_32_left_h1_0, 0x0);
-            TEXTRACT(Tinv_below_32_left_h1_0, A_cube_h1, 16, 0);
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_1;
-            TASSIGN(Tinv_below_32_left_h1_1, 0x200);
-            TEXTRACT(Tinv_below_32_left_h1_1, A_cube_h1, 48, 32);
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_2;
-            TASSIGN(Tinv_below_32_left_h1_2, 0x400);
-            TEXTRACT(Tinv_below_32_left_h1_2, A_cube_h1, 80, 64);
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_3;
-            TASSIGN(Tinv_below_32_left_h1_3, 0x600);
-            TEXTRACT(Tinv_below_32_left_h1_3, A_cube_h1, 112, 96);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileLeft<half, 16, 16> Tinv_below_32_left_h1_block;
+            TASSIGN(Tinv_below_32_left_h1_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_below_32_left_h1_block, A_cube_h1, 16 + i * 32, i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
-        {
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_0;
-            TASSIGN(Tinv_below_32_right_h1_0, 0x0);
-            TEXTRACT(Tinv_below_32_right_h1_0, Tinv_blocks_16_h1, 0, 0);
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_1;
-            TASSIGN(Tinv_below_32_right_h1_1, 0x200);
-            TEXTRACT(Tinv_below_32_right_h1_1, Tinv_blocks_16_h1, 32, 32);
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_2;
-            TASSIGN(Tinv_below_32_right_h1_2, 0x400);
-            TEXTRACT(Tinv_below_32_right_h1_2, Tinv_blocks_16_h1, 64, 64);
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_3;
-            TASSIGN(Tinv_below_32_right_h1_3, 0x600);
-            TEXTRACT(Tinv_below_32_right_h1_3, Tinv_blocks_16_h1, 96, 96);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileRight<half, 16, 16> Tinv_below_32_right_h1_block;
+            TASSIGN(Tinv_below_32_right_h1_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_below_32_right_h1_block, Tinv_blocks_16_h1, i * 32, i * 32);
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
@@ -1543,30 +1391,20 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2 -> Tinv_blocks_64_2
         wait_flag(PIPE_MTE1, PIPE_FIX, EVENT_ID0);  // Tinv_blocks_blocks_6 -> Tinv_blocks_64
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_64 -> Tinv_blocks_64
-        {
-            TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
-            TASSIGN(Tinv_blocks_64_0_0_from, 0x15000);
-            L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
-            TASSIGN(Tinv_blocks_64_0_0, 0x8600);
-            TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
-            TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
-            TASSIGN(Tinv_blocks_64_0_16_from, 0x15800);
-            L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
-            TASSIGN(Tinv_blocks_64_0_16, 0x9600);
-            TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+        for (int64_t j = 0; j < 2; ++j) {
+            TileAcc<float, 32, 16> Tinv_blocks_64_from;
+            TASSIGN(Tinv_blocks_64_from, 0x15000 + j * 2048);
+            L1Tile<half, 32, 16> Tinv_blocks_64_to;
+            TASSIGN(Tinv_blocks_64_to, 0x8600 + j * 4096);
+            TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
         }
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2 -> Tinv_blocks_64_2
-        {
-            TileAcc<float, 32, 16> Tinv_blocks_64_2_0_0_from;
-            TASSIGN(Tinv_blocks_64_2_0_0_from, 0x16000);
-            L1Tile<half, 32, 16> Tinv_blocks_64_2_0_0;
-            TASSIGN(Tinv_blocks_64_2_0_0, 0xce00);
-            TMOV(Tinv_blocks_64_2_0_0, Tinv_blocks_64_2_0_0_from);
-            TileAcc<float, 32, 16> Tinv_blocks_64_2_0_16_from;
-            TASSIGN(Tinv_blocks_64_2_0_16_from, 0x16800);
-            L1Tile<half, 32, 16> Tinv_blocks_64_2_0_16;
-            TASSIGN(Tinv_blocks_64_2_0_16, 0xde00);
-            TMOV(Tinv_blocks_64_2_0_16, Tinv_blocks_64_2_0_16_from);
+        for (int64_t j = 0; j < 2; ++j) {
+            TileAcc<float, 32, 16> Tinv_blocks_64_2_from;
+            TASSIGN(Tinv_blocks_64_2_from, 0x16000 + j * 2048);
+            L1Tile<half, 32, 16> Tinv_blocks_64_2_to;
+            TASSIGN(Tinv_blocks_64_2_to, 0xce00 + j * 4096);
+            TMOV(Tinv_blocks_64_2_to, Tinv_blocks_64_2_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_64_2 -> Tinv_below_128_right
         TMOV(Tinv_below_32_f16_h1, Tinv_below_32_h1);
@@ -1580,19 +1418,10 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(Tinv_below_128, Tinv_below_128_left, Tinv_below_128_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_128 -> Tinv_below_128_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_128_left -> Tinv_corner_128_left
-        {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_0;
-            TASSIGN(Tinv_corner_32_left_h1_0, 0x0);
-            TEXTRACT(Tinv_corner_32_left_h1_0, Tinv_blocks_16_h1, 16, 16);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_1;
-            TASSIGN(Tinv_corner_32_left_h1_1, 0x200);
-            TEXTRACT(Tinv_corner_32_left_h1_1, Tinv_blocks_16_h1, 48, 48);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_2;
-            TASSIGN(Tinv_corner_32_left_h1_2, 0x400);
-            TEXTRACT(Tinv_corner_32_left_h1_2, Tinv_blocks_16_h1, 80, 80);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_3;
-            TASSIGN(Tinv_corner_32_left_h1_3, 0x600);
-            TEXTRACT(Tinv_corner_32_left_h1_3, Tinv_blocks_16_h1, 112, 112);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_block;
+            TASSIGN(Tinv_corner_32_left_h1_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_corner_32_left_h1_block, Tinv_blocks_16_h1, 16 + i * 32, 16 + i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
         TEXTRACT(Tinv_corner_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
@@ -1613,27 +1442,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_128_f16, Tinv_below_128);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_128_f16 -> Tinv_corner_128_right
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_0_0_from;
-            TASSIGN(Tinv_blocks_32_h1_0_0_from, 0x1b000);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_0_0;
-            TASSIGN(Tinv_blocks_32_h1_0_0, 0x21400);
-            TMOV(Tinv_blocks_32_h1_0_0, Tinv_blocks_32_h1_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_1_0_from;
-            TASSIGN(Tinv_blocks_32_h1_1_0_from, 0x1b400);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_1_0;
-            TASSIGN(Tinv_blocks_32_h1_1_0, 0x23800);
-            TMOV(Tinv_blocks_32_h1_1_0, Tinv_blocks_32_h1_1_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_2_0_from;
-            TASSIGN(Tinv_blocks_32_h1_2_0_from, 0x1b800);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_2_0;
-            TASSIGN(Tinv_blocks_32_h1_2_0, 0x25c00);
-            TMOV(Tinv_blocks_32_h1_2_0, Tinv_blocks_32_h1_2_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_3_0_from;
-            TASSIGN(Tinv_blocks_32_h1_3_0_from, 0x1bc00);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_3_0;
-            TASSIGN(Tinv_blocks_32_h1_3_0, 0x28000);
-            TMOV(Tinv_blocks_32_h1_3_0, Tinv_blocks_32_h1_3_0_from);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_32_h1_from;
+            TASSIGN(Tinv_blocks_32_h1_from, 0x1b000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_32_h1_to;
+            TASSIGN(Tinv_blocks_32_h1_to, 0x21400 + i * 9216);
+            TMOV(Tinv_blocks_32_h1_to, Tinv_blocks_32_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_32_h1 -> Tinv_below_64_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_128_left -> Tinv_corner_128_left
@@ -1655,27 +1469,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_left_h1 -> Tinv_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_128 -> Tinv_blocks_128
-        {
-            TileAcc<float, 64, 16> Tinv_blocks_128_0_0_from;
-            TASSIGN(Tinv_blocks_128_0_0_from, 0x1c000);
-            L1Tile<half, 64, 16> Tinv_blocks_128_0_0;
-            TASSIGN(Tinv_blocks_128_0_0, 0x8a00);
-            TMOV(Tinv_blocks_128_0_0, Tinv_blocks_128_0_0_from);
-            TileAcc<float, 64, 16> Tinv_blocks_128_0_16_from;
-            TASSIGN(Tinv_blocks_128_0_16_from, 0x1d000);
-            L1Tile<half, 64, 16> Tinv_blocks_128_0_16;
-            TASSIGN(Tinv_blocks_128_0_16, 0x9a00);
-            TMOV(Tinv_blocks_128_0_16, Tinv_blocks_128_0_16_from);
-            TileAcc<float, 64, 16> Tinv_blocks_128_0_32_from;
-            TASSIGN(Tinv_blocks_128_0_32_from, 0x1e000);
-            L1Tile<half, 64, 16> Tinv_blocks_128_0_32;
-            TASSIGN(Tinv_blocks_128_0_32, 0xaa00);
-            TMOV(Tinv_blocks_128_0_32, Tinv_blocks_128_0_32_from);
-            TileAcc<float, 64, 16> Tinv_blocks_128_0_48_from;
-            TASSIGN(Tinv_blocks_128_0_48_from, 0x1f000);
-            L1Tile<half, 64, 16> Tinv_blocks_128_0_48;
-            TASSIGN(Tinv_blocks_128_0_48, 0xba00);
-            TMOV(Tinv_blocks_128_0_48, Tinv_blocks_128_0_48_from);
+        for (int64_t j = 0; j < 4; ++j) {
+            TileAcc<float, 64, 16> Tinv_blocks_128_from;
+            TASSIGN(Tinv_blocks_128_from, 0x1c000 + j * 4096);
+            L1Tile<half, 64, 16> Tinv_blocks_128_to;
+            TASSIGN(Tinv_blocks_128_to, 0x8a00 + j * 4096);
+            TMOV(Tinv_blocks_128_to, Tinv_blocks_128_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_128 -> Tinv_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_corner_128_left -> Tinv_below_64_2_left_h1
@@ -1727,30 +1526,20 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2_h1 -> Tinv_blocks_64_2_h1
         wait_flag(PIPE_MTE1, PIPE_FIX, EVENT_ID1);  // Tinv_blocks_blocks_6_h1 -> Tinv_blocks_64_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
-        {
-            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_0_from;
-            TASSIGN(Tinv_blocks_64_h1_0_0_from, 0x12000);
-            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_0;
-            TASSIGN(Tinv_blocks_64_h1_0_0, 0x21600);
-            TMOV(Tinv_blocks_64_h1_0_0, Tinv_blocks_64_h1_0_0_from);
-            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_16_from;
-            TASSIGN(Tinv_blocks_64_h1_0_16_from, 0x12800);
-            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_16;
-            TASSIGN(Tinv_blocks_64_h1_0_16, 0x22600);
-            TMOV(Tinv_blocks_64_h1_0_16, Tinv_blocks_64_h1_0_16_from);
+        for (int64_t j = 0; j < 2; ++j) {
+            TileAcc<float, 32, 16> Tinv_blocks_64_h1_from;
+            TASSIGN(Tinv_blocks_64_h1_from, 0x12000 + j * 2048);
+            L1Tile<half, 32, 16> Tinv_blocks_64_h1_to;
+            TASSIGN(Tinv_blocks_64_h1_to, 0x21600 + j * 4096);
+            TMOV(Tinv_blocks_64_h1_to, Tinv_blocks_64_h1_from);
         }
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2_h1 -> Tinv_blocks_64_2_h1
-        {
-            TileAcc<float, 32, 16> Tinv_blocks_64_2_h1_0_0_from;
-            TASSIGN(Tinv_blocks_64_2_h1_0_0_from, 0x13000);
-            L1Tile<half, 32, 16> Tinv_blocks_64_2_h1_0_0;
-            TASSIGN(Tinv_blocks_64_2_h1_0_0, 0x25e00);
-            TMOV(Tinv_blocks_64_2_h1_0_0, Tinv_blocks_64_2_h1_0_0_from);
-            TileAcc<float, 32, 16> Tinv_blocks_64_2_h1_0_16_from;
-            TASSIGN(Tinv_blocks_64_2_h1_0_16_from, 0x13800);
-            L1Tile<half, 32, 16> Tinv_blocks_64_2_h1_0_16;
-            TASSIGN(Tinv_blocks_64_2_h1_0_16, 0x26e00);
-            TMOV(Tinv_blocks_64_2_h1_0_16, Tinv_blocks_64_2_h1_0_16_from);
+        for (int64_t j = 0; j < 2; ++j) {
+            TileAcc<float, 32, 16> Tinv_blocks_64_2_h1_from;
+            TASSIGN(Tinv_blocks_64_2_h1_from, 0x13000 + j * 2048);
+            L1Tile<half, 32, 16> Tinv_blocks_64_2_h1_to;
+            TASSIGN(Tinv_blocks_64_2_h1_to, 0x25e00 + j * 4096);
+            TMOV(Tinv_blocks_64_2_h1_to, Tinv_blocks_64_2_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_blocks_64_2_h1 -> Tinv_below_128_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_corner_64_left_h1 -> Tinv_below_128_left_h1
@@ -1772,27 +1561,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(Tinv_corner_128_h1, Tinv_corner_128_left_h1, Tinv_corner_128_right_h1);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_128_h1 -> Tinv_blocks_128_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_128_h1 -> Tinv_blocks_128_h1
-        {
-            TileAcc<float, 64, 16> Tinv_blocks_128_h1_0_0_from;
-            TASSIGN(Tinv_blocks_128_h1_0_0_from, 0x18000);
-            L1Tile<half, 64, 16> Tinv_blocks_128_h1_0_0;
-            TASSIGN(Tinv_blocks_128_h1_0_0, 0x21a00);
-            TMOV(Tinv_blocks_128_h1_0_0, Tinv_blocks_128_h1_0_0_from);
-            TileAcc<float, 64, 16> Tinv_blocks_128_h1_0_16_from;
-            TASSIGN(Tinv_blocks_128_h1_0_16_from, 0x19000);
-            L1Tile<half, 64, 16> Tinv_blocks_128_h1_0_16;
-            TASSIGN(Tinv_blocks_128_h1_0_16, 0x22a00);
-            TMOV(Tinv_blocks_128_h1_0_16, Tinv_blocks_128_h1_0_16_from);
-            TileAcc<float, 64, 16> Tinv_blocks_128_h1_0_32_from;
-            TASSIGN(Tinv_blocks_128_h1_0_32_from, 0x1a000);
-            L1Tile<half, 64, 16> Tinv_blocks_128_h1_0_32;
-            TASSIGN(Tinv_blocks_128_h1_0_32, 0x23a00);
-            TMOV(Tinv_blocks_128_h1_0_32, Tinv_blocks_128_h1_0_32_from);
-            TileAcc<float, 64, 16> Tinv_blocks_128_h1_0_48_from;
-            TASSIGN(Tinv_blocks_128_h1_0_48_from, 0x1b000);
-            L1Tile<half, 64, 16> Tinv_blocks_128_h1_0_48;
-            TASSIGN(Tinv_blocks_128_h1_0_48, 0x24a00);
-            TMOV(Tinv_blocks_128_h1_0_48, Tinv_blocks_128_h1_0_48_from);
+        for (int64_t j = 0; j < 4; ++j) {
+            TileAcc<float, 64, 16> Tinv_blocks_128_h1_from;
+            TASSIGN(Tinv_blocks_128_h1_from, 0x18000 + j * 4096);
+            L1Tile<half, 64, 16> Tinv_blocks_128_h1_to;
+            TASSIGN(Tinv_blocks_128_h1_to, 0x21a00 + j * 4096);
+            TMOV(Tinv_blocks_128_h1_to, Tinv_blocks_128_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_128_h1 -> Tinv_left_h1
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_128_h1 -> Tinv_left_h1
@@ -1819,7 +1593,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[0]);
     __gm__ half *diagonal_stack_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
@@ -1836,6 +1609,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 57344);
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 65536);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 16> pairs_1_mask_of_16;
     TASSIGN(pairs_1_mask_of_16, 0x0);
     UbTile<float, 64, 16> eye_mask_of_16;
@@ -1922,15 +1696,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
-        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t hv = item % ((HV + 1) / 2) * 2;
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1;
         const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 128);
-        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t c = slot - first / 128 - n;
         if (c * 128 >= length) continue;
-        const int64_t t = first - b * T + c * 128;
-        const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
-        const int64_t part = part_of(rows, sub, 64);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
         {
             auto from = view(A_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
@@ -2156,13 +1927,11 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 128);
-        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t c = slot - first / 128 - n;
         if (c * 128 >= length) continue;
-        const int64_t t = first - b * T + c * 128;
-        const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
         {
             auto from = view(Tinv_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
@@ -2232,7 +2001,6 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
     __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
@@ -2241,6 +2009,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ half *beta_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
     __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<half, 64, 128> v;
     TASSIGN(v, 0x0);
     UbTile<half, 64, 128> k;
@@ -2574,7 +2343,6 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
@@ -2591,6 +2359,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
     __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 64> S_0_0_raw;
     TASSIGN(S_0_0_raw, 0x0);
     UbTile<float, 64, 64> S_0_0;
@@ -2658,8 +2427,8 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
-        const int64_t n = item / HV, b = n * batched;
+        const int64_t hv = item % HV;
+        const int64_t n = item / HV;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
         if (has_initial_state) {
@@ -2681,9 +2450,6 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_1_part_in -> G
         for (int64_t c = 0; c * 128 < length; ++c) {
             const int64_t slot = first / 128 + n + c;
-            const int64_t t = first - b * T + c * 128;
-            const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
-            const int64_t part = part_of(rows, sub, 64);
             pipe_barrier(PIPE_V);
             TCVT(S_f16_0, S_0_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
@@ -3153,7 +2919,6 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
@@ -3167,6 +2932,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ float *o_sum_part_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[10]);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 128> lower_fill;
     TASSIGN(lower_fill, 0x0);
     UbTile<float, 1, 128> G;
@@ -3252,8 +3018,8 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // o_f16_h1 -> q_kT_in
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_channel -> store
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
-        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t hv = item % ((HV + 1) / 2) * 2;
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1;
         const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 128);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 128 - n;

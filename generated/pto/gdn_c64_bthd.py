@@ -381,24 +381,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(Tinv_rows_16_left_first, 0x0);
     TileRight<half, 64, 16> Tinv_rows_16_right_first;
     TASSIGN(Tinv_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_16_first;
-    TASSIGN(Tinv_rows_16_first, 0x9000);
     L1Tile<half, 64, 64> Tinv_blocks_16_first;
     TASSIGN(Tinv_blocks_16_first, 0x10200);
-    TileLeft<half, 32, 16> Tinv_below_32_left_first;
-    TASSIGN(Tinv_below_32_left_first, 0x8000);
-    TileRight<half, 32, 16> Tinv_below_32_right_first;
-    TASSIGN(Tinv_below_32_right_first, 0x8000);
     TileAcc<float, 32, 16> Tinv_below_32_first;
     TASSIGN(Tinv_below_32_first, 0xc000);
     L1Tile<half, 32, 16> Tinv_below_32_f16_first;
     TASSIGN(Tinv_below_32_f16_first, 0x1ea00);
-    TileLeft<half, 32, 16> Tinv_corner_32_left_first;
-    TASSIGN(Tinv_corner_32_left_first, 0x0);
     TileRight<half, 32, 16> Tinv_corner_32_right_first;
     TASSIGN(Tinv_corner_32_right_first, 0x0);
-    TileAcc<float, 32, 16> Tinv_corner_32_first;
-    TASSIGN(Tinv_corner_32_first, 0xc800);
     L1Tile<half, 64, 64> Tinv_blocks_32_first;
     TASSIGN(Tinv_blocks_32_first, 0x10200);
     TileLeft<half, 32, 32> Tinv_below_64_left_first;
@@ -522,24 +512,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(Tinv_rows_16_left_next, 0x0);
     TileRight<half, 64, 16> Tinv_rows_16_right_next;
     TASSIGN(Tinv_rows_16_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_16_next;
-    TASSIGN(Tinv_rows_16_next, 0x11000);
     L1Tile<half, 64, 64> Tinv_blocks_16_next;
     TASSIGN(Tinv_blocks_16_next, 0x23600);
-    TileLeft<half, 32, 16> Tinv_below_32_left_next;
-    TASSIGN(Tinv_below_32_left_next, 0x8000);
-    TileRight<half, 32, 16> Tinv_below_32_right_next;
-    TASSIGN(Tinv_below_32_right_next, 0x8000);
     TileAcc<float, 32, 16> Tinv_below_32_next;
     TASSIGN(Tinv_below_32_next, 0x14000);
     L1Tile<half, 32, 16> Tinv_below_32_f16_next;
     TASSIGN(Tinv_below_32_f16_next, 0x35e00);
-    TileLeft<half, 32, 16> Tinv_corner_32_left_next;
-    TASSIGN(Tinv_corner_32_left_next, 0x0);
     TileRight<half, 32, 16> Tinv_corner_32_right_next;
     TASSIGN(Tinv_corner_32_right_next, 0x0);
-    TileAcc<float, 32, 16> Tinv_corner_32_next;
-    TASSIGN(Tinv_corner_32_next, 0x14800);
     L1Tile<half, 64, 64> Tinv_blocks_32_next;
     TASSIGN(Tinv_blocks_32_next, 0x23600);
     TileLeft<half, 32, 32> Tinv_below_64_left_next;
@@ -598,7 +578,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         L1Part<half, 64, 128> k_raw_first(rows_next, 128);
@@ -843,49 +822,28 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_0_0_from;
-                TASSIGN(Tinv_blocks_16_first_0_0_from, 0x9000);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_0_0;
-                TASSIGN(Tinv_blocks_16_first_0_0, 0x10200);
-                TMOV(Tinv_blocks_16_first_0_0, Tinv_blocks_16_first_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_1_0_from;
-                TASSIGN(Tinv_blocks_16_first_1_0_from, 0x9400);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_1_0;
-                TASSIGN(Tinv_blocks_16_first_1_0, 0x10c00);
-                TMOV(Tinv_blocks_16_first_1_0, Tinv_blocks_16_first_1_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_2_0_from;
-                TASSIGN(Tinv_blocks_16_first_2_0_from, 0x9800);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_2_0;
-                TASSIGN(Tinv_blocks_16_first_2_0, 0x11600);
-                TMOV(Tinv_blocks_16_first_2_0, Tinv_blocks_16_first_2_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_3_0_from;
-                TASSIGN(Tinv_blocks_16_first_3_0_from, 0x9c00);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_3_0;
-                TASSIGN(Tinv_blocks_16_first_3_0, 0x12000);
-                TMOV(Tinv_blocks_16_first_3_0, Tinv_blocks_16_first_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_from;
+                TASSIGN(Tinv_blocks_16_first_from, 0x9000 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_to;
+                TASSIGN(Tinv_blocks_16_first_to, 0x10200 + i * 2560);
+                TMOV(Tinv_blocks_16_first_to, Tinv_blocks_16_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> Tinv_below_32_left_first_0;
-                TASSIGN(Tinv_below_32_left_first_0, 0x8000);
-                TEXTRACT(Tinv_below_32_left_first_0, A_f16_in_first, 16, 0);
-                TileLeft<half, 16, 16> Tinv_below_32_left_first_1;
-                TASSIGN(Tinv_below_32_left_first_1, 0x8200);
-                TEXTRACT(Tinv_below_32_left_first_1, A_f16_in_first, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_below_32_left_first_block;
+                TASSIGN(Tinv_below_32_left_first_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_below_32_left_first_block, A_f16_in_first, 16 + i * 32, i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileRight<half, 16, 16> Tinv_below_32_right_first_0;
-                TASSIGN(Tinv_below_32_right_first_0, 0x8000);
-                TEXTRACT(Tinv_below_32_right_first_0, Tinv_blocks_16_first, 0, 0);
-                TileRight<half, 16, 16> Tinv_below_32_right_first_1;
-                TASSIGN(Tinv_below_32_right_first_1, 0x8200);
-                TEXTRACT(Tinv_below_32_right_first_1, Tinv_blocks_16_first, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> Tinv_below_32_right_first_block;
+                TASSIGN(Tinv_below_32_right_first_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_below_32_right_first_block, Tinv_blocks_16_first, i * 32, i * 32);
             }
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
@@ -906,13 +864,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_first_0;
-                TASSIGN(Tinv_corner_32_left_first_0, 0x0);
-                TEXTRACT(Tinv_corner_32_left_first_0, Tinv_blocks_16_first, 16, 16);
-                TileLeft<half, 16, 16> Tinv_corner_32_left_first_1;
-                TASSIGN(Tinv_corner_32_left_first_1, 0x200);
-                TEXTRACT(Tinv_corner_32_left_first_1, Tinv_blocks_16_first, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_first_block;
+                TASSIGN(Tinv_corner_32_left_first_block, 0x0 + i * 512);
+                TEXTRACT(Tinv_corner_32_left_first_block, Tinv_blocks_16_first, 16 + i * 32, 16 + i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
@@ -933,17 +888,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_32_first_0_0_from;
-                TASSIGN(Tinv_blocks_32_first_0_0_from, 0xc800);
-                L1Tile<half, 16, 16> Tinv_blocks_32_first_0_0;
-                TASSIGN(Tinv_blocks_32_first_0_0, 0x10400);
-                TMOV(Tinv_blocks_32_first_0_0, Tinv_blocks_32_first_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_32_first_1_0_from;
-                TASSIGN(Tinv_blocks_32_first_1_0_from, 0xcc00);
-                L1Tile<half, 16, 16> Tinv_blocks_32_first_1_0;
-                TASSIGN(Tinv_blocks_32_first_1_0, 0x11800);
-                TMOV(Tinv_blocks_32_first_1_0, Tinv_blocks_32_first_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_32_first_from;
+                TASSIGN(Tinv_blocks_32_first_from, 0xc800 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_32_first_to;
+                TASSIGN(Tinv_blocks_32_first_to, 0x10400 + i * 5120);
+                TMOV(Tinv_blocks_32_first_to, Tinv_blocks_32_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
@@ -966,17 +916,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_0_from;
-                TASSIGN(Tinv_blocks_64_first_0_0_from, 0xe000);
-                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_0;
-                TASSIGN(Tinv_blocks_64_first_0_0, 0x10600);
-                TMOV(Tinv_blocks_64_first_0_0, Tinv_blocks_64_first_0_0_from);
-                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_16_from;
-                TASSIGN(Tinv_blocks_64_first_0_16_from, 0xe800);
-                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_16;
-                TASSIGN(Tinv_blocks_64_first_0_16, 0x10e00);
-                TMOV(Tinv_blocks_64_first_0_16, Tinv_blocks_64_first_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> Tinv_blocks_64_first_from;
+                TASSIGN(Tinv_blocks_64_first_from, 0xe000 + j * 2048);
+                L1Tile<half, 32, 16> Tinv_blocks_64_first_to;
+                TASSIGN(Tinv_blocks_64_first_to, 0x10600 + j * 2048);
+                TMOV(Tinv_blocks_64_first_to, Tinv_blocks_64_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
@@ -993,10 +938,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k_kT_left_next
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
-            const int64_t t = first - b * T + c * 64;
-            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             TASSIGN(q, 0x8200 + c % 2 * 16384);
@@ -1294,49 +1235,28 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_blocks_16_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_0_0_from;
-                    TASSIGN(Tinv_blocks_16_next_0_0_from, 0x11000);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_0_0;
-                    TASSIGN(Tinv_blocks_16_next_0_0, 0x23600);
-                    TMOV(Tinv_blocks_16_next_0_0, Tinv_blocks_16_next_0_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_1_0_from;
-                    TASSIGN(Tinv_blocks_16_next_1_0_from, 0x11400);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_1_0;
-                    TASSIGN(Tinv_blocks_16_next_1_0, 0x24000);
-                    TMOV(Tinv_blocks_16_next_1_0, Tinv_blocks_16_next_1_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_2_0_from;
-                    TASSIGN(Tinv_blocks_16_next_2_0_from, 0x11800);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_2_0;
-                    TASSIGN(Tinv_blocks_16_next_2_0, 0x24a00);
-                    TMOV(Tinv_blocks_16_next_2_0, Tinv_blocks_16_next_2_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_3_0_from;
-                    TASSIGN(Tinv_blocks_16_next_3_0_from, 0x11c00);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_3_0;
-                    TASSIGN(Tinv_blocks_16_next_3_0, 0x25400);
-                    TMOV(Tinv_blocks_16_next_3_0, Tinv_blocks_16_next_3_0_from);
+                for (int64_t i = 0; i < 4; ++i) {
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_from;
+                    TASSIGN(Tinv_blocks_16_next_from, 0x11000 + i * 1024);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_to;
+                    TASSIGN(Tinv_blocks_16_next_to, 0x23600 + i * 2560);
+                    TMOV(Tinv_blocks_16_next_to, Tinv_blocks_16_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> Tinv_below_32_left_next_0;
-                    TASSIGN(Tinv_below_32_left_next_0, 0x8000);
-                    TEXTRACT(Tinv_below_32_left_next_0, A_f16_in_next, 16, 0);
-                    TileLeft<half, 16, 16> Tinv_below_32_left_next_1;
-                    TASSIGN(Tinv_below_32_left_next_1, 0x8200);
-                    TEXTRACT(Tinv_below_32_left_next_1, A_f16_in_next, 48, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> Tinv_below_32_left_next_block;
+                    TASSIGN(Tinv_below_32_left_next_block, 0x8000 + i * 512);
+                    TEXTRACT(Tinv_below_32_left_next_block, A_f16_in_next, 16 + i * 32, i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileRight<half, 16, 16> Tinv_below_32_right_next_0;
-                    TASSIGN(Tinv_below_32_right_next_0, 0x8000);
-                    TEXTRACT(Tinv_below_32_right_next_0, Tinv_blocks_16_next, 0, 0);
-                    TileRight<half, 16, 16> Tinv_below_32_right_next_1;
-                    TASSIGN(Tinv_below_32_right_next_1, 0x8200);
-                    TEXTRACT(Tinv_below_32_right_next_1, Tinv_blocks_16_next, 32, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileRight<half, 16, 16> Tinv_below_32_right_next_block;
+                    TASSIGN(Tinv_below_32_right_next_block, 0x8000 + i * 512);
+                    TEXTRACT(Tinv_below_32_right_next_block, Tinv_blocks_16_next, i * 32, i * 32);
                 }
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
@@ -1357,13 +1277,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_0;
-                    TASSIGN(Tinv_corner_32_left_next_0, 0x0);
-                    TEXTRACT(Tinv_corner_32_left_next_0, Tinv_blocks_16_next, 16, 16);
-                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_1;
-                    TASSIGN(Tinv_corner_32_left_next_1, 0x200);
-                    TEXTRACT(Tinv_corner_32_left_next_1, Tinv_blocks_16_next, 48, 48);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_block;
+                    TASSIGN(Tinv_corner_32_left_next_block, 0x0 + i * 512);
+                    TEXTRACT(Tinv_corner_32_left_next_block, Tinv_blocks_16_next, 16 + i * 32, 16 + i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
@@ -1384,17 +1301,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_32_next -> Tinv_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_32_next -> Tinv_blocks_32_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> Tinv_blocks_32_next_0_0_from;
-                    TASSIGN(Tinv_blocks_32_next_0_0_from, 0x14800);
-                    L1Tile<half, 16, 16> Tinv_blocks_32_next_0_0;
-                    TASSIGN(Tinv_blocks_32_next_0_0, 0x23800);
-                    TMOV(Tinv_blocks_32_next_0_0, Tinv_blocks_32_next_0_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_32_next_1_0_from;
-                    TASSIGN(Tinv_blocks_32_next_1_0_from, 0x14c00);
-                    L1Tile<half, 16, 16> Tinv_blocks_32_next_1_0;
-                    TASSIGN(Tinv_blocks_32_next_1_0, 0x24c00);
-                    TMOV(Tinv_blocks_32_next_1_0, Tinv_blocks_32_next_1_0_from);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileAcc<float, 16, 16> Tinv_blocks_32_next_from;
+                    TASSIGN(Tinv_blocks_32_next_from, 0x14800 + i * 1024);
+                    L1Tile<half, 16, 16> Tinv_blocks_32_next_to;
+                    TASSIGN(Tinv_blocks_32_next_to, 0x23800 + i * 5120);
+                    TMOV(Tinv_blocks_32_next_to, Tinv_blocks_32_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
@@ -1423,17 +1335,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_next -> Tinv_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_next -> Tinv_blocks_64_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_0_from;
-                    TASSIGN(Tinv_blocks_64_next_0_0_from, 0x16000);
-                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_0;
-                    TASSIGN(Tinv_blocks_64_next_0_0, 0x23a00);
-                    TMOV(Tinv_blocks_64_next_0_0, Tinv_blocks_64_next_0_0_from);
-                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_16_from;
-                    TASSIGN(Tinv_blocks_64_next_0_16_from, 0x16800);
-                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_16;
-                    TASSIGN(Tinv_blocks_64_next_0_16, 0x24200);
-                    TMOV(Tinv_blocks_64_next_0_16, Tinv_blocks_64_next_0_16_from);
+                for (int64_t j = 0; j < 2; ++j) {
+                    TileAcc<float, 32, 16> Tinv_blocks_64_next_from;
+                    TASSIGN(Tinv_blocks_64_next_from, 0x16000 + j * 2048);
+                    L1Tile<half, 32, 16> Tinv_blocks_64_next_to;
+                    TASSIGN(Tinv_blocks_64_next_to, 0x23a00 + j * 2048);
+                    TMOV(Tinv_blocks_64_next_to, Tinv_blocks_64_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
@@ -1512,7 +1419,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
     __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
@@ -1545,6 +1451,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 69632);
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 73728);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 32, 16> pairs_1_mask_of_16;
     TASSIGN(pairs_1_mask_of_16, 0x1c000);
     UbTile<float, 32, 16> eye_mask_of_16;
@@ -1609,12 +1516,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(last_G_minus_G_first, 0x20200);
     UbTile<float, 1, 64> exp_G_first;
     TASSIGN(exp_G_first, 0x20000);
-    UbCol<float, 32> exp_G_col_first;
-    TASSIGN(exp_G_col_first, 0x20000 + sub * 128);
     UbTile<float, 1, 64> decay_to_end_first;
     TASSIGN(decay_to_end_first, 0x20200);
-    UbCol<float, 32> decay_to_end_col_first;
-    TASSIGN(decay_to_end_col_first, 0x20200 + sub * 128);
     UbTile<float, 32, 64> k_kT_in_first;
     TASSIGN(k_kT_in_first, 0x10800);
     UbTile<float, 32, 64> beta_k_kT_first;
@@ -1656,9 +1559,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x0);
     UbTile<half, 32, 128> v;
-    UbTile<float, 1, 64> beta;
     UbTile<float, 1, 64> exp_G;
-    UbTile<float, 1, 64> decay_to_end;
     UbTile<half, 64, 128> S_f16;
     TASSIGN(S_f16, 0x12000);
     UbCol<float, 32> exp_G_col;
@@ -1754,9 +1655,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     UbTile<float, 1, 64> last_G_minus_G_next;
     TASSIGN(last_G_minus_G_next, 0x22f00);
     UbTile<float, 1, 64> exp_G_next;
-    UbCol<float, 32> exp_G_col_next;
     UbTile<float, 1, 64> decay_to_end_next;
-    UbCol<float, 32> decay_to_end_col_next;
     UbTile<float, 32, 128> k_S_in;
     TASSIGN(k_S_in, 0x20600);
     UbTile<float, 32, 128> exp_G_k_S;
@@ -1820,10 +1719,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     }
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
@@ -1940,7 +1838,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
         if (rows_next > 0) TEXP(decay_to_end_first, last_G_minus_G_first);
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
-        const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in_first
         if (rows_next > 0) {
             {
@@ -2066,18 +1963,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_kT_D_f16_first -> lower_64_mask_next
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
             TASSIGN(v, 0x8000 + c % 2 * 8192);
-            TASSIGN(beta, 0x20400 + c % 2 * 256);
             TASSIGN(exp_G, 0x20000 + c % 2 * 256);
-            TASSIGN(decay_to_end, 0x20200 + c % 2 * 256);
             TASSIGN(exp_G_col, 0x20000 + c % 2 * 256 + sub * 128);
             TASSIGN(beta_col, 0x20400 + c % 2 * 256 + sub * 128);
             TASSIGN(decay_to_end_col, 0x20200 + c % 2 * 256 + sub * 128);
@@ -2085,9 +1978,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TASSIGN(beta_next, 0x20400 + (c + 1) % 2 * 256);
             TASSIGN(beta_col_next, 0x20400 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(exp_G_next, 0x20000 + (c + 1) % 2 * 256);
-            TASSIGN(exp_G_col_next, 0x20000 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(decay_to_end_next, 0x20200 + (c + 1) % 2 * 256);
-            TASSIGN(decay_to_end_col_next, 0x20200 + (c + 1) % 2 * 256 + sub * 128);
             pipe_barrier(PIPE_V);
             TCVT(S_f16, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
@@ -2336,7 +2227,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TEXP(decay_to_end_next, last_G_minus_G_next);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // last_G_minus_G_next -> k_S_in
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
-            const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // last_G_minus_G_next -> k_S_in
             wait_flag_dev(0);  // k_S_channel -> k_S_in
             {

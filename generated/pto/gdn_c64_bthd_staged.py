@@ -271,11 +271,11 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 8> g;
     TASSIGN(g, 0x0);
     UbTile<float, 64, 8> g_rows;
@@ -295,7 +295,7 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     for (int64_t item = get_block_idx(); item < slots * ((HV + 15) / 16); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 15) / 16) * 16, h = hv / (HV / H);
+        const int64_t hv = item % ((HV + 15) / 16) * 16;
         const int64_t heads = HV - hv < 16 ? HV - hv : 16;
         const int64_t mine = part_of(heads, sub, 8);
         const int64_t slot = item / ((HV + 15) / 16), n = sequence_of(cu_seqlens, N, slot, 64);
@@ -304,7 +304,6 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        const int64_t part = part_of(rows, sub, 32);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
         UbPart<float, 64, 8> g_raw(rows, mine);
         TASSIGN(g_raw, 0x0);
@@ -463,7 +462,6 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
@@ -471,6 +469,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
     __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 32, 64> strictly_lower_fill;
     TASSIGN(strictly_lower_fill, 0x0);
     UbTile<float, 1, 64> G;
@@ -514,14 +513,13 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        const int64_t part = part_of(rows, sub, 32);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
         {
             auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
@@ -756,8 +754,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_rows_16_left, 0x0);
     TileRight<half, 64, 16> Tinv_rows_16_right;
     TASSIGN(Tinv_rows_16_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0x1000);
     L1Tile<half, 64, 16> Tinv_below_16_f16_h1;
     TASSIGN(Tinv_below_16_f16_h1, 0x12a00);
     L1Tile<half, 64, 64> Tinv_blocks_16;
@@ -766,8 +762,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_rows_16_left_h1, 0x8000);
     TileRight<half, 64, 16> Tinv_rows_16_right_h1;
     TASSIGN(Tinv_rows_16_right_h1, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_16_h1;
-    TASSIGN(Tinv_rows_16_h1, 0x3000);
     TileLeft<half, 32, 16> Tinv_below_32_left;
     TASSIGN(Tinv_below_32_left, 0x0);
     TileRight<half, 32, 16> Tinv_below_32_right;
@@ -778,28 +772,18 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_blocks_16_h1, 0x6200);
     L1Tile<half, 32, 16> Tinv_below_32_f16;
     TASSIGN(Tinv_below_32_f16, 0x13200);
-    TileLeft<half, 32, 16> Tinv_below_32_left_h1;
-    TASSIGN(Tinv_below_32_left_h1, 0x8000);
-    TileRight<half, 32, 16> Tinv_below_32_right_h1;
-    TASSIGN(Tinv_below_32_right_h1, 0x8000);
     TileAcc<float, 32, 16> Tinv_below_32_h1;
     TASSIGN(Tinv_below_32_h1, 0x8800);
     TileLeft<half, 32, 16> Tinv_corner_32_left;
     TASSIGN(Tinv_corner_32_left, 0x0);
     TileRight<half, 32, 16> Tinv_corner_32_right;
     TASSIGN(Tinv_corner_32_right, 0x0);
-    TileAcc<float, 32, 16> Tinv_corner_32;
-    TASSIGN(Tinv_corner_32, 0x9000);
     L1Tile<half, 32, 16> Tinv_below_32_f16_h1;
     TASSIGN(Tinv_below_32_f16_h1, 0x13600);
     L1Tile<half, 64, 64> Tinv_blocks_32;
     TASSIGN(Tinv_blocks_32, 0x2200);
-    TileLeft<half, 32, 16> Tinv_corner_32_left_h1;
-    TASSIGN(Tinv_corner_32_left_h1, 0x8000);
     TileRight<half, 32, 16> Tinv_corner_32_right_h1;
     TASSIGN(Tinv_corner_32_right_h1, 0x8000);
-    TileAcc<float, 32, 16> Tinv_corner_32_h1;
-    TASSIGN(Tinv_corner_32_h1, 0x9800);
     TileLeft<half, 32, 32> Tinv_below_64_left;
     TASSIGN(Tinv_below_64_left, 0x0);
     TileRight<half, 32, 32> Tinv_below_64_right;
@@ -868,14 +852,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // diagonal_stack_16_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
-        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t hv = item % ((HV + 1) / 2) * 2;
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1;
         const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
-        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
-        const int64_t t = first - b * T + c * 64;
-        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_64 -> Tinv_zeros
         TEXPANDS(Tinv_zeros, 0.0f);
         {
@@ -1167,27 +1149,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
-            TASSIGN(Tinv_blocks_16_0_0_from, 0x1000);
-            L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
-            TASSIGN(Tinv_blocks_16_0_0, 0x2200);
-            TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
-            TASSIGN(Tinv_blocks_16_1_0_from, 0x1400);
-            L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
-            TASSIGN(Tinv_blocks_16_1_0, 0x2c00);
-            TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
-            TASSIGN(Tinv_blocks_16_2_0_from, 0x1800);
-            L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
-            TASSIGN(Tinv_blocks_16_2_0, 0x3600);
-            TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
-            TASSIGN(Tinv_blocks_16_3_0_from, 0x1c00);
-            L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
-            TASSIGN(Tinv_blocks_16_3_0, 0x4000);
-            TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_16_from;
+            TASSIGN(Tinv_blocks_16_from, 0x1000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_16_to;
+            TASSIGN(Tinv_blocks_16_to, 0x2200 + i * 2560);
+            TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_16 -> Tinv_below_32_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
@@ -1208,22 +1175,16 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_16_left -> Tinv_below_32_left
-        {
-            TileLeft<half, 16, 16> Tinv_below_32_left_0;
-            TASSIGN(Tinv_below_32_left_0, 0x0);
-            TEXTRACT(Tinv_below_32_left_0, A_cube, 16, 0);
-            TileLeft<half, 16, 16> Tinv_below_32_left_1;
-            TASSIGN(Tinv_below_32_left_1, 0x200);
-            TEXTRACT(Tinv_below_32_left_1, A_cube, 48, 32);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileLeft<half, 16, 16> Tinv_below_32_left_block;
+            TASSIGN(Tinv_below_32_left_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_below_32_left_block, A_cube, 16 + i * 32, i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_16 -> Tinv_below_32_right
-        {
-            TileRight<half, 16, 16> Tinv_below_32_right_0;
-            TASSIGN(Tinv_below_32_right_0, 0x0);
-            TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
-            TileRight<half, 16, 16> Tinv_below_32_right_1;
-            TASSIGN(Tinv_below_32_right_1, 0x200);
-            TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileRight<half, 16, 16> Tinv_below_32_right_block;
+            TASSIGN(Tinv_below_32_right_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
@@ -1239,49 +1200,28 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_corner_32_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_0_0_from;
-            TASSIGN(Tinv_blocks_16_h1_0_0_from, 0x3000);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_0_0;
-            TASSIGN(Tinv_blocks_16_h1_0_0, 0x6200);
-            TMOV(Tinv_blocks_16_h1_0_0, Tinv_blocks_16_h1_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_1_0_from;
-            TASSIGN(Tinv_blocks_16_h1_1_0_from, 0x3400);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_1_0;
-            TASSIGN(Tinv_blocks_16_h1_1_0, 0x6c00);
-            TMOV(Tinv_blocks_16_h1_1_0, Tinv_blocks_16_h1_1_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_2_0_from;
-            TASSIGN(Tinv_blocks_16_h1_2_0_from, 0x3800);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_2_0;
-            TASSIGN(Tinv_blocks_16_h1_2_0, 0x7600);
-            TMOV(Tinv_blocks_16_h1_2_0, Tinv_blocks_16_h1_2_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_3_0_from;
-            TASSIGN(Tinv_blocks_16_h1_3_0_from, 0x3c00);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_3_0;
-            TASSIGN(Tinv_blocks_16_h1_3_0, 0x8000);
-            TMOV(Tinv_blocks_16_h1_3_0, Tinv_blocks_16_h1_3_0_from);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_from;
+            TASSIGN(Tinv_blocks_16_h1_from, 0x3000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_to;
+            TASSIGN(Tinv_blocks_16_h1_to, 0x6200 + i * 2560);
+            TMOV(Tinv_blocks_16_h1_to, Tinv_blocks_16_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
         TMOV(Tinv_below_32_f16, Tinv_below_32);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_corner_32_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
-        {
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_0;
-            TASSIGN(Tinv_below_32_left_h1_0, 0x8000);
-            TEXTRACT(Tinv_below_32_left_h1_0, A_cube_h1, 16, 0);
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_1;
-            TASSIGN(Tinv_below_32_left_h1_1, 0x8200);
-            TEXTRACT(Tinv_below_32_left_h1_1, A_cube_h1, 48, 32);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileLeft<half, 16, 16> Tinv_below_32_left_h1_block;
+            TASSIGN(Tinv_below_32_left_h1_block, 0x8000 + i * 512);
+            TEXTRACT(Tinv_below_32_left_h1_block, A_cube_h1, 16 + i * 32, i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
-        {
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_0;
-            TASSIGN(Tinv_below_32_right_h1_0, 0x8000);
-            TEXTRACT(Tinv_below_32_right_h1_0, Tinv_blocks_16_h1, 0, 0);
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_1;
-            TASSIGN(Tinv_below_32_right_h1_1, 0x8200);
-            TEXTRACT(Tinv_below_32_right_h1_1, Tinv_blocks_16_h1, 32, 32);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileRight<half, 16, 16> Tinv_below_32_right_h1_block;
+            TASSIGN(Tinv_below_32_right_h1_block, 0x8000 + i * 512);
+            TEXTRACT(Tinv_below_32_right_h1_block, Tinv_blocks_16_h1, i * 32, i * 32);
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
@@ -1297,13 +1237,10 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_corner_32_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_corner_32_left
-        {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_0;
-            TASSIGN(Tinv_corner_32_left_0, 0x0);
-            TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_1;
-            TASSIGN(Tinv_corner_32_left_1, 0x200);
-            TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_block;
+            TASSIGN(Tinv_corner_32_left_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_corner_32_right
         TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
@@ -1324,27 +1261,19 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_32_f16_h1, Tinv_below_32_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_32 -> Tinv_blocks_32
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
-            TASSIGN(Tinv_blocks_32_0_0_from, 0x9000);
-            L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
-            TASSIGN(Tinv_blocks_32_0_0, 0x2400);
-            TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
-            TASSIGN(Tinv_blocks_32_1_0_from, 0x9400);
-            L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
-            TASSIGN(Tinv_blocks_32_1_0, 0x3800);
-            TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_32_from;
+            TASSIGN(Tinv_blocks_32_from, 0x9000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_32_to;
+            TASSIGN(Tinv_blocks_32_to, 0x2400 + i * 5120);
+            TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_32 -> Tinv_below_64_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_corner_32_left_h1
-        {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_0;
-            TASSIGN(Tinv_corner_32_left_h1_0, 0x8000);
-            TEXTRACT(Tinv_corner_32_left_h1_0, Tinv_blocks_16_h1, 16, 16);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_1;
-            TASSIGN(Tinv_corner_32_left_h1_1, 0x8200);
-            TEXTRACT(Tinv_corner_32_left_h1_1, Tinv_blocks_16_h1, 48, 48);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_block;
+            TASSIGN(Tinv_corner_32_left_h1_block, 0x8000 + i * 512);
+            TEXTRACT(Tinv_corner_32_left_h1_block, Tinv_blocks_16_h1, 16 + i * 32, 16 + i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
         TEXTRACT(Tinv_corner_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
@@ -1371,17 +1300,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_corner_64_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_0_0_from;
-            TASSIGN(Tinv_blocks_32_h1_0_0_from, 0x9800);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_0_0;
-            TASSIGN(Tinv_blocks_32_h1_0_0, 0x6400);
-            TMOV(Tinv_blocks_32_h1_0_0, Tinv_blocks_32_h1_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_1_0_from;
-            TASSIGN(Tinv_blocks_32_h1_1_0_from, 0x9c00);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_1_0;
-            TASSIGN(Tinv_blocks_32_h1_1_0, 0x7800);
-            TMOV(Tinv_blocks_32_h1_1_0, Tinv_blocks_32_h1_1_0_from);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_32_h1_from;
+            TASSIGN(Tinv_blocks_32_h1_from, 0x9800 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_32_h1_to;
+            TASSIGN(Tinv_blocks_32_h1_to, 0x6400 + i * 5120);
+            TMOV(Tinv_blocks_32_h1_to, Tinv_blocks_32_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_blocks_32_h1 -> Tinv_below_64_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
@@ -1408,17 +1332,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_64_f16_h1, Tinv_below_64_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_h1 -> Tinv_corner_64_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64 -> Tinv_blocks_64
-        {
-            TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
-            TASSIGN(Tinv_blocks_64_0_0_from, 0xc000);
-            L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
-            TASSIGN(Tinv_blocks_64_0_0, 0x2600);
-            TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
-            TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
-            TASSIGN(Tinv_blocks_64_0_16_from, 0xc800);
-            L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
-            TASSIGN(Tinv_blocks_64_0_16, 0x2e00);
-            TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+        for (int64_t j = 0; j < 2; ++j) {
+            TileAcc<float, 32, 16> Tinv_blocks_64_from;
+            TASSIGN(Tinv_blocks_64_from, 0xc000 + j * 2048);
+            L1Tile<half, 32, 16> Tinv_blocks_64_to;
+            TASSIGN(Tinv_blocks_64_to, 0x2600 + j * 2048);
+            TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_left_h1 -> Tinv_corner_64_left_h1
@@ -1430,17 +1349,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(Tinv_corner_64_h1, Tinv_corner_64_left_h1, Tinv_corner_64_right_h1);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
-        {
-            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_0_from;
-            TASSIGN(Tinv_blocks_64_h1_0_0_from, 0xd000);
-            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_0;
-            TASSIGN(Tinv_blocks_64_h1_0_0, 0x6600);
-            TMOV(Tinv_blocks_64_h1_0_0, Tinv_blocks_64_h1_0_0_from);
-            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_16_from;
-            TASSIGN(Tinv_blocks_64_h1_0_16_from, 0xd800);
-            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_16;
-            TASSIGN(Tinv_blocks_64_h1_0_16, 0x6e00);
-            TMOV(Tinv_blocks_64_h1_0_16, Tinv_blocks_64_h1_0_16_from);
+        for (int64_t j = 0; j < 2; ++j) {
+            TileAcc<float, 32, 16> Tinv_blocks_64_h1_from;
+            TASSIGN(Tinv_blocks_64_h1_from, 0xd000 + j * 2048);
+            L1Tile<half, 32, 16> Tinv_blocks_64_h1_to;
+            TASSIGN(Tinv_blocks_64_h1_to, 0x6600 + j * 2048);
+            TMOV(Tinv_blocks_64_h1_to, Tinv_blocks_64_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_64_h1 -> Tinv_left_h1
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
@@ -1480,7 +1394,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[0]);
     __gm__ half *diagonal_stack_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
@@ -1497,6 +1410,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 20480);
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 24576);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 32, 16> pairs_1_mask_of_16;
     TASSIGN(pairs_1_mask_of_16, 0x0);
     UbTile<float, 32, 16> eye_mask_of_16;
@@ -1583,15 +1497,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
-        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t hv = item % ((HV + 1) / 2) * 2;
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1;
         const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
-        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
-        const int64_t t = first - b * T + c * 64;
-        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        const int64_t part = part_of(rows, sub, 32);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
         {
             auto from = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -1817,13 +1728,11 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
-        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
-        const int64_t t = first - b * T + c * 64;
-        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
         {
             auto from = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
@@ -1893,7 +1802,6 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
     __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
@@ -1902,6 +1810,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ half *beta_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
     __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<half, 32, 128> v;
     TASSIGN(v, 0x0);
     UbTile<half, 32, 128> k;
@@ -2238,7 +2147,6 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
@@ -2255,6 +2163,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
     __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 64> S_0_0_raw;
     TASSIGN(S_0_0_raw, 0x0);
     UbTile<float, 64, 64> S_0_0;
@@ -2322,8 +2231,8 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
-        const int64_t n = item / HV, b = n * batched;
+        const int64_t hv = item % HV;
+        const int64_t n = item / HV;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
         if (has_initial_state) {
@@ -2344,9 +2253,6 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U_1 -> U_offset_1
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
-            const int64_t t = first - b * T + c * 64;
-            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t part = part_of(rows, sub, 32);
             pipe_barrier(PIPE_V);
             TCVT(S_f16_0, S_0_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
@@ -2799,7 +2705,6 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
@@ -2813,6 +2718,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ float *o_sum_part_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[10]);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 32, 64> lower_fill;
     TASSIGN(lower_fill, 0x0);
     UbTile<float, 1, 64> G;
@@ -2897,8 +2803,8 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_channel -> store
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
-        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t hv = item % ((HV + 1) / 2) * 2;
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1;
         const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 64 - n;

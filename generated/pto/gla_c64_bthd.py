@@ -525,7 +525,6 @@ PTO_ENTRY void gla_o_S_fp16(
         pipe_barrier(PIPE_ALL);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             // G = cumsum(g)
@@ -967,7 +966,6 @@ PTO_ENTRY void gla_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
@@ -1016,6 +1014,7 @@ PTO_ENTRY void gla_o_S_fp16(
     __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(constants + 196608);
     __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(constants + 212992);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 128> S_0_raw;
     TASSIGN(S_0_raw, 0x0);
     UbTile<float, 64, 128> S_0;
@@ -1221,7 +1220,6 @@ PTO_ENTRY void gla_o_S_fp16(
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);

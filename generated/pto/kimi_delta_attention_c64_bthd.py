@@ -651,24 +651,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
     TASSIGN(Tinv_rows_16_left_first, 0x0);
     TileRight<half, 64, 16> Tinv_rows_16_right_first;
     TASSIGN(Tinv_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_16_first;
-    TASSIGN(Tinv_rows_16_first, 0x11000);
     L1Tile<half, 64, 64> Tinv_blocks_16_first;
     TASSIGN(Tinv_blocks_16_first, 0x20000);
-    TileLeft<half, 32, 16> Tinv_below_32_left_first;
-    TASSIGN(Tinv_below_32_left_first, 0x8000);
-    TileRight<half, 32, 16> Tinv_below_32_right_first;
-    TASSIGN(Tinv_below_32_right_first, 0x8000);
     TileAcc<float, 32, 16> Tinv_below_32_first;
     TASSIGN(Tinv_below_32_first, 0x14000);
     L1Tile<half, 32, 16> Tinv_below_32_f16_first;
     TASSIGN(Tinv_below_32_f16_first, 0x6ca00);
-    TileLeft<half, 32, 16> Tinv_corner_32_left_first;
-    TASSIGN(Tinv_corner_32_left_first, 0x0);
     TileRight<half, 32, 16> Tinv_corner_32_right_first;
     TASSIGN(Tinv_corner_32_right_first, 0x0);
-    TileAcc<float, 32, 16> Tinv_corner_32_first;
-    TASSIGN(Tinv_corner_32_first, 0x14800);
     L1Tile<half, 64, 64> Tinv_blocks_32_first;
     TASSIGN(Tinv_blocks_32_first, 0x20000);
     TileLeft<half, 32, 32> Tinv_below_64_left_first;
@@ -976,24 +966,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
     TASSIGN(Tinv_rows_16_left_next, 0x8000);
     TileRight<half, 64, 16> Tinv_rows_16_right_next;
     TASSIGN(Tinv_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_16_next;
-    TASSIGN(Tinv_rows_16_next, 0x1d000);
     L1Tile<half, 64, 64> Tinv_blocks_16_next;
     TASSIGN(Tinv_blocks_16_next, 0x34000);
-    TileLeft<half, 32, 16> Tinv_below_32_left_next;
-    TASSIGN(Tinv_below_32_left_next, 0x0);
-    TileRight<half, 32, 16> Tinv_below_32_right_next;
-    TASSIGN(Tinv_below_32_right_next, 0x0);
     TileAcc<float, 32, 16> Tinv_below_32_next;
     TASSIGN(Tinv_below_32_next, 0x1a000);
     L1Tile<half, 32, 16> Tinv_below_32_f16_next;
     TASSIGN(Tinv_below_32_f16_next, 0x3ea00);
-    TileLeft<half, 32, 16> Tinv_corner_32_left_next;
-    TASSIGN(Tinv_corner_32_left_next, 0x8000);
     TileRight<half, 32, 16> Tinv_corner_32_right_next;
     TASSIGN(Tinv_corner_32_right_next, 0x8000);
-    TileAcc<float, 32, 16> Tinv_corner_32_next;
-    TASSIGN(Tinv_corner_32_next, 0x1a800);
     L1Tile<half, 64, 64> Tinv_blocks_32_next;
     TASSIGN(Tinv_blocks_32_next, 0x34000);
     TileLeft<half, 32, 32> Tinv_below_64_left_next;
@@ -1029,7 +1009,6 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         // G = cumsum(g)
@@ -1802,49 +1781,28 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_16_first -> Tinv_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_16_first -> Tinv_blocks_16_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_0_0_from;
-                TASSIGN(Tinv_blocks_16_first_0_0_from, 0x11000);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_0_0;
-                TASSIGN(Tinv_blocks_16_first_0_0, 0x20000);
-                TMOV(Tinv_blocks_16_first_0_0, Tinv_blocks_16_first_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_1_0_from;
-                TASSIGN(Tinv_blocks_16_first_1_0_from, 0x11400);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_1_0;
-                TASSIGN(Tinv_blocks_16_first_1_0, 0x20a00);
-                TMOV(Tinv_blocks_16_first_1_0, Tinv_blocks_16_first_1_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_2_0_from;
-                TASSIGN(Tinv_blocks_16_first_2_0_from, 0x11800);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_2_0;
-                TASSIGN(Tinv_blocks_16_first_2_0, 0x21400);
-                TMOV(Tinv_blocks_16_first_2_0, Tinv_blocks_16_first_2_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_3_0_from;
-                TASSIGN(Tinv_blocks_16_first_3_0_from, 0x11c00);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_3_0;
-                TASSIGN(Tinv_blocks_16_first_3_0, 0x21e00);
-                TMOV(Tinv_blocks_16_first_3_0, Tinv_blocks_16_first_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_from;
+                TASSIGN(Tinv_blocks_16_first_from, 0x11000 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_to;
+                TASSIGN(Tinv_blocks_16_first_to, 0x20000 + i * 2560);
+                TMOV(Tinv_blocks_16_first_to, Tinv_blocks_16_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> Tinv_below_32_left_first_0;
-                TASSIGN(Tinv_below_32_left_first_0, 0x8000);
-                TEXTRACT(Tinv_below_32_left_first_0, A_f16_in_first, 16, 0);
-                TileLeft<half, 16, 16> Tinv_below_32_left_first_1;
-                TASSIGN(Tinv_below_32_left_first_1, 0x8200);
-                TEXTRACT(Tinv_below_32_left_first_1, A_f16_in_first, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_below_32_left_first_block;
+                TASSIGN(Tinv_below_32_left_first_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_below_32_left_first_block, A_f16_in_first, 16 + i * 32, i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileRight<half, 16, 16> Tinv_below_32_right_first_0;
-                TASSIGN(Tinv_below_32_right_first_0, 0x8000);
-                TEXTRACT(Tinv_below_32_right_first_0, Tinv_blocks_16_first, 0, 0);
-                TileRight<half, 16, 16> Tinv_below_32_right_first_1;
-                TASSIGN(Tinv_below_32_right_first_1, 0x8200);
-                TEXTRACT(Tinv_below_32_right_first_1, Tinv_blocks_16_first, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> Tinv_below_32_right_first_block;
+                TASSIGN(Tinv_below_32_right_first_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_below_32_right_first_block, Tinv_blocks_16_first, i * 32, i * 32);
             }
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_first -> Tinv_below_32_first
@@ -1865,13 +1823,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_first_0;
-                TASSIGN(Tinv_corner_32_left_first_0, 0x0);
-                TEXTRACT(Tinv_corner_32_left_first_0, Tinv_blocks_16_first, 16, 16);
-                TileLeft<half, 16, 16> Tinv_corner_32_left_first_1;
-                TASSIGN(Tinv_corner_32_left_first_1, 0x200);
-                TEXTRACT(Tinv_corner_32_left_first_1, Tinv_blocks_16_first, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_first_block;
+                TASSIGN(Tinv_corner_32_left_first_block, 0x0 + i * 512);
+                TEXTRACT(Tinv_corner_32_left_first_block, Tinv_blocks_16_first, 16 + i * 32, 16 + i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
@@ -1892,17 +1847,12 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_32_first -> Tinv_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_32_first -> Tinv_blocks_32_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_32_first_0_0_from;
-                TASSIGN(Tinv_blocks_32_first_0_0_from, 0x14800);
-                L1Tile<half, 16, 16> Tinv_blocks_32_first_0_0;
-                TASSIGN(Tinv_blocks_32_first_0_0, 0x20200);
-                TMOV(Tinv_blocks_32_first_0_0, Tinv_blocks_32_first_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_32_first_1_0_from;
-                TASSIGN(Tinv_blocks_32_first_1_0_from, 0x14c00);
-                L1Tile<half, 16, 16> Tinv_blocks_32_first_1_0;
-                TASSIGN(Tinv_blocks_32_first_1_0, 0x21600);
-                TMOV(Tinv_blocks_32_first_1_0, Tinv_blocks_32_first_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_32_first_from;
+                TASSIGN(Tinv_blocks_32_first_from, 0x14800 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_32_first_to;
+                TASSIGN(Tinv_blocks_32_first_to, 0x20200 + i * 5120);
+                TMOV(Tinv_blocks_32_first_to, Tinv_blocks_32_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
@@ -1925,17 +1875,12 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_64_first -> Tinv_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_64_first -> Tinv_blocks_64_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_0_from;
-                TASSIGN(Tinv_blocks_64_first_0_0_from, 0x16000);
-                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_0;
-                TASSIGN(Tinv_blocks_64_first_0_0, 0x20400);
-                TMOV(Tinv_blocks_64_first_0_0, Tinv_blocks_64_first_0_0_from);
-                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_16_from;
-                TASSIGN(Tinv_blocks_64_first_0_16_from, 0x16800);
-                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_16;
-                TASSIGN(Tinv_blocks_64_first_0_16, 0x20c00);
-                TMOV(Tinv_blocks_64_first_0_16, Tinv_blocks_64_first_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> Tinv_blocks_64_first_from;
+                TASSIGN(Tinv_blocks_64_first_from, 0x16000 + j * 2048);
+                L1Tile<half, 32, 16> Tinv_blocks_64_first_to;
+                TASSIGN(Tinv_blocks_64_first_to, 0x20400 + j * 2048);
+                TMOV(Tinv_blocks_64_first_to, Tinv_blocks_64_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
@@ -1987,10 +1932,6 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> exp_G_k_S_left
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // Tinv_next -> exp_G_k_S
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
-            const int64_t t = first - b * T + c * 64;
-            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             TASSIGN(exp_G_k_f16_in, 0x73600 + c % 2 * 16384);
@@ -2865,49 +2806,28 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_next -> Tinv_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_next -> Tinv_blocks_16_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_0_0_from;
-                    TASSIGN(Tinv_blocks_16_next_0_0_from, 0x1d000);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_0_0;
-                    TASSIGN(Tinv_blocks_16_next_0_0, 0x34000);
-                    TMOV(Tinv_blocks_16_next_0_0, Tinv_blocks_16_next_0_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_1_0_from;
-                    TASSIGN(Tinv_blocks_16_next_1_0_from, 0x1d400);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_1_0;
-                    TASSIGN(Tinv_blocks_16_next_1_0, 0x34a00);
-                    TMOV(Tinv_blocks_16_next_1_0, Tinv_blocks_16_next_1_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_2_0_from;
-                    TASSIGN(Tinv_blocks_16_next_2_0_from, 0x1d800);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_2_0;
-                    TASSIGN(Tinv_blocks_16_next_2_0, 0x35400);
-                    TMOV(Tinv_blocks_16_next_2_0, Tinv_blocks_16_next_2_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_3_0_from;
-                    TASSIGN(Tinv_blocks_16_next_3_0_from, 0x1dc00);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_3_0;
-                    TASSIGN(Tinv_blocks_16_next_3_0, 0x35e00);
-                    TMOV(Tinv_blocks_16_next_3_0, Tinv_blocks_16_next_3_0_from);
+                for (int64_t i = 0; i < 4; ++i) {
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_from;
+                    TASSIGN(Tinv_blocks_16_next_from, 0x1d000 + i * 1024);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_to;
+                    TASSIGN(Tinv_blocks_16_next_to, 0x34000 + i * 2560);
+                    TMOV(Tinv_blocks_16_next_to, Tinv_blocks_16_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> Tinv_below_32_left_next_0;
-                    TASSIGN(Tinv_below_32_left_next_0, 0x0);
-                    TEXTRACT(Tinv_below_32_left_next_0, A_f16_in_next, 16, 0);
-                    TileLeft<half, 16, 16> Tinv_below_32_left_next_1;
-                    TASSIGN(Tinv_below_32_left_next_1, 0x200);
-                    TEXTRACT(Tinv_below_32_left_next_1, A_f16_in_next, 48, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> Tinv_below_32_left_next_block;
+                    TASSIGN(Tinv_below_32_left_next_block, 0x0 + i * 512);
+                    TEXTRACT(Tinv_below_32_left_next_block, A_f16_in_next, 16 + i * 32, i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileRight<half, 16, 16> Tinv_below_32_right_next_0;
-                    TASSIGN(Tinv_below_32_right_next_0, 0x0);
-                    TEXTRACT(Tinv_below_32_right_next_0, Tinv_blocks_16_next, 0, 0);
-                    TileRight<half, 16, 16> Tinv_below_32_right_next_1;
-                    TASSIGN(Tinv_below_32_right_next_1, 0x200);
-                    TEXTRACT(Tinv_below_32_right_next_1, Tinv_blocks_16_next, 32, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileRight<half, 16, 16> Tinv_below_32_right_next_block;
+                    TASSIGN(Tinv_below_32_right_next_block, 0x0 + i * 512);
+                    TEXTRACT(Tinv_below_32_right_next_block, Tinv_blocks_16_next, i * 32, i * 32);
                 }
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_32_right_next -> Tinv_below_32_next
@@ -2928,13 +2848,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_0;
-                    TASSIGN(Tinv_corner_32_left_next_0, 0x8000);
-                    TEXTRACT(Tinv_corner_32_left_next_0, Tinv_blocks_16_next, 16, 16);
-                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_1;
-                    TASSIGN(Tinv_corner_32_left_next_1, 0x8200);
-                    TEXTRACT(Tinv_corner_32_left_next_1, Tinv_blocks_16_next, 48, 48);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_block;
+                    TASSIGN(Tinv_corner_32_left_next_block, 0x8000 + i * 512);
+                    TEXTRACT(Tinv_corner_32_left_next_block, Tinv_blocks_16_next, 16 + i * 32, 16 + i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
@@ -2955,17 +2872,12 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_32_next -> Tinv_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_32_next -> Tinv_blocks_32_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> Tinv_blocks_32_next_0_0_from;
-                    TASSIGN(Tinv_blocks_32_next_0_0_from, 0x1a800);
-                    L1Tile<half, 16, 16> Tinv_blocks_32_next_0_0;
-                    TASSIGN(Tinv_blocks_32_next_0_0, 0x34200);
-                    TMOV(Tinv_blocks_32_next_0_0, Tinv_blocks_32_next_0_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_32_next_1_0_from;
-                    TASSIGN(Tinv_blocks_32_next_1_0_from, 0x1ac00);
-                    L1Tile<half, 16, 16> Tinv_blocks_32_next_1_0;
-                    TASSIGN(Tinv_blocks_32_next_1_0, 0x35600);
-                    TMOV(Tinv_blocks_32_next_1_0, Tinv_blocks_32_next_1_0_from);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileAcc<float, 16, 16> Tinv_blocks_32_next_from;
+                    TASSIGN(Tinv_blocks_32_next_from, 0x1a800 + i * 1024);
+                    L1Tile<half, 16, 16> Tinv_blocks_32_next_to;
+                    TASSIGN(Tinv_blocks_32_next_to, 0x34200 + i * 5120);
+                    TMOV(Tinv_blocks_32_next_to, Tinv_blocks_32_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
@@ -2988,17 +2900,12 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_64_next -> Tinv_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_64_next -> Tinv_blocks_64_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_0_from;
-                    TASSIGN(Tinv_blocks_64_next_0_0_from, 0x1c000);
-                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_0;
-                    TASSIGN(Tinv_blocks_64_next_0_0, 0x34400);
-                    TMOV(Tinv_blocks_64_next_0_0, Tinv_blocks_64_next_0_0_from);
-                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_16_from;
-                    TASSIGN(Tinv_blocks_64_next_0_16_from, 0x1c800);
-                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_16;
-                    TASSIGN(Tinv_blocks_64_next_0_16, 0x34c00);
-                    TMOV(Tinv_blocks_64_next_0_16, Tinv_blocks_64_next_0_16_from);
+                for (int64_t j = 0; j < 2; ++j) {
+                    TileAcc<float, 32, 16> Tinv_blocks_64_next_from;
+                    TASSIGN(Tinv_blocks_64_next_from, 0x1c000 + j * 2048);
+                    L1Tile<half, 32, 16> Tinv_blocks_64_next_to;
+                    TASSIGN(Tinv_blocks_64_next_to, 0x34400 + j * 2048);
+                    TMOV(Tinv_blocks_64_next_to, Tinv_blocks_64_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_blocks_64_next -> Tinv_left_next
@@ -3058,7 +2965,6 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
@@ -3129,6 +3035,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
     __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 266240);
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 270336);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 32, 128> g_first;
     TASSIGN(g_first, 0x0);
     UbTile<float, 32, 128> exp_g_first;
@@ -3161,8 +3068,6 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
     TASSIGN(exp_G_first, 0x19400);
     UbTile<float, 1, 128> chunk_decay_first;
     TASSIGN(chunk_decay_first, 0x1d400);
-    UbCol<float, 64> chunk_decay_col_first;
-    TASSIGN(chunk_decay_col_first, 0x1d400 + sub * 256);
     UbTile<float, 32, 128> G_to_32_in_first;
     TASSIGN(G_to_32_in_first, 0x1d800);
     UbTile<float, 32, 128> exp_G_to_32_first;
@@ -3402,8 +3307,6 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0xb000);
     UbTile<half, 32, 128> v;
-    UbTile<float, 1, 64> beta;
-    UbTile<float, 1, 128> chunk_decay;
     UbTile<half, 64, 128> S_f16;
     TASSIGN(S_f16, 0x19200);
     UbCol<float, 32> beta_col;
@@ -3435,7 +3338,6 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
     UbTile<float, 1, 128> last_G_next;
     TASSIGN(last_G_next, 0x13000);
     UbTile<float, 1, 128> chunk_decay_next;
-    UbCol<float, 64> chunk_decay_col_next;
     UbTile<float, 32, 128> G_to_32_in_next;
     TASSIGN(G_to_32_in_next, 0x19200);
     UbTile<float, 32, 128> exp_G_to_32_next;
@@ -3702,7 +3604,6 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
@@ -4495,23 +4396,18 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // chunk_decay_S -> g_raw_next
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_decay_to_end_f16_next -> k_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
             TASSIGN(v, 0x15200 + c % 2 * 8192);
-            TASSIGN(beta, 0x15000 + c % 2 * 256);
-            TASSIGN(chunk_decay, 0x1d400 + c % 2 * 512);
             TASSIGN(beta_col, 0x15000 + c % 2 * 256 + sub * 128);
             TASSIGN(chunk_decay_col, 0x1d400 + c % 2 * 512 + sub * 256);
             TASSIGN(beta_next, 0x15000 + (c + 1) % 2 * 256);
             TASSIGN(beta_col_next, 0x15000 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(chunk_decay_next, 0x1d400 + (c + 1) % 2 * 512);
-            TASSIGN(chunk_decay_col_next, 0x1d400 + (c + 1) % 2 * 512 + sub * 256);
             TASSIGN(v_next, 0x15200 + (c + 1) % 2 * 8192);
             pipe_barrier(PIPE_V);
             TCVT(S_f16, S, RoundMode::CAST_RINT);

@@ -319,7 +319,6 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         L1Part<half, 64, 128> q_raw_first(rows_next, 128);
@@ -426,10 +425,6 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
-            const int64_t t = first - b * T + c * 64;
-            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             TASSIGN(q, 0x0 + c % 2 * 16384);
@@ -575,7 +570,6 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
     __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
@@ -592,6 +586,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
     __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 16384);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 1, 64> expand_g_first;
     TASSIGN(expand_g_first, 0x100);
     UbTile<float, 1, 64> gs_raw_first;
@@ -648,8 +643,6 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
     TASSIGN(D_first, 0x0);
     UbTile<float, 1, 64> exp_G_first;
     TASSIGN(exp_G_first, 0x28000);
-    UbCol<float, 32> exp_G_col_first;
-    TASSIGN(exp_G_col_first, 0x28000 + sub * 128);
     UbTile<float, 32, 64> q_kT_in_first;
     TASSIGN(q_kT_in_first, 0x2000);
     UbTile<float, 32, 64> q_kT_D_first;
@@ -737,7 +730,6 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x10000);
     UbTile<float, 1, 64> exp_G_next;
-    UbCol<float, 32> exp_G_col_next;
     UbTile<float, 32, 128> q_S_in;
     TASSIGN(q_S_in, 0x20000);
     UbTile<float, 32, 128> exp_G_q_S;
@@ -757,10 +749,9 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in_next -> expand_g_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
@@ -873,7 +864,6 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-        const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
         wait_flag_dev(1);  // q_kT_channel -> q_kT_in_first
         if (rows_next > 0) {
             {
@@ -923,11 +913,9 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         }
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> expand_g_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
@@ -936,7 +924,6 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             TASSIGN(S_next_part_in, 0x0 + c % 2 * 32768);
             TASSIGN(exp_G_col, 0x28000 + c % 2 * 256 + sub * 128);
             TASSIGN(exp_G_next, 0x28000 + (c + 1) % 2 * 256);
-            TASSIGN(exp_G_col_next, 0x28000 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(S_next_part_in_next, 0x0 + (c + 1) % 2 * 32768);
             TASSIGN(o_sum_part_in_next, 0x18000 + (c + 1) % 2 * 16384);
             pipe_barrier(PIPE_V);
@@ -1092,7 +1079,6 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
             wait_flag_dev(1);  // q_S_channel -> q_S_in
             {
                 auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);

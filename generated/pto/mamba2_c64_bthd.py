@@ -302,7 +302,6 @@ PTO_ENTRY void mamba2_o_S_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left -> q_kT_left
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_part -> q_kT
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
@@ -422,7 +421,6 @@ PTO_ENTRY void mamba2_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
     __gm__ float *dt_gm = reinterpret_cast<__gm__ float *>(dt_bytes);
@@ -442,6 +440,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
     __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 16384);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 64> lower_64_mask;
     TASSIGN(lower_64_mask, 0x0);
     UbTile<float, 32, 64> lower_fill;
@@ -558,7 +557,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
     }
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
@@ -573,7 +572,6 @@ PTO_ENTRY void mamba2_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> v_raw
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> exp_g_row_sum
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);

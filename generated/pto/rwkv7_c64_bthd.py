@@ -850,8 +850,6 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     TASSIGN(Tinv_rows_16_left, 0x0);
     TileRight<half, 64, 16> Tinv_rows_16_right;
     TASSIGN(Tinv_rows_16_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0xd000);
     L1Tile<half, 64, 64> Tinv_zeros;
     TASSIGN(Tinv_zeros, 0x24a00);
     L1Tile<half, 64, 64> Tinv_blocks_16;
@@ -870,8 +868,6 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     TASSIGN(Tinv_corner_32_left, 0x0);
     TileRight<half, 32, 16> Tinv_corner_32_right;
     TASSIGN(Tinv_corner_32_right, 0x0);
-    TileAcc<float, 32, 16> Tinv_corner_32;
-    TASSIGN(Tinv_corner_32, 0x10800);
     L1Tile<half, 64, 64> Tinv_blocks_32;
     TASSIGN(Tinv_blocks_32, 0x24a00);
     TileLeft<half, 32, 32> Tinv_below_64_left;
@@ -1121,11 +1117,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     TileAcc<float, 64, 128> o_sum_2;
     TASSIGN(o_sum_2, 0x0);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             wait_flag_dev(0);  // exp_w_times_0_sum_channel -> exp_w_times_0_sum_in
@@ -1809,27 +1804,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_MTE2, PIPE_FIX, EVENT_ID0);  // Tinv_zeros -> Tinv_blocks_16
             wait_flag(PIPE_MTE2, PIPE_FIX, EVENT_ID0);  // Tinv_zeros -> Tinv_blocks_16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
-                TASSIGN(Tinv_blocks_16_0_0_from, 0xd000);
-                L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
-                TASSIGN(Tinv_blocks_16_0_0, 0x24a00);
-                TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
-                TASSIGN(Tinv_blocks_16_1_0_from, 0xd400);
-                L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
-                TASSIGN(Tinv_blocks_16_1_0, 0x25400);
-                TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
-                TASSIGN(Tinv_blocks_16_2_0_from, 0xd800);
-                L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
-                TASSIGN(Tinv_blocks_16_2_0, 0x25e00);
-                TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
-                TASSIGN(Tinv_blocks_16_3_0_from, 0xdc00);
-                L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
-                TASSIGN(Tinv_blocks_16_3_0, 0x26800);
-                TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_16_from;
+                TASSIGN(Tinv_blocks_16_from, 0xd000 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_16_to;
+                TASSIGN(Tinv_blocks_16_to, 0x24a00 + i * 2560);
+                TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
             wait_flag_dev(0);  // Tinv_neg_f16_channel -> Tinv_neg_f16_in
@@ -1839,22 +1819,16 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_neg_f16_in -> Tinv_below_32_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_neg_f16_in -> Tinv_below_32_left
-            {
-                TileLeft<half, 16, 16> Tinv_below_32_left_0;
-                TASSIGN(Tinv_below_32_left_0, 0x8000);
-                TEXTRACT(Tinv_below_32_left_0, Tinv_neg_f16_in, 16, 0);
-                TileLeft<half, 16, 16> Tinv_below_32_left_1;
-                TASSIGN(Tinv_below_32_left_1, 0x8200);
-                TEXTRACT(Tinv_below_32_left_1, Tinv_neg_f16_in, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_below_32_left_block;
+                TASSIGN(Tinv_below_32_left_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_below_32_left_block, Tinv_neg_f16_in, 16 + i * 32, i * 32);
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
-            {
-                TileRight<half, 16, 16> Tinv_below_32_right_0;
-                TASSIGN(Tinv_below_32_right_0, 0x8000);
-                TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
-                TileRight<half, 16, 16> Tinv_below_32_right_1;
-                TASSIGN(Tinv_below_32_right_1, 0x8200);
-                TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> Tinv_below_32_right_block;
+                TASSIGN(Tinv_below_32_right_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right -> Tinv_below_32
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right -> Tinv_below_32
@@ -1871,13 +1845,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
             TMOV(Tinv_below_32_f16, Tinv_below_32);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
-            {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_0;
-                TASSIGN(Tinv_corner_32_left_0, 0x0);
-                TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
-                TileLeft<half, 16, 16> Tinv_corner_32_left_1;
-                TASSIGN(Tinv_corner_32_left_1, 0x200);
-                TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_block;
+                TASSIGN(Tinv_corner_32_left_block, 0x0 + i * 512);
+                TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
             TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
@@ -1894,17 +1865,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             }
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
-                TASSIGN(Tinv_blocks_32_0_0_from, 0x10800);
-                L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
-                TASSIGN(Tinv_blocks_32_0_0, 0x24c00);
-                TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
-                TASSIGN(Tinv_blocks_32_1_0_from, 0x10c00);
-                L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
-                TASSIGN(Tinv_blocks_32_1_0, 0x26000);
-                TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_32_from;
+                TASSIGN(Tinv_blocks_32_from, 0x10800 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_32_to;
+                TASSIGN(Tinv_blocks_32_to, 0x24c00 + i * 5120);
+                TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
             TEXTRACT(Tinv_below_64_left, Tinv_neg_f16_in, 32, 0);
@@ -1925,17 +1891,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(Tinv_corner_64, Tinv_corner_64_left, Tinv_corner_64_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
-            {
-                TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
-                TASSIGN(Tinv_blocks_64_0_0_from, 0x12000);
-                L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
-                TASSIGN(Tinv_blocks_64_0_0, 0x24e00);
-                TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
-                TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
-                TASSIGN(Tinv_blocks_64_0_16_from, 0x12800);
-                L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
-                TASSIGN(Tinv_blocks_64_0_16, 0x25600);
-                TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> Tinv_blocks_64_from;
+                TASSIGN(Tinv_blocks_64_from, 0x12000 + j * 2048);
+                L1Tile<half, 32, 16> Tinv_blocks_64_to;
+                TASSIGN(Tinv_blocks_64_to, 0x24e00 + j * 2048);
+                TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
             {
@@ -2509,7 +2470,6 @@ PTO_ENTRY void rwkv7_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
-    const int64_t sub = get_subblockid();
     __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *r_gm = reinterpret_cast<__gm__ half *>(r_bytes);
     __gm__ float *w_gm = reinterpret_cast<__gm__ float *>(w_bytes);
@@ -2613,6 +2573,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 462848);
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 466944);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+    const int64_t sub = get_subblockid();
     UbTile<float, 64, 128> S_0_raw_1;
     TASSIGN(S_0_raw_1, 0x0);
     UbTile<float, 64, 128> S_0;
@@ -3231,7 +3192,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     TASSIGN(o_f16_475, 0x2b000);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1
@@ -3244,7 +3205,6 @@ PTO_ENTRY void rwkv7_o_S_fp16(
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);

@@ -16,7 +16,7 @@ from gdn_codegen.schedule.contract import Contract
 
 #: A launch takes fewer arguments than this. Plain contracts take up to 25, the widest most.
 LIMIT = 40
-PAGES = [*algorithms.names(), *(f"{n}.gradient" for n in algorithms.names())]
+PAGES = [*algorithms.names(), *(pytest.param(f"{n}.gradient", marks=pytest.mark.slow) for n in algorithms.names())]
 WIDE = ("beta=sigmoid/float16,g=raw/bfloat16,k=l2norm,q=l2norm,strided", "state=vk/bfloat16/pool/in_place/checkpoints,strided",
         "state=pool/checkpoints,strided,beta=sigmoid,g=raw", "state=pool/frozen/rows", "state=vk/pool/in_place/slots/accepted")
 

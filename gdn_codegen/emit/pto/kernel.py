@@ -5,16 +5,16 @@ of C values is complete on each core.
 """
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from ...ir.core import NO_LINE, Loop
+from ...ir.ops import OPS
 from ...ir.padding import chunk_tokens
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks
 from .addresses import Addresses
+from .declarations import pruned, used_of
 from .values import CTYPE, agents, counted, moves_all_heads
 
-WORD = re.compile(r"\w+")
 rule = Rules("pto", {
     "diag_inverse": "decompose",
     "delay": "moved_rows", "advance": "moved_rows", "latest": "moved_rows",
@@ -36,16 +36,6 @@ AGENTS = {agent: f"defined(__DAV_C220_{macro}__) || (defined(__DAV_{macro}__) &&
 def braces(lines: list[str], head: str = "") -> list[str]:
     """The lines in braces, indented. head: the text before the opening brace."""
     return [head + "{", *(f"    {x}" for x in lines), "}"]
-
-
-def _used(declared: Mapping[str, str], lines: list[str]) -> list[str]:
-    """Those of the declarations that lines of text use, or that such a declaration uses."""
-    names, found = set(WORD.findall("\n".join(lines))), []
-    for name, line in reversed([*declared.items()]):
-        if name in names:
-            found.append(line)
-            names.update(WORD.findall(line))
-    return found[::-1]
 
 
 class KernelWriter(Addresses):
@@ -74,6 +64,8 @@ class KernelWriter(Addresses):
         exists."""
         for s in body:
             if isinstance(s, Loop):
+                if not self.runs(s):
+                    continue
                 self.inside.append(s.index)
                 if s.index == "item":
                     self.items(s)
@@ -88,6 +80,10 @@ class KernelWriter(Addresses):
                     plain = len(lines) == 1 and not lines[0].startswith("if")
                     lines = [f"if (rows_next > 0) {lines[0]}"] if plain else braces(lines, "if (rows_next > 0) ")
                 self.w(*lines)
+
+    def runs(self, s: Loop) -> bool:
+        """Whether the current agent has ops in a loop, or needs its counter."""
+        return s.index in self.counted or any(o.agent == self.agent and not OPS[o.kind].number for o in s.ops)
 
     def items(self, s: Loop) -> None:
         """Print the loop over the items of one core group. An item is a chunk or sequence, value head and block of the columns.
@@ -189,11 +185,14 @@ class KernelWriter(Addresses):
             self.w(f"#if {condition}")
             self.w.indent = 1
             if agent == "vector":
-                self.w("set_mask_norm();", "set_vector_mask(-1, -1);", "const int64_t sub = get_subblockid();")
+                self.w("set_mask_norm();", "set_vector_mask(-1, -1);")
             first = len(self.w.lines)
+            if agent == "vector":
+                self.w("const int64_t sub = get_subblockid();")
             self.declare()
             self.body(self.k.body)
-            self.w.lines[first:first] = [f"    {x}" for x in _used(declared, self.w.lines[first:])]
+            lines = pruned(self.w.lines[first:])
+            self.w.lines[first:] = [*(f"    {x}" for x in used_of(declared, lines)), *lines]
             self.w.indent = 0
             self.w("#endif")
         return self.w.text()

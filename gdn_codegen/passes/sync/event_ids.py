@@ -74,8 +74,8 @@ def _reused(found: Traversal, counters: list[list[_Part]], most: int) -> list[li
 def _may_share(found: Traversal, parts: list[_Part]) -> bool:
     """Whether a wait on a counter of these pairs takes the signal of its own pair.
 
-    Either each signal comes after the wait for the one before. Or one pipe signals, so that signals arrive in the order in which it
-    sets them, and this is the order of the waits.
+    Either each signal comes after the wait for the one before. Or one pipe signals, so that signals arrive in the order in which
+    it sets them, and this is the order of the waits.
     """
     pairs = [x for x, *_ in parts]
     if len({x.dst for x in pairs}) > 1:
