@@ -67,7 +67,8 @@ class Build:
             if not isinstance(value, int) or value not in HEAD_DIMS:
                 raise ValueError(f"{field}: got {value!r}; accepted: 16, and multiples of 4 from 32 to 256")
         if self.arch and self.arch not in target.archs:
-            raise ValueError(f"arch: got {self.arch!r}; accepted: {', '.join(target.archs) or 'none'} for {self.target}")
+            raise ValueError(f"arch: got {self.arch!r}; accepted: {', '.join(target.archs) or 'none'} for {self.target}"
+                             + (f", as it is not known {target.refused[self.arch]}" if self.arch in target.refused else ""))
         self._check_heads()
         if not isinstance(self.contract, Contract):
             raise ValueError(f"contract: got {self.contract!r}; accepted: a Contract, as Contract.parse('q=l2norm,k=l2norm') of "

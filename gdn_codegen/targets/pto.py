@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..devices.ascend_a2 import ASCEND_A2
+from ..devices.ascend_a5 import UNKNOWN
 from ..emit import pto
 from ..emit.base import KernelText
 from ..passes.pipelines import CORES
@@ -65,7 +66,7 @@ TARGET = register(Target(
     "pto", Lowering(CORES, ASCEND_A2, unused=("state_layout", "stages", "warm_up", "longest_first", "warps", "agents",
                                               "descriptors", "persistent", "by_length", "token_groups", "k_piece",
                                               "piece_warps")), pto.emit,
-    "pto/module.py.j2", ("cpu", "npu"), facts=_facts, preference=2, head_counts=True,
+    "pto/module.py.j2", ("cpu", "npu"), facts=_facts, refused={"a5": "; ".join(UNKNOWN)}, preference=2, head_counts=True,
     toolchain=Toolchain(
         lacks=_lacks, compiler=lambda device: (machine.cxx() or "") if device == "cpu" else "bisheng", findings=_findings,
         check_needs=lambda: "" if machine.compiler() else machine.TOOLS["c++"], check=_check,
