@@ -1298,7 +1298,7 @@ def S_start_kernel(t):
         part_instances: T.int32,
         units: T.int32,
     ):
-        with t.kernel(parts, HV, (V // BV), threads=128) as (part, hv, block):
+        with t.kernel(parts, HV, (V // BV), threads=256) as (part, hv, block):
             t.start_next_kernel()
             span = T.alloc_var(
                 T.int32,
@@ -1320,14 +1320,20 @@ def S_start_kernel(t):
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             warm_up = T.alloc_var(T.float32)
+            warm_up_next = T.alloc_var(T.float32)
+            is_last = T.alloc_var(T.float32)
             S = t.fragment((K, BV), T.float32)
+            M = t.shared((K, K), T.float16)
+            N = t.fragment((K, BV), T.float32)
+            M_here = t.fragment((K, K), T.float16)
+            N_here = t.fragment((K, BV), T.float32)
             earlier_follows = T.alloc_var(T.float32)
             earlier_warm_up = T.alloc_var(T.float32)
-            warm_up_next = T.alloc_var(T.float32)
+            warm_up_next_2 = T.alloc_var(T.float32)
             longer_warm_up = T.alloc_var(T.float32)
-            M = t.shared((K, K), T.float16)
-            N = t.shared((K, BV), T.float32)
             S_f16 = t.shared((K, BV), T.float16)
+            S_f16_last = t.shared((K, BV), T.float16)
+            S_T = t.fragment((K, BV), T.float32)
             if part + hv + block == 0:
                 t.wait_for_earlier_kernels()
             if first < T.max(stop, 1):
@@ -1341,25 +1347,50 @@ def S_start_kernel(t):
                     summed,
                 )
                 if warm_up < 0:
-                    if warm_up < 0:
-                        t.wait_for_earlier_kernels()
-                    for i, j in t.parallel(K, BV):
-                        S[i, j] = 0.0
-                    for earlier in T.serial(part - T.truncdiv(first, span), part):
-                        earlier_follows = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
-                        earlier_warm_up = T.if_then_else(earlier_follows < 0, S_warm_up[earlier, hv], 0)
-                        warm_up_next = S_warm_up[earlier + 1, hv]
-                        longer_warm_up = T.max(earlier_warm_up, warm_up_next)
+                    warm_up_next = t.warm_up_length(
+                        F_chunk_ws,
+                        start // C + n,
+                        hv,
+                        T.if_then_else((first + span) * C < length, first + span, 0),
+                        T.min(8 * span, span + 50),
+                        11.090355,
+                        summed,
+                    )
+                    is_last = -1.0 - warm_up_next
+                    if is_last < 0:
+                        if is_last < 0:
+                            t.wait_for_earlier_kernels()
+                        for i, j in t.parallel(K, BV):
+                            S[i, j] = 0.0
                         for i, j in t.parallel(K, K):
-                            M[i, j] = T.if_then_else(longer_warm_up < 0, S_factor[earlier, hv, i, j], 0)
+                            M[i, j] = 0.0
                         for i, j in t.parallel(K, BV):
-                            N[i, j] = T.if_then_else(warm_up_next < 0, S_offset[earlier, hv, i, block * BV + j], 0)
-                        t.copy(S, S_f16)
+                            N[i, j] = 0.0
+                        for earlier in T.serial(part - T.truncdiv(first, span), part):
+                            for i, j in t.parallel(K, K):
+                                M_here[i, j] = S_factor[earlier, hv, i, j]
+                            for i, j in t.parallel(K, BV):
+                                N_here[i, j] = S_offset[earlier, hv, i, block * BV + j]
+                            earlier_follows = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
+                            earlier_warm_up = T.if_then_else(earlier_follows < 0, S_warm_up[earlier, hv], 0)
+                            warm_up_next_2 = S_warm_up[earlier + 1, hv]
+                            longer_warm_up = T.max(earlier_warm_up, warm_up_next_2)
+                            t.copy(S, S_f16)
+                            for i, j in t.parallel(K, BV):
+                                S[i, j] = N[i, j]
+                            t.gemm(M, S_f16, S, clear_accum=False)
+                            for i, j in t.parallel(K, BV):
+                                S_start[earlier, hv, i, block * BV + j] = S[i, j]
+                            for i, j in t.parallel(K, K):
+                                M[i, j] = T.if_then_else(longer_warm_up < 0, M_here[i, j], 0)
+                            for i, j in t.parallel(K, BV):
+                                N[i, j] = T.if_then_else(warm_up_next_2 < 0, N_here[i, j], 0)
+                        t.copy(S, S_f16_last)
                         for i, j in t.parallel(K, BV):
-                            S[i, j] = N[i, j]
-                        t.gemm(M, S_f16, S, clear_accum=False)
-                    for i, j in t.parallel(K, BV):
-                        S_start[part, hv, i, block * BV + j] = S[i, j]
+                            S_T[i, j] = N[i, j]
+                        t.gemm(M, S_f16_last, S_T, clear_accum=False)
+                        for i, j in t.parallel(K, BV):
+                            S_start[part, hv, i, block * BV + j] = S_T[i, j]
 
     return S_start_kernel
 

@@ -29,7 +29,7 @@ SCHEDULE = "walk"
 SIZES = {"C": 32, "K": 128, "V": 128}
 # columns a program computes of a split dim, and warps of 32 threads, by kernel; how far ahead loops load
 BLOCKS = {"S_offset": {"BV": 64}, "S_start": {"BV": 32}, "o_S": {"BV": 64}}
-NUM_WARPS = {"G_Tinv_scaled_F_chunk": 2, "S_offset": 4, "S_factor": 8, "S_start": 4, "o_S": 4}
+NUM_WARPS = {"G_Tinv_scaled_F_chunk": 2, "S_offset": 4, "S_factor": 8, "S_start": 8, "o_S": 4}
 NUM_STAGES = 3
 # numbers that kernels are not compiled for
 UNSPECIALISED = ("N", "T", "batched", "clear_o", "span", "summed")
@@ -394,21 +394,28 @@ def S_start_kernel(
         warm_up = tl.load(S_warm_up_ptr + (part * HV + hv))
     if warm_up >= 0:
         return
+    warm_up_next = tl.zeros([], dtype=tl.float32)
+    if first + size < length:
+        warm_up_next = tl.load(S_warm_up_ptr + ((part + 1) * HV + hv))
+    if -1.0 - warm_up_next >= 0:
+        return
     S = tl.full([K, BV], 0.0, tl.float32)
+    M = tl.full([K, K], 0.0, tl.float16)
+    N_ = tl.full([K, BV], 0.0, tl.float32)
     for earlier in range(part - first // size, part):
+        M_here = tl.load(S_factor_ptr + (earlier * HV + hv) * (K * K) + i_K[:, None] * K + i_K[None, :])
+        N_here = tl.load(S_offset_ptr + (earlier * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
         earlier_follows = tl.where(earlier > part - first // size, -1.0, 0.0)
         earlier_warm_up = tl.zeros([], dtype=tl.float32)
         if earlier_follows < 0:
             earlier_warm_up = tl.load(S_warm_up_ptr + (earlier * HV + hv))
-        warm_up_next = tl.load(S_warm_up_ptr + ((earlier + 1) * HV + hv))
-        M = tl.zeros([K, K], dtype=tl.float16)
-        if tl.maximum(earlier_warm_up, warm_up_next) < 0:
-            M = tl.load(S_factor_ptr + (earlier * HV + hv) * (K * K) + i_K[:, None] * K + i_K[None, :])
-        N_ = tl.zeros([K, BV], dtype=tl.float32)
-        if warm_up_next < 0:
-            N_ = tl.load(S_offset_ptr + (earlier * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
+        warm_up_next_2 = tl.load(S_warm_up_ptr + ((earlier + 1) * HV + hv))
         S = tl.dot(M, S.to(tl.float16), acc=N_)
-    tl.store(S_start_ptr + (part * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
+        tl.store(S_start_ptr + (earlier * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
+        M = tl.where(tl.maximum(earlier_warm_up, warm_up_next_2) < 0, M_here, 0.0)
+        N_ = tl.where(warm_up_next_2 < 0, N_here, 0.0)
+    S_T = tl.dot(M, S.to(tl.float16), acc=N_)
+    tl.store(S_start_ptr + (part * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S_T)
 
 
 @triton.jit(do_not_specialize=["N", "T", "batched", "span", "summed", "clear_o"])
