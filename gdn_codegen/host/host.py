@@ -65,6 +65,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -194,7 +195,6 @@ class Host:
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         shared = 0
         if t.shared:
-            launcher: Any = self.launcher
-            shared = launcher.workspace_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
         return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
                             for n, rows in held for _, dims, dtype in rows)

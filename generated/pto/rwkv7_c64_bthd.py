@@ -5647,7 +5647,7 @@ class Plan:
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
         if t.shared:
-            held = self.host.launcher.workspace_bytes(self.slots, self.sequences, self.value_heads, self.device)
+            held = self.host.shared_bytes(self.slots, self.sequences, self.value_heads, self.device)
             self.made.append(((held,), torch.uint8))
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
@@ -5953,6 +5953,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -6082,8 +6083,7 @@ class Host:
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         shared = 0
         if t.shared:
-            launcher: Any = self.launcher
-            shared = launcher.workspace_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
         return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
                             for n, rows in held for _, dims, dtype in rows)
 
@@ -6837,8 +6837,8 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 def _core_groups(device: torch.device) -> int:
-    """The number of cube cores of the NPU; 4 in the simulator."""
-    if device.type == "cpu":
+    """The number of cube cores of the NPU; 4 in the simulator, and for tensors without memory."""
+    if device.type != "npu":
         return 4
     npu: Any = torch.npu  # type: ignore[attr-defined]
     return getattr(npu.get_device_properties(device), "cube_core_num", 24)

@@ -1442,7 +1442,7 @@ class Plan:
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
         if t.shared:
-            held = self.host.launcher.workspace_bytes(self.slots, self.sequences, self.value_heads, self.device)
+            held = self.host.shared_bytes(self.slots, self.sequences, self.value_heads, self.device)
             self.made.append(((held,), torch.uint8))
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
@@ -1748,6 +1748,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -1877,8 +1878,7 @@ class Host:
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         shared = 0
         if t.shared:
-            launcher: Any = self.launcher
-            shared = launcher.workspace_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
         return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
                             for n, rows in held for _, dims, dtype in rows)
 
