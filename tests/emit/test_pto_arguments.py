@@ -14,7 +14,7 @@ from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import SCHEDULES, ScheduleError, named
 from gdn_codegen.schedule.contract import Contract
 
-#: A launch takes fewer arguments than this. Plain contracts take up to 25, the widest most.
+#: A launch takes fewer arguments than this. Plain contracts take up to 25, wide ones 29.
 LIMIT = 40
 PAGES = [*algorithms.names(), *(pytest.param(f"{n}.gradient", marks=pytest.mark.slow) for n in algorithms.names())]
 WIDE = ("beta=sigmoid/float16,g=raw/bfloat16,k=l2norm,q=l2norm,strided", "state=vk/bfloat16/pool/in_place/checkpoints,strided",
