@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .host.arguments import _LARGEST, _check_flag
-from .host.tensors import _fail
+from .host.tensors import _fail, _python_number
 from .runtime.call import members
 from .runtime.call.normalise import check_plain, shape_of, token_axis
 
@@ -39,12 +39,13 @@ def _others(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {n: x for n, x in kwargs.items() if n not in _NO_RESULT}
 
 
-def _check_bound(lower_bound: Any, safe_gate: Any) -> None:
-    """ValueError for what is no bound of log decays."""
+def _check_bound(lower_bound: Any, safe_gate: Any) -> float | None:
+    """The bound of log decays. ValueError for what is none."""
     _check_flag("safe_gate", safe_gate)
-    if lower_bound is not None and (isinstance(lower_bound, bool) or not isinstance(lower_bound, (int, float))
-                                    or not -_LARGEST <= lower_bound < 0):
+    bound = _python_number(lower_bound)
+    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, float)) or not -_LARGEST <= bound < 0):
         _fail("lower_bound", repr(lower_bound), "a number below 0, or None")
+    return bound
 
 
 def _is_floored(lower_bound: float | None, safe_gate: bool, others: dict[str, Any]) -> bool:
@@ -58,7 +59,7 @@ def _raw(g: Any, raw: Any, A_log: Any, dt_bias: Any, lower_bound: Any, safe_gate
     """The tensors of the gate's input form, and the form; "" for logs of decays without a bound. ValueError for what
     contradicts. others: keywords of the call. gate="raw" is taken from them."""
     _check_flag("use_gate_in_kernel", raw)
-    _check_bound(lower_bound, safe_gate)
+    lower_bound = _check_bound(lower_bound, safe_gate)
     if raw and others.get("gate", "log") not in ("log", "raw"):
         _fail("use_gate_in_kernel", f"True with gate={others['gate']!r}", "gate='raw', or use_gate_in_kernel=False")
     raw = raw or others.get("gate") == "raw"
@@ -187,7 +188,7 @@ def chunk_rwkv7(
     large, which kernels do not need.
     """
     named = _named(initial_state, output_final_state, cu_seqlens)
-    _check_bound(lower_bound, safe_gate)
+    lower_bound = _check_bound(lower_bound, safe_gate)
     if lower_bound is not None and (kwargs.get("use_gate_in_kernel") or kwargs.get("gate", "log") == "raw"):
         _fail("lower_bound", f"{lower_bound} with raw gates", "None, because it is a promise of logs of decays")
     form = "w=floored" if _is_floored(lower_bound, safe_gate, kwargs) else ""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .algorithms import find
 from .host.arguments import _check_flag, _check_integers
-from .host.tensors import _fail
+from .host.tensors import _fail, _integer
 from .pages import compile as compiled
 from .runtime.build import CHUNKS, HEAD_DIMS
 from .runtime.call.normalise import check_cpu_ends, check_plain, reads, shape_of
@@ -236,6 +236,7 @@ def _convolved(x: Tensor, weight: Any, bias: Tensor | None, before: Tensor | Non
         _fail("weight", f"shape {tuple(weight.shape)}", f"shape ({x.shape[2]}, {W}), with x's channels")
     if bias is not None and tuple(bias.shape) != (D,):
         _fail("bias", f"shape {tuple(bias.shape)}", f"shape ({D},)")
+    chunk_size = _integer(chunk_size)
     if chunk_size not in (None, *CHUNKS):
         _fail("chunk_size", repr(chunk_size), f"None, {', '.join(map(str, CHUNKS))}")
     groups = (D // _group(D), _group(D))

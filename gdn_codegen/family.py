@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .host.tensors import _fail
+from .host.tensors import _fail, _integer
 from .ops import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from .runtime.call import by_token, members
 from .runtime.call.aliasing import shared
@@ -126,6 +126,7 @@ def fused_recurrent_lightning_attn(
 
 def _decays_of_layer(v: Tensor, layer_idx: Any, num_layers: Any, others: dict[str, Any]) -> Tensor:
     """The log decay of each head in a layer."""
+    layer_idx, num_layers = map(_integer, (layer_idx, num_layers))
     for name, x in (("layer_idx", layer_idx), ("num_layers", num_layers)):
         if isinstance(x, bool) or not isinstance(x, int):
             _fail(name, type(x).__name__, "an int")
@@ -179,6 +180,7 @@ def fused_recurrent_gated_delta_product(
 
 def _product(op: Callable[..., Any], inputs: tuple[Any, ...], n: Any, said: dict[str, Any]) -> tuple[Any, ...]:
     """A product of n steps for each token, by an op of one step. said: the call's other arguments."""
+    n = _integer(n)
     if type(n) is not int or n < 1:
         _fail("num_householder", repr(n), "an int of at least 1")
     slots = said.get("state_indices")

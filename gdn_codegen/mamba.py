@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from .host.arguments import _check_flag, _check_integers
-from .host.tensors import _fail
+from .host.tensors import _fail, _integer, _python_number
 from .runtime.build import CHUNKS
 from .runtime.call.members import call
 from .runtime.call.normalise import check_plain, reads, shape_of, token_axis
@@ -46,6 +46,8 @@ def mamba_chunk_scan_combined(
 
     Raises ValueError that names the bad argument. D [HV, P] and limits of dt below 0 are refused.
     """
+    chunk_size = _integer(chunk_size)
+    dt_limit = tuple(map(_python_number, dt_limit)) if isinstance(dt_limit, (tuple, list)) else dt_limit
     _check_mamba(x, D, seq_idx, cu_seqlens, chunk_size, dt_limit, return_final_states, return_varlen_states, token_axis(kwargs))
     _check_gate(z, x, kwargs.get("out"))
     for name in _NOT_HERE.keys() & kwargs.keys():

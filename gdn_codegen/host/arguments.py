@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .tensors import _FLOATS, _check_memory, _dense, _fail, _is_apart, _is_plain, _is_transformed
+from .tensors import _FLOATS, _check_memory, _dense, _fail, _integer, _is_apart, _is_plain, _is_transformed, _python_number
 
 # --- copied from here on ---
 #: What the integers of a tensor say.
@@ -61,12 +61,14 @@ def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
 
 
 def _check_number(name: str, x: Any) -> float:
-    """`x` as a float. A tensor is refused, because reading it would wait for its device."""
-    if isinstance(x, bool) or not isinstance(x, (int, float)):
+    """`x` as a float. A tensor on a GPU is refused, because reading it would wait for its device."""
+    number = _python_number(x)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
         _fail(name, type(x).__name__, "a number, or None")
-    if not abs(x) <= _LARGEST:
-        _fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
-    return float(x)
+    if not abs(number) <= _LARGEST:
+        _fail(name, number if isinstance(number, float) else f"an int of {len(str(number))} digits",
+              "a number that float32 holds")
+    return float(number)
 
 
 def _check_flag(name: str, x: Any) -> bool:
@@ -76,10 +78,12 @@ def _check_flag(name: str, x: Any) -> bool:
     return bool(x)
 
 
-def _check_chunks(name: str, x: Any, least: int) -> None:
-    """A number of chunks."""
-    if isinstance(x, bool) or not isinstance(x, int) or not least <= x < 2**31:
+def _check_chunks(name: str, x: Any, least: int) -> int:
+    """`x` as a number of chunks."""
+    chunks = _integer(x)
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or not least <= chunks < 2**31:
         _fail(name, repr(x), f"a number of chunks from {least} to {2**31 - 1}")
+    return chunks
 
 
 def _check_given(tensors: Iterable[tuple[str, Any]]) -> None:

@@ -88,7 +88,7 @@ class Host:
         _check_given(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
         if t.checkpoints and not (t.rows or t.positions):
-            _check_chunks("checkpoint_chunks", every, 1)
+            every = _check_chunks("checkpoint_chunks", every, 1)
         wanted = t.in_place
         if t.final:
             wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])

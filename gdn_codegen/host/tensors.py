@@ -1,4 +1,4 @@
-"""Tensors in a generated module: what kernels can read of them, strides and copies, and tensors that replace absent ones.
+"""Tensors and numbers in a generated module: what kernels can read of tensors, strides and copies, tensors for absent ones.
 
 Below the line the file is copied into generated modules word for word. Nothing here knows a build: callers pass the tables.
 """
@@ -43,6 +43,29 @@ def _check_memory(name: str, x: torch.Tensor) -> None:
         _fail(name, "a dual tensor of forward-mode differentiation", "its primal, because the op computes gradients only")
     if x.is_neg():
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+def _python_number(x: Any) -> Any:
+    """The int or float that a scalar of numpy holds, or an array or tensor of rank 0 on the CPU. `x` itself if it is anything
+    else: also a tensor whose value a trace does not know, or whose gradient the number would lose."""
+    if type(x) in (int, float) or x is None:
+        return x
+    if isinstance(x, torch.Tensor):
+        if type(x) is not torch.Tensor or x.ndim or x.device.type != "cpu" or x.requires_grad or _is_transformed():
+            return x
+        seen = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack()
+        return x if seen else x.item()
+    kind = getattr(getattr(x, "dtype", None), "kind", "") if getattr(x, "ndim", None) == 0 else ""
+    return float(x) if kind == "f" else int(x) if kind in ("i", "u") else x
+
+
+def _integer(x: Any) -> Any:
+    """The int that an integer of numpy holds, `x` itself if it is anything else. What a call decides by its options is kept, so
+    arrays and tensors, whose values may change, are no options."""
+    if type(x) is int or x is None or isinstance(x, torch.Tensor) or type(x).__hash__ is None:
+        return x
+    return _python_number(x)
 
 
 # --- strides and copies ----------------------------------------------------------------------------------------------

@@ -423,6 +423,11 @@ def _takes_a_number(attrs: Attrs, *args: Tile) -> Tile:
     return Tile(())
 
 
+def _if_negative(attrs: Attrs, *args: Tile) -> Tile:
+    _need(len(args) == 2 and not args[0].dims, lambda: f"if_negative takes a number and a tile; got {', '.join(map(str, args))}")
+    return args[1]
+
+
 # --- meanings --------------------------------------------------------------------------------------------------------
 def ranges(n: int, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """The row indices, [n, 1], and the column indices, [1, n]."""
@@ -595,6 +600,10 @@ def _decayed_matmul(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Ten
     return each.sum(0 if attrs.get("transposed") else 1)
 
 
+def _kept_if_negative(attrs: Attrs, number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return x if number < 0 else x.new_zeros(x.shape)
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 ALL_AGENTS = ("threads", "cores")
 _CALLS = {"softplus": texts.softplus, "neg": lambda o, x: f"-{x[0]}"}
@@ -753,6 +762,8 @@ op("return_unless_negative", "ends the instance unless the number is negative", 
 op("claim_part", "ends one of the two instances of a part. The operand is the warm-up length. The first instance, which starts "
    "earlier, continues if the length is more than half of the part's chunks; the second continues if it is not",
    _takes_a_number, effect="write")
+op("if_negative", "the tile if the number, the first operand, is negative; else zeros, whatever the tile holds", _if_negative,
+   _kept_if_negative, elementwise=True, zero=zeros.second)
 op("clear_counter", "sets the counter `tensor` to zero, once for the kernel", _effect, effect="write", attrs=("tensor",))
 op("claim_item", "the number of an item that no block has claimed yet, from the counter `tensor`. A block's first item has the "
    "block's own number. A number past the last item ends the loop", _scalar, effect="read", attrs=("tensor",))

@@ -54,7 +54,7 @@ LEGAL = {
         load.piece store.piece segment join block blocks diagonal_stack insert matmul.stacked
         load.last load.heads store.heads batch columns; index const""",
     "decomposed..assigned placed..checked": """
-        loop columns;
+        if_negative loop columns;
         diag_inverse load.middle to_middle.given from_middle.given maximum.bound minimum.bound""",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents of_token load.tokens",

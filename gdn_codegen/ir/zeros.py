@@ -34,6 +34,11 @@ def same(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...])
     return zero[0]
 
 
+def second(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """The result is zero where the second operand is."""
+    return zero[1]
+
+
 def transposed(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
     """The zero axes of the operand, swapped."""
     return transpose(zero[0])

@@ -68,6 +68,7 @@ from .launch.zero_products import zero_products
 from .loops.column_loop import column_loop
 from .loops.column_pieces import column_pieces
 from .loops.middle_rows import middle_rows
+from .loops.prefetch_parts import prefetch_parts
 from .loops.prefetch_tokens import prefetch_tokens
 from .loops.prefetch_vectors import prefetch_vectors
 from .loops.register_room import register_room
@@ -175,6 +176,7 @@ INSTANCES: Passes = (
     *FRONT,
     ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
+    ("prefetch_parts", lambda p, c: prefetch_parts(p)),
     ("row_pieces", lambda p, c: row_pieces(p)),
     ("middle_rows", lambda p, c: middle_rows(p)),
     ("column_loop", lambda p, c: column_loop(p, c.schedule)),
@@ -197,6 +199,7 @@ GROUPS: Passes = (
     *FRONT,
     ("bounds", lambda p, c: bounds(p)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
+    ("prefetch_parts", lambda p, c: prefetch_parts(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("warp_groups", lambda p, c: warp_groups(p, c.schedule, c.groups)),
     ("warm_up", lambda p, c: warm_up(p, c.schedule)),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -74,22 +76,34 @@ def tilelang_cache(path: Path, arch: str) -> Iterator[str]:
 
 
 def tilelang(path: Path, arch: str) -> Iterator[str]:
-    """Compiles the kernels of a TileLang module."""
+    """Compiles the kernels of a TileLang module side by side: TileLang's passes run without Python's lock, and nvcc is a process
+    of its own."""
     launcher: Any = import_path(path)._launcher
     logging.getLogger("tilelang.jit.kernel").setLevel(logging.WARNING)
     wanted: list[tuple[Path, Callable[[Path], object]]] = [
         (Path(launcher.library(name, arch)), partial(_export, launcher, name, arch)) for name in launcher.kernels]
-    for library, make in (*wanted, (wanted[0][0].with_name(native_launcher.file_name()), _copy_launcher)):
-        start, there = time.perf_counter(), library.exists()
+    wanted.append((wanted[0][0].with_name(native_launcher.file_name()), _copy_launcher))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        running = [pool.submit(_library, *x, arch) for x in wanted]
         try:
-            with under_way(f"compiling {library.name}"):
-                cache.made(library, make)
-        except Exception as e:
-            if needed := missing("tilelang"):
-                raise ValueError(_missing(arch, needed)) from e
-            raise
-        took = "is there" if there else f"{time.perf_counter() - start:.1f} s"
-        yield f"{library}: {took}, {library.stat().st_size} bytes"
+            for x in running:
+                yield x.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _library(library: Path, make: Callable[[Path], object], arch: str) -> str:
+    """Make a file unless it is there. A line on it."""
+    start, there = time.perf_counter(), library.exists()
+    try:
+        with under_way(f"compiling {library.name}"):
+            cache.made(library, make)
+    except Exception as e:
+        if needed := missing("tilelang"):
+            raise ValueError(_missing(arch, needed)) from e
+        raise
+    took = "is there" if there else f"{time.perf_counter() - start:.1f} s"
+    return f"{library}: {took}, {library.stat().st_size} bytes"
 
 
 def tilelang_on_cpu(path: Path) -> Iterator[str]:

@@ -474,8 +474,10 @@ def staged_cuda(shape, dtype):
 
 
 def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
-    """acc = A @ B, or acc + A @ B, on the matrix units."""
-    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
+    """acc = A @ B, or acc + A @ B, on the matrix units. In float32 warps share out rows first: TileLang 0.1.15 has no sums of
+    columns of a tile of which two warps have the same rows."""
+    first = T.GemmWarpPolicy.FullRow if "float32" in (A.dtype, B.dtype) else T.GemmWarpPolicy.Square
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=first, clear_accum=clear_accum)
 
 
 @T.macro
@@ -1298,7 +1300,7 @@ def S_start_kernel(t):
         part_instances: T.int32,
         units: T.int32,
     ):
-        with t.kernel(parts, HV, (V // BV), threads=128) as (part, hv, block):
+        with t.kernel(parts, HV, (V // BV), threads=256) as (part, hv, block):
             t.start_next_kernel()
             span = T.alloc_var(
                 T.int32,
@@ -1320,14 +1322,20 @@ def S_start_kernel(t):
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             warm_up = T.alloc_var(T.float32)
+            warm_up_next = T.alloc_var(T.float32)
+            is_last = T.alloc_var(T.float32)
             S = t.fragment((K, BV), T.float32)
+            M = t.shared((K, K), T.float16)
+            N = t.fragment((K, BV), T.float32)
+            M_here = t.fragment((K, K), T.float16)
+            N_here = t.fragment((K, BV), T.float32)
             earlier_follows = T.alloc_var(T.float32)
             earlier_warm_up = T.alloc_var(T.float32)
-            warm_up_next = T.alloc_var(T.float32)
+            warm_up_next_2 = T.alloc_var(T.float32)
             longer_warm_up = T.alloc_var(T.float32)
-            M = t.shared((K, K), T.float16)
-            N = t.shared((K, BV), T.float32)
             S_f16 = t.shared((K, BV), T.float16)
+            S_f16_last = t.shared((K, BV), T.float16)
+            S_T = t.fragment((K, BV), T.float32)
             if part + hv + block == 0:
                 t.wait_for_earlier_kernels()
             if first < T.max(stop, 1):
@@ -1341,25 +1349,50 @@ def S_start_kernel(t):
                     summed,
                 )
                 if warm_up < 0:
-                    if warm_up < 0:
-                        t.wait_for_earlier_kernels()
-                    for i, j in t.parallel(K, BV):
-                        S[i, j] = 0.0
-                    for earlier in T.serial(part - T.truncdiv(first, span), part):
-                        earlier_follows = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
-                        earlier_warm_up = T.if_then_else(earlier_follows < 0, S_warm_up[earlier, hv], 0)
-                        warm_up_next = S_warm_up[earlier + 1, hv]
-                        longer_warm_up = T.max(earlier_warm_up, warm_up_next)
+                    warm_up_next = t.warm_up_length(
+                        F_chunk_ws,
+                        start // C + n,
+                        hv,
+                        T.if_then_else((first + span) * C < length, first + span, 0),
+                        T.min(8 * span, span + 50),
+                        11.090355,
+                        summed,
+                    )
+                    is_last = -1.0 - warm_up_next
+                    if is_last < 0:
+                        if is_last < 0:
+                            t.wait_for_earlier_kernels()
+                        for i, j in t.parallel(K, BV):
+                            S[i, j] = 0.0
                         for i, j in t.parallel(K, K):
-                            M[i, j] = T.if_then_else(longer_warm_up < 0, S_factor[earlier, hv, i, j], 0)
+                            M[i, j] = 0.0
                         for i, j in t.parallel(K, BV):
-                            N[i, j] = T.if_then_else(warm_up_next < 0, S_offset[earlier, hv, i, block * BV + j], 0)
-                        t.copy(S, S_f16)
+                            N[i, j] = 0.0
+                        for earlier in T.serial(part - T.truncdiv(first, span), part):
+                            for i, j in t.parallel(K, K):
+                                M_here[i, j] = S_factor[earlier, hv, i, j]
+                            for i, j in t.parallel(K, BV):
+                                N_here[i, j] = S_offset[earlier, hv, i, block * BV + j]
+                            earlier_follows = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
+                            earlier_warm_up = T.if_then_else(earlier_follows < 0, S_warm_up[earlier, hv], 0)
+                            warm_up_next_2 = S_warm_up[earlier + 1, hv]
+                            longer_warm_up = T.max(earlier_warm_up, warm_up_next_2)
+                            t.copy(S, S_f16)
+                            for i, j in t.parallel(K, BV):
+                                S[i, j] = N[i, j]
+                            t.gemm(M, S_f16, S, clear_accum=False)
+                            for i, j in t.parallel(K, BV):
+                                S_start[earlier, hv, i, block * BV + j] = S[i, j]
+                            for i, j in t.parallel(K, K):
+                                M[i, j] = T.if_then_else(longer_warm_up < 0, M_here[i, j], 0)
+                            for i, j in t.parallel(K, BV):
+                                N[i, j] = T.if_then_else(warm_up_next_2 < 0, N_here[i, j], 0)
+                        t.copy(S, S_f16_last)
                         for i, j in t.parallel(K, BV):
-                            S[i, j] = N[i, j]
-                        t.gemm(M, S_f16, S, clear_accum=False)
-                    for i, j in t.parallel(K, BV):
-                        S_start[part, hv, i, block * BV + j] = S[i, j]
+                            S_T[i, j] = N[i, j]
+                        t.gemm(M, S_f16_last, S_T, clear_accum=False)
+                        for i, j in t.parallel(K, BV):
+                            S_start[part, hv, i, block * BV + j] = S_T[i, j]
 
     return S_start_kernel
 
@@ -2011,6 +2044,29 @@ def _check_memory(name: str, x: torch.Tensor) -> None:
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
 
+# --- numbers ---------------------------------------------------------------------------------------------------------
+def _python_number(x: Any) -> Any:
+    """The int or float that a scalar of numpy holds, or an array or tensor of rank 0 on the CPU. `x` itself if it is anything
+    else: also a tensor whose value a trace does not know, or whose gradient the number would lose."""
+    if type(x) in (int, float) or x is None:
+        return x
+    if isinstance(x, torch.Tensor):
+        if type(x) is not torch.Tensor or x.ndim or x.device.type != "cpu" or x.requires_grad or _is_transformed():
+            return x
+        seen = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack()
+        return x if seen else x.item()
+    kind = getattr(getattr(x, "dtype", None), "kind", "") if getattr(x, "ndim", None) == 0 else ""
+    return float(x) if kind == "f" else int(x) if kind in ("i", "u") else x
+
+
+def _integer(x: Any) -> Any:
+    """The int that an integer of numpy holds, `x` itself if it is anything else. What a call decides by its options is kept, so
+    arrays and tensors, whose values may change, are no options."""
+    if type(x) is int or x is None or isinstance(x, torch.Tensor) or type(x).__hash__ is None:
+        return x
+    return _python_number(x)
+
+
 # --- strides and copies ----------------------------------------------------------------------------------------------
 def _is_apart(x: torch.Tensor) -> bool:
     """True if no two indices of `x` share an element: the stride of each dim exceeds the reach of all finer dims."""
@@ -2184,12 +2240,14 @@ def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
 
 
 def _check_number(name: str, x: Any) -> float:
-    """`x` as a float. A tensor is refused, because reading it would wait for its device."""
-    if isinstance(x, bool) or not isinstance(x, (int, float)):
+    """`x` as a float. A tensor on a GPU is refused, because reading it would wait for its device."""
+    number = _python_number(x)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
         _fail(name, type(x).__name__, "a number, or None")
-    if not abs(x) <= _LARGEST:
-        _fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
-    return float(x)
+    if not abs(number) <= _LARGEST:
+        _fail(name, number if isinstance(number, float) else f"an int of {len(str(number))} digits",
+              "a number that float32 holds")
+    return float(number)
 
 
 def _check_flag(name: str, x: Any) -> bool:
@@ -2199,10 +2257,12 @@ def _check_flag(name: str, x: Any) -> bool:
     return bool(x)
 
 
-def _check_chunks(name: str, x: Any, least: int) -> None:
-    """A number of chunks."""
-    if isinstance(x, bool) or not isinstance(x, int) or not least <= x < 2**31:
+def _check_chunks(name: str, x: Any, least: int) -> int:
+    """`x` as a number of chunks."""
+    chunks = _integer(x)
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or not least <= chunks < 2**31:
         _fail(name, repr(x), f"a number of chunks from {least} to {2**31 - 1}")
+    return chunks
 
 
 def _check_given(tensors: Iterable[tuple[str, Any]]) -> None:
@@ -3012,7 +3072,7 @@ class Host:
         _check_given(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
         if t.checkpoints and not (t.rows or t.positions):
-            _check_chunks("checkpoint_chunks", every, 1)
+            every = _check_chunks("checkpoint_chunks", every, 1)
         wanted = t.in_place
         if t.final:
             wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])

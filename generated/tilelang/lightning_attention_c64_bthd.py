@@ -84,8 +84,10 @@ def staged_cuda(shape, dtype):
 
 
 def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
-    """acc = A @ B, or acc + A @ B, on the matrix units."""
-    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
+    """acc = A @ B, or acc + A @ B, on the matrix units. In float32 warps share out rows first: TileLang 0.1.15 has no sums of
+    columns of a tile of which two warps have the same rows."""
+    first = T.GemmWarpPolicy.FullRow if "float32" in (A.dtype, B.dtype) else T.GemmWarpPolicy.Square
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=first, clear_accum=clear_accum)
 
 
 @T.macro
@@ -445,6 +447,29 @@ def _check_memory(name: str, x: torch.Tensor) -> None:
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
 
+# --- numbers ---------------------------------------------------------------------------------------------------------
+def _python_number(x: Any) -> Any:
+    """The int or float that a scalar of numpy holds, or an array or tensor of rank 0 on the CPU. `x` itself if it is anything
+    else: also a tensor whose value a trace does not know, or whose gradient the number would lose."""
+    if type(x) in (int, float) or x is None:
+        return x
+    if isinstance(x, torch.Tensor):
+        if type(x) is not torch.Tensor or x.ndim or x.device.type != "cpu" or x.requires_grad or _is_transformed():
+            return x
+        seen = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack()
+        return x if seen else x.item()
+    kind = getattr(getattr(x, "dtype", None), "kind", "") if getattr(x, "ndim", None) == 0 else ""
+    return float(x) if kind == "f" else int(x) if kind in ("i", "u") else x
+
+
+def _integer(x: Any) -> Any:
+    """The int that an integer of numpy holds, `x` itself if it is anything else. What a call decides by its options is kept, so
+    arrays and tensors, whose values may change, are no options."""
+    if type(x) is int or x is None or isinstance(x, torch.Tensor) or type(x).__hash__ is None:
+        return x
+    return _python_number(x)
+
+
 # --- strides and copies ----------------------------------------------------------------------------------------------
 def _is_apart(x: torch.Tensor) -> bool:
     """True if no two indices of `x` share an element: the stride of each dim exceeds the reach of all finer dims."""
@@ -618,12 +643,14 @@ def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
 
 
 def _check_number(name: str, x: Any) -> float:
-    """`x` as a float. A tensor is refused, because reading it would wait for its device."""
-    if isinstance(x, bool) or not isinstance(x, (int, float)):
+    """`x` as a float. A tensor on a GPU is refused, because reading it would wait for its device."""
+    number = _python_number(x)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
         _fail(name, type(x).__name__, "a number, or None")
-    if not abs(x) <= _LARGEST:
-        _fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
-    return float(x)
+    if not abs(number) <= _LARGEST:
+        _fail(name, number if isinstance(number, float) else f"an int of {len(str(number))} digits",
+              "a number that float32 holds")
+    return float(number)
 
 
 def _check_flag(name: str, x: Any) -> bool:
@@ -633,10 +660,12 @@ def _check_flag(name: str, x: Any) -> bool:
     return bool(x)
 
 
-def _check_chunks(name: str, x: Any, least: int) -> None:
-    """A number of chunks."""
-    if isinstance(x, bool) or not isinstance(x, int) or not least <= x < 2**31:
+def _check_chunks(name: str, x: Any, least: int) -> int:
+    """`x` as a number of chunks."""
+    chunks = _integer(x)
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or not least <= chunks < 2**31:
         _fail(name, repr(x), f"a number of chunks from {least} to {2**31 - 1}")
+    return chunks
 
 
 def _check_given(tensors: Iterable[tuple[str, Any]]) -> None:
@@ -1446,7 +1475,7 @@ class Host:
         _check_given(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
         if t.checkpoints and not (t.rows or t.positions):
-            _check_chunks("checkpoint_chunks", every, 1)
+            every = _check_chunks("checkpoint_chunks", every, 1)
         wanted = t.in_place
         if t.final:
             wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])

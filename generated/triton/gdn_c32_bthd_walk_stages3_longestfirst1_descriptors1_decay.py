@@ -29,7 +29,7 @@ SCHEDULE = "walk"
 SIZES = {"C": 32, "K": 128, "V": 128}
 # columns a program computes of a split dim, and warps of 32 threads, by kernel; how far ahead loops load
 BLOCKS = {"S_offset": {"BV": 64}, "S_start": {"BV": 32}, "o_S": {"BV": 64}}
-NUM_WARPS = {"G_Tinv_scaled_F_chunk": 2, "S_offset": 4, "S_factor": 8, "S_start": 4, "o_S": 4}
+NUM_WARPS = {"G_Tinv_scaled_F_chunk": 2, "S_offset": 4, "S_factor": 8, "S_start": 8, "o_S": 4}
 NUM_STAGES = 3
 # numbers that kernels are not compiled for
 UNSPECIALISED = ("N", "T", "batched", "clear_o", "span", "summed")
@@ -394,21 +394,28 @@ def S_start_kernel(
         warm_up = tl.load(S_warm_up_ptr + (part * HV + hv))
     if warm_up >= 0:
         return
+    warm_up_next = tl.zeros([], dtype=tl.float32)
+    if first + size < length:
+        warm_up_next = tl.load(S_warm_up_ptr + ((part + 1) * HV + hv))
+    if -1.0 - warm_up_next >= 0:
+        return
     S = tl.full([K, BV], 0.0, tl.float32)
+    M = tl.full([K, K], 0.0, tl.float16)
+    N_ = tl.full([K, BV], 0.0, tl.float32)
     for earlier in range(part - first // size, part):
+        M_here = tl.load(S_factor_ptr + (earlier * HV + hv) * (K * K) + i_K[:, None] * K + i_K[None, :])
+        N_here = tl.load(S_offset_ptr + (earlier * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
         earlier_follows = tl.where(earlier > part - first // size, -1.0, 0.0)
         earlier_warm_up = tl.zeros([], dtype=tl.float32)
         if earlier_follows < 0:
             earlier_warm_up = tl.load(S_warm_up_ptr + (earlier * HV + hv))
-        warm_up_next = tl.load(S_warm_up_ptr + ((earlier + 1) * HV + hv))
-        M = tl.zeros([K, K], dtype=tl.float16)
-        if tl.maximum(earlier_warm_up, warm_up_next) < 0:
-            M = tl.load(S_factor_ptr + (earlier * HV + hv) * (K * K) + i_K[:, None] * K + i_K[None, :])
-        N_ = tl.zeros([K, BV], dtype=tl.float32)
-        if warm_up_next < 0:
-            N_ = tl.load(S_offset_ptr + (earlier * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
+        warm_up_next_2 = tl.load(S_warm_up_ptr + ((earlier + 1) * HV + hv))
         S = tl.dot(M, S.to(tl.float16), acc=N_)
-    tl.store(S_start_ptr + (part * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
+        tl.store(S_start_ptr + (earlier * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
+        M = tl.where(tl.maximum(earlier_warm_up, warm_up_next_2) < 0, M_here, 0.0)
+        N_ = tl.where(warm_up_next_2 < 0, N_here, 0.0)
+    S_T = tl.dot(M, S.to(tl.float16), acc=N_)
+    tl.store(S_start_ptr + (part * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S_T)
 
 
 @triton.jit(do_not_specialize=["N", "T", "batched", "span", "summed", "clear_o"])
@@ -784,6 +791,29 @@ def _check_memory(name: str, x: torch.Tensor) -> None:
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
 
+# --- numbers ---------------------------------------------------------------------------------------------------------
+def _python_number(x: Any) -> Any:
+    """The int or float that a scalar of numpy holds, or an array or tensor of rank 0 on the CPU. `x` itself if it is anything
+    else: also a tensor whose value a trace does not know, or whose gradient the number would lose."""
+    if type(x) in (int, float) or x is None:
+        return x
+    if isinstance(x, torch.Tensor):
+        if type(x) is not torch.Tensor or x.ndim or x.device.type != "cpu" or x.requires_grad or _is_transformed():
+            return x
+        seen = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack()
+        return x if seen else x.item()
+    kind = getattr(getattr(x, "dtype", None), "kind", "") if getattr(x, "ndim", None) == 0 else ""
+    return float(x) if kind == "f" else int(x) if kind in ("i", "u") else x
+
+
+def _integer(x: Any) -> Any:
+    """The int that an integer of numpy holds, `x` itself if it is anything else. What a call decides by its options is kept, so
+    arrays and tensors, whose values may change, are no options."""
+    if type(x) is int or x is None or isinstance(x, torch.Tensor) or type(x).__hash__ is None:
+        return x
+    return _python_number(x)
+
+
 # --- strides and copies ----------------------------------------------------------------------------------------------
 def _is_apart(x: torch.Tensor) -> bool:
     """True if no two indices of `x` share an element: the stride of each dim exceeds the reach of all finer dims."""
@@ -957,12 +987,14 @@ def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
 
 
 def _check_number(name: str, x: Any) -> float:
-    """`x` as a float. A tensor is refused, because reading it would wait for its device."""
-    if isinstance(x, bool) or not isinstance(x, (int, float)):
+    """`x` as a float. A tensor on a GPU is refused, because reading it would wait for its device."""
+    number = _python_number(x)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
         _fail(name, type(x).__name__, "a number, or None")
-    if not abs(x) <= _LARGEST:
-        _fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
-    return float(x)
+    if not abs(number) <= _LARGEST:
+        _fail(name, number if isinstance(number, float) else f"an int of {len(str(number))} digits",
+              "a number that float32 holds")
+    return float(number)
 
 
 def _check_flag(name: str, x: Any) -> bool:
@@ -972,10 +1004,12 @@ def _check_flag(name: str, x: Any) -> bool:
     return bool(x)
 
 
-def _check_chunks(name: str, x: Any, least: int) -> None:
-    """A number of chunks."""
-    if isinstance(x, bool) or not isinstance(x, int) or not least <= x < 2**31:
+def _check_chunks(name: str, x: Any, least: int) -> int:
+    """`x` as a number of chunks."""
+    chunks = _integer(x)
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or not least <= chunks < 2**31:
         _fail(name, repr(x), f"a number of chunks from {least} to {2**31 - 1}")
+    return chunks
 
 
 def _check_given(tensors: Iterable[tuple[str, Any]]) -> None:
@@ -1785,7 +1819,7 @@ class Host:
         _check_given(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
         if t.checkpoints and not (t.rows or t.positions):
-            _check_chunks("checkpoint_chunks", every, 1)
+            every = _check_chunks("checkpoint_chunks", every, 1)
         wanted = t.in_place
         if t.final:
             wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])

@@ -192,6 +192,17 @@ def test_inverses_of_whole_tiles_compile(schedule, kernel, words, dtype, tmp_pat
     assert 0 < found.shared <= 227 * 1024
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
+def test_sums_of_columns_in_float32_compile(tmp_path):
+    """Of a tile of tokens, which 256 threads have, as in gradients with K = V = 32 of FLA's tests."""
+    b = Build("tilelang", 64, algorithm="simple_gla.gradient", schedule=varied("gradient", v_block=64, partition="decay"),
+              dtype="float32", head_dim_k=32, head_dim_v=32, contract=Contract(state_dtype="float32"))
+    (tmp_path / f"{b.name}.py").write_text(render(b))
+    (found,) = check_tilelang.compiled(tmp_path / f"{b.name}.py", [lowered(b).kernels[-1].name])
+    assert not found.error and "t.column_sum" in render(b)
+
+
 def test_only_modules_with_inverses_of_whole_tiles_carry_their_text():
     header = (functions.FOLDER / "inverse.cuh").read_text()
     assert header in render(Build("tilelang", schedule="replay"))

@@ -57,6 +57,7 @@ CASES = {
     "diag_inverse": [(x, {"size": 8, **a}) for x in ((CC,), (CC, C)) for a in ({}, {"strict": True})],
     "valid": [((CK,), {}), ((C,), {}), ((CK,), {"given": "initial_state"})],
     "warm_up_length": [((), {})], "claim_item": [((), {})], "resume": [((KV, KV), {})],
+    "if_negative": [((NUMBER, x), {}) for x in (CK, C)],
 }
 ALL_CASES = [(kind, dims, attrs) for kind, cases in CASES.items() for dims, attrs in cases]
 

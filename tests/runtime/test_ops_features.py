@@ -68,7 +68,7 @@ def test_a_module_and_the_op_refuse_bad_input_in_the_same_words():
     x = problem([20], 1, 1, 32, 32)
     given = {n: x[n][None] for n in ("q", "k", "v", "g", "beta")}
     grad = given["k"].clone().requires_grad_()
-    for name, bad, why in (("scale", "x", "got str; accepted: a number, or None"), ("scale", torch.tensor(1.0), "got Tensor"),
+    for name, bad, why in (("scale", "x", "got str; accepted: a number, or None"), ("scale", torch.ones(1), "got Tensor"),
                            ("scale", math.nan, "got nan; accepted: a number that float32 holds"),
                            ("scale", 10**400, "got an int of 401 digits"), ("output_final_state", 1, "got 1; accepted: True or"),
                            ("output_final_state", "no", "got 'no'; accepted"), ("v", None, "got NoneType; accepted"),

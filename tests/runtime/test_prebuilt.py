@@ -2,6 +2,8 @@
 import contextlib
 import re
 import shutil
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +74,37 @@ def test_the_first_call_loads_what_was_compiled_ahead(gpu, tmp_path, monkeypatch
     monkeypatch.setattr(m.tilelang, "__version__", "another")
     with pytest.raises(RuntimeError, match="compiled"):
         first_call(elsewhere / path.name)
+
+
+def test_kernels_are_compiled_side_by_side(tmp_path, monkeypatch):
+    """Each waits for another one to begin. If one fails, its error comes, and those that have not begun do not."""
+    b, begun, both = Build("tilelang", schedule="staged", **SMALL), [], threading.Barrier(2)
+    m = fresh(path := write(b, tmp_path))
+    monkeypatch.setattr(ahead, "import_path", lambda path: m)
+    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda process: {0, 1})
+
+    def export(launcher, name, arch, to):
+        begun.append(name)
+        both.wait(30)
+        to.write_text(f"{name} {arch}")
+    monkeypatch.setattr(ahead, "_export", export)
+    names = list(m._launcher.kernels)[:4]
+    m._launcher.kernels = {n: m._launcher.kernels[n] for n in names}
+    lines = list(compile_ahead(b, path, "sm_90a", []))
+    files = [Path(x.partition(": ")[0]) for x in lines]
+    assert [x.name.partition("_sm_90a")[0] for x in files[:-1]] == names == sorted(begun, key=names.index)
+    assert all(x.is_file() for x in files)
+
+    def failing(launcher, name, arch, to):
+        begun.append(name)
+        both.wait(30)
+        raise RuntimeError(f"nvcc: {name}")
+    monkeypatch.setattr(ahead, "_export", failing)
+    shutil.rmtree(path.with_suffix(".kernels"))
+    begun.clear()
+    with pytest.raises(RuntimeError, match=f"nvcc: {names[0]}"):
+        list(compile_ahead(b, path, "sm_90a", []))
+    assert not list(path.with_suffix(".kernels").rglob("G_*.so"))
 
 
 def test_a_library_is_looked_for_once(gpu, tmp_path, monkeypatch):

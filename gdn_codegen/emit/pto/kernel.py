@@ -19,7 +19,7 @@ rule = Rules("pto", {
     "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
     "fence": "mbarriers", "drain": "mbarriers", "await_kernels": "overlapping",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
-    "row_max": "partition",
+    "if_negative": "partition", "row_max": "partition",
     "cumsum": "added_rows", "diagonal": "whole_vectors", "column_sum": "whole_vectors", "of_token": "token_groups",
     "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})
 

@@ -91,6 +91,11 @@ def cast(w: KernelWriter, o: Op, x: Value) -> At:
     return lambda *index: Text(f"T.cast({x.at(*index)}, {w.dtype(o.attr('to'))})")
 
 
+@rule("if_negative")
+def if_negative(w: KernelWriter, o: Op, number: Value, x: Value) -> At:
+    return lambda *index: Text(f"T.if_then_else({number.at()} < 0, {x.at(*index)}, 0)")
+
+
 @rule("col")
 def col(w: KernelWriter, o: Op, x: Value) -> At:
     return lambda i, j: x.at(i)

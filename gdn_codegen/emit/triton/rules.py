@@ -30,7 +30,8 @@ def scalar(w: KernelWriter, o: Op) -> Text:
 @rule("full")
 def full(w: KernelWriter, o: Op) -> Text:
     assert o.type is not None
-    return Text(f"tl.full({w.shape(o.type)}, {_number(o.attr('value'))}, tl.{o.type.dtype})")
+    dtype = w.use("OPERAND") if o.type.dtype == "bfloat16" else f"tl.{o.type.dtype}"
+    return Text(f"tl.full({w.shape(o.type)}, {_number(o.attr('value'))}, {dtype})")
 
 
 @rule("expand")
@@ -77,6 +78,11 @@ def cast(w: KernelWriter, o: Op, x: Text) -> Text:
     if o.attr("to") == "bfloat16":
         return Text(f"rounded({x}, {w.use('OPERAND')})")
     return Text(f"{x.at(ATOM)}.to(tl.{o.attr('to')})")
+
+
+@rule("if_negative")
+def if_negative(w: KernelWriter, o: Op, number: Text, x: Text) -> Text:
+    return Text(f"tl.where({number} < 0, {x}, 0.0)")
 
 
 @rule("col")

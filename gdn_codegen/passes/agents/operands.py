@@ -38,6 +38,7 @@ class _Operands:
         self.device, self.type, self.count = device, types(k.body), uses(k.body)
         self.defs = {o.out: o for o in k.ops if o.out}
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.result)}
+        self.next = {x: c.next for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
         self.read = {a for o in k.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
         self.moved: dict[str, str] = {}
 
@@ -79,9 +80,17 @@ class _Operands:
     def needs_copy(self, a: str) -> bool:
         """Whether `a` has to be computed outside the operands' space."""
         o = self.defs.get(a)
+        if self.loaded_ahead(a):
+            return False
         if o is None or a in self.carried or o.kind == "matmul":
             return True
         return OPS[o.kind].elementwise and self.reads_operand_space(o)
+
+    def loaded_ahead(self, a: str) -> bool:
+        """Whether `a` is carried by a loop that loads it for its next iteration, or what remains of it after the loop. Its next
+        value is written to the operands' space."""
+        o = self.defs.get(self.next.get(a, ""))
+        return o is not None and o.kind == "if_negative"
 
     def reads_operand_space(self, o: Op) -> bool:
         """Whether the elementwise op `o` reads a vector or a loaded tile from the operands' space, directly or through

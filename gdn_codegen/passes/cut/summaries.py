@@ -45,10 +45,12 @@ def factor(parts: Parts) -> Kernel:
 
 
 def fold(parts: Parts) -> Kernel:
-    """The kernel that computes the state at each part's start: S <- M S + N over the parts before it. It returns at once
-    for a part that starts with a warm-up."""
+    """The kernel that computes the states at which parts start: S <- M S + N over the parts of a sequence in order, and a store
+    after each. An instance does so for a part that starts from the fold, if no part after it does, or the next one does not. The
+    others return at once, because that one passes the states before their parts."""
     b = parts.body(parts.k)
     b.op("return_unless_negative", parts.length(b))
+    b.op("return_unless_negative", b.op("sub", b.op("const", value=-1.0), parts.length(b, 1), name=b.fresh("is_last")))
     init = b.op("full", name=parts.c.init, dims=parts.c.type.dims, value=0.0)
     inner = Body(b.tensors, {parts.c.name: parts.c.type})
     inner.taken = b.taken
@@ -57,10 +59,8 @@ def fold(parts: Parts) -> Kernel:
     n = inner.op("load", following, name=b.fresh("N"), tensor=parts.n.name)
     scaled = inner.op("mul", inner.op("col", m), parts.c.name) if parts.scales else inner.op("matmul", m, parts.c.name)
     new = inner.op("add", scaled, n, name=parts.c.next)
-    c = Carry(parts.c.name, init, new, parts.c.result, parts.c.type)
-    b.stmts.append(Loop("part", (c,), inner.finish()))
-    b.types[c.result] = c.type
-    b.op("store", c.result, tensor=parts.start.name)
+    inner.op("store", new, tensor=parts.start.name, parts_ahead=1)
+    b.stmts.append(Loop("part", (Carry(parts.c.name, init, new, parts.c.result, parts.c.type),), inner.finish()))
     return Kernel(parts.start.name, "parts", b.finish(), **_columns(parts))
 
 

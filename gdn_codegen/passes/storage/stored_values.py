@@ -40,7 +40,8 @@ class StoredValues:
         self.defs = {o.out: o for o in self.ops if o.out}
         self.place = {o: n for n, o in enumerate(self.ops)}
         self.readers = readers(k.body)
-        self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
+        self.all_carried = [c for lp in loops(k.body) for c in lp.carried]
+        self.carried = {x for c in self.all_carried for x in (c.name, c.init, c.next, c.result)}
         self.one_token = any(o.attr("one_token") for o in self.ops)  # whether chunks are single tokens
         self.tokens = {o.attr("tokens") for o in self.ops if o.attr("tokens")}  # of a group
         self.begins = {lp.warm_up for lp in loops(k.body)}
@@ -103,7 +104,8 @@ class StoredValues:
     def operands(self) -> set[str]:
         """The values that must be in the operands' space: operands of products, and inverses of blocks."""
         made = {o.out for o in self.ops if o.kind == "diag_inverse"}  # most of its entries stay zero, and need no registers
-        return made | {a for o in self.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
+        read = made | {a for o in self.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
+        return read | {x for c in self.all_carried if c.name in read for x in (c.init, c.next)}
 
     def space(self, value: str) -> str:
         """The memory space of a value, which the device chooses by the kind of value."""
@@ -123,6 +125,8 @@ class StoredValues:
             return d.loaded
         if o is None or o.kind == "matmul" or value in self.carried:
             return d.product
+        if any(r.kind == "if_negative" for r, _ in self.readers.get(value, [])):
+            return d.tile  # a load for the next iteration, which waits for nothing until then
         return d.loaded if o.kind == "load" else d.tile
 
     def reads(self, o: Op, name: str) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import algorithms
-from ...host.arguments import _check_rank
+from ...host.arguments import _check_number, _check_rank
 from ...host.tensors import _fail
 from ...ir.decays import log_decays
 from ...ir.page import Algorithm
@@ -242,8 +242,14 @@ def _differentiated(algorithm: str, inputs: dict[str, Any], numbers: dict[str, A
         check_built(by, t, asked)
     if asked.saves:
         return _traced(algorithm, inputs, numbers, named, others, forms, called, recurrent)
-    return differentiated(lambda: call(algorithm, inputs, numbers, named, others, forms, called, recurrent), by, t, asked,
-                          numbers.get("scale"))
+    plain = _plain(numbers)
+    return differentiated(lambda: call(algorithm, inputs, plain, named, others, forms, called, recurrent), by, t, asked,
+                          plain.get("scale"))
+
+
+def _plain(numbers: dict[str, Any]) -> dict[str, float | None]:
+    """The numbers of a call, as torch's ops take them."""
+    return {n: None if y is None else _check_number(n, y) for n, y in numbers.items()}
 
 
 def _check_plain_ones(inputs: dict[str, Any], t: Tensors, called: dict[str, str]) -> None:
@@ -262,6 +268,8 @@ def _traced(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], nam
 
     _check_plain_ones(inputs, t, called)
 
+    plain = _plain(numbers)
+
     def run(t: Tensors, x: Options) -> tuple[Any, ...]:
-        return compiled(inputs, numbers, t, _asked(algorithm, inputs, t, x, forms, called, step), called)
+        return compiled(inputs, plain, t, _asked(algorithm, inputs, t, x, forms, called, step), called)
     return with_states(t, x, run)

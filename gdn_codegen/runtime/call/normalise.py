@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import algorithms
 from ...host.arguments import _ANY_FLOAT, _check_chunks, _check_flag, _check_integers, _check_rank, _check_tensor
-from ...host.tensors import _check_memory, _fail
+from ...host.tensors import _check_memory, _fail, _integer
 from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
 from .arguments import BUFFER, FLAGS, IN_KERNELS, INPUTS, INTEGERS, Options, Tensors, name_of
@@ -235,8 +235,8 @@ def request_of(t: Tensors, x: Options, decode: bool = False) -> Request:
     """The options in one spelling. ValueError names the option at fault."""
     for name in FLAGS:
         _check_flag(name, getattr(x, name))
-    _check_chunks("checkpoint_chunks", x.checkpoint_chunks, 0)
-    if x.chunk_size is not None and (type(x.chunk_size) is not int or x.chunk_size not in CHUNKS):
+    kept, chunk = _check_chunks("checkpoint_chunks", x.checkpoint_chunks, 0), _integer(x.chunk_size)
+    if chunk is not None and (type(chunk) is not int or chunk not in CHUNKS):
         _fail("chunk_size", repr(x.chunk_size), f"{', '.join(map(str, CHUNKS))}, or None to choose")
     if x.schedule is not None and not isinstance(x.schedule, (str, Schedule)):
         _fail("schedule", type(x.schedule).__name__, "a name, a Schedule, or None to choose")
@@ -257,7 +257,7 @@ def request_of(t: Tensors, x: Options, decode: bool = False) -> Request:
         output_final_state=x.output_final_state, gate=_gate(x.gate, t.A_log is not None, t.dt_bias is not None),
         beta_form=_beta_form(x.beta_form, x.allow_neg_eigval), l2norm=x.use_qk_l2norm_in_kernel, unit_keys=x.unit_keys,
         state_v_first=x.state_v_first, state_dtype=state_dtype, in_place=in_place, by_token=by_token,
-        checkpoint_chunks=x.checkpoint_chunks, aligned_positions=x.aligned_positions, target=x.target, chunk_size=x.chunk_size,
+        checkpoint_chunks=kept, aligned_positions=x.aligned_positions, target=x.target, chunk_size=chunk,
         layout=_layout(x.layout, x.head_first), schedule=x.schedule, decode=decode,
         batch_invariant=is_batch_invariant(x.batch_invariant), longest=x.longest)
     if asked.batch_invariant:

@@ -5,8 +5,10 @@ import tilelang.language as T
 
 
 def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
-    """acc = A @ B, or acc + A @ B, on the matrix units."""
-    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
+    """acc = A @ B, or acc + A @ B, on the matrix units. In float32 warps share out rows first: TileLang 0.1.15 has no sums of
+    columns of a tile of which two warps have the same rows."""
+    first = T.GemmWarpPolicy.FullRow if "float32" in (A.dtype, B.dtype) else T.GemmWarpPolicy.Square
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=first, clear_accum=clear_accum)
 
 
 @T.macro
