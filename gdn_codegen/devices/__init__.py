@@ -89,7 +89,7 @@ class Cores(Device):
     unordered: pipes whose ops overlap unless a barrier separates them.
     issuer: the pipe that issues the ops of all other pipes, and waits for its own, which read entries of vectors.
     events: the number of ids for each pair of pipes. flags: the number of ids between agents. flag_limit: the limit of their
-    counters.
+    counters. barrier_flags: further ids, of a barrier over the device.
     rates: (agent, pipe) -> bytes or multiply-adds in a cycle, for the order of ops.
     align: the alignment of buffers in bytes.
     column_scratch: (space, first byte, end) of memory that ops with a column operand overwrite. No buffer is placed there.
@@ -107,6 +107,7 @@ class Cores(Device):
     events: int = 0
     flags: int = 0
     flag_limit: int = 0
+    barrier_flags: tuple[int, ...] = ()
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
     align: int = 1
     column_scratch: tuple[str, int, int] = ("", 0, 0)

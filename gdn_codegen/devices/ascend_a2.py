@@ -34,7 +34,8 @@ ASCEND_A2 = Cores(
                     "cast": "FIX", "insert": "FIX", "store": "FIX"}},
     unordered=("V",),
     issuer="S",
-    events=8, flags=16, flag_limit=15,
+    # PTO-ISA gives kernels the ids 0 to 12 (include/pto/npu/a2a3/custom/TSync_Custom.hpp). A counter holds 15; 12 leaves room.
+    events=8, flags=13, flag_limit=12, barrier_flags=(13, 14, 15),
     rates={("vector", "MTE2"): 58, ("vector", "MTE3"): 110, ("vector", "V"): 126, ("cube", "MTE2"): 78,
            ("cube", "MTE1"): 127, ("cube", "M"): 4048, ("cube", "FIX"): 81},
     align=32,

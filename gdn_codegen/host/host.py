@@ -65,6 +65,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -182,8 +183,8 @@ class Host:
         return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
-        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
-        parts, that of the call."""
+        """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
+        of the call, for builds that make parts or whose launcher divides one workspace."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
@@ -192,4 +193,8 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
-        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+        shared = 0
+        if t.shared:
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+        return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
+                            for n, rows in held for _, dims, dtype in rows)

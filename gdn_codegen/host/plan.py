@@ -200,6 +200,9 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
+        if t.shared:
+            held = self.host.shared_bytes(self.slots, self.sequences, self.value_heads, self.device)
+            self.made.append(((held,), torch.uint8))
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)

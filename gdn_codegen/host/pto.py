@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -65,60 +66,100 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 def _core_groups(device: torch.device) -> int:
-    """The number of cube cores of the NPU; 4 in the simulator."""
-    if device.type == "cpu":
+    """The number of cube cores of the NPU; 4 in the simulator, and for tensors without memory."""
+    if device.type != "npu":
         return 4
     npu: Any = torch.npu  # type: ignore[attr-defined]
     return getattr(npu.get_device_properties(device), "cube_core_num", 24)
 
 
+#: Regions of a workspace begin at multiples of this: several of a transfer's 32 bytes.
+_ALIGN = 512
+
+
 class PtoLauncher:
     """Launches the kernels of one source: on an Ascend NPU, and for CPU tensors in the simulator of gdn_codegen.
 
-    symbols: for each kernel, its C name, the channels and constants that it gets, and for the simulator the kinds of all its
-      tensors (0 read, 1 written, 2 between cores, 3 read and written).
-    channels: (dims, dtype) by name, of memory through which the cores of a group pass tiles to each other. Each core group has
-      its own.
+    symbols: for each kernel, its C name, the kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read
+      and written), the kinds of the regions of the workspace that it uses, the first bytes of its masks among its constants, and
+      how many of its integers are strides. The kernel gets pointers to its tensors; the workspace, if it uses any; its constants,
+      if it has any; a table of the first bytes of its regions, then strides, if there are any; and cu_seqlens.
+    regions: (what it has a tile for, dims, dtype) by name: "slot" and "sequence", for each value head, or "group", a core group.
     constants: (fill, shape, dtype) of masks, by name, as `_mask` takes them.
     heads: True if head counts are compiled in. Kernels then do not take them.
     """
 
-    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
-                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, list[int], str]], heads: bool
-                 ) -> None:
-        self.source, self.symbols, self.channels, self.constants, self.heads = source, symbols, channels, constants, heads
+    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[int], dict[str, int], dict[str, int], int]],
+                 regions: Mapping[str, tuple[str, list[int], str]], constants: Mapping[str, tuple[str, list[int], str]],
+                 heads: bool) -> None:
+        self.source, self.symbols, self.regions, self.constants, self.heads = source, symbols, regions, constants, heads
         self.library = functools.lru_cache(maxsize=None)(self._load)
-        self.mask = functools.lru_cache(maxsize=64)(lambda name, device: _mask(*constants[name]).to(device))
+        self.filled = functools.lru_cache(maxsize=64)(self._filled)
+
+    def places(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> dict[str, tuple[int, int]]:
+        """For each region its first byte in the workspace, and its bytes. The last entry, "", is the end.
+
+        In the simulator regions lie apart, by as much as the largest tile has, so that it finds an access past the end of one.
+        """
+        counts = {"slot": slots * value_heads, "sequence": sequences * value_heads, "group": _core_groups(device)}
+        tiles = {n: math.prod(dims) * _FLOATS[dtype].itemsize for n, (_, dims, dtype) in self.regions.items()}
+        apart = max(tiles.values(), default=0) if device.type == "cpu" else 0
+        found, at = {}, 0
+        for name, (each, _, _) in self.regions.items():
+            found[name] = at, counts[each] * tiles[name]
+            at += -(-(counts[each] * tiles[name] + apart) // _ALIGN) * _ALIGN
+        return {**found, "": (at, 0)}
+
+    def workspace_bytes(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> int:
+        """The bytes of the workspace of a call."""
+        return self.places(slots, sequences, value_heads, device)[""][0]
 
     def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
                  ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
-        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-        symbol, own, kinds = self.symbols[name]
-        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints)
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers. The last tensor is the workspace, if it
+        uses any."""
+        symbol, kinds, used, masks, strides = self.symbols[name]
+        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints[:len(ints) - strides])
         groups = min(instances, _core_groups(device))
+        places = self.places(sizes[5], sizes[0], sizes[4], device)
+        table = [*(places[n][0] for n in used), *ints[len(ints) - strides:]]
+        fixed = [self.filled(name, device)] if masks else []
+        fixed += [torch.tensor(table, dtype=torch.int64, device=device)] if table else []
+        of_all = [*kinds, *([4] if used else []), *([4] if masks else []), *([0] if table else []), 0]
 
         def simulate(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
             from gdn_codegen import pto_sim
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
-            pto_sim.launch(self.library("cpu"), symbol, groups, arguments, kinds, numbers, scalars)
+            regions = [(tensors[-1][at:at + size].view(_FLOATS[self.regions[n][2]]), kind)
+                       for n, kind in used.items() for at, size in [places[n]]]
+            regions += [(x, 0) for x in self._masks(name, fixed[0])] if masks else []
+            pto_sim.launch(self.library("cpu"), symbol, groups, [*tensors, *fixed, cu], of_all, numbers, scalars, regions)
 
         def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
             stream = torch.npu.current_stream()._as_parameter_  # type: ignore[attr-defined]
             failed = getattr(self.library("npu"), f"call_{symbol}")(
-                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in (*tensors, *fixed, cu)),
                 *(ctypes.c_int64(n) for n in numbers), *(ctypes.c_float(x) for x in scalars))
             if failed:
                 raise RuntimeError(f"{symbol}: the runtime returned no address for flags between cores")
 
         return simulate if device.type == "cpu" else launch
 
-    def made(self, name: str, groups: int, device: torch.device) -> torch.Tensor:
-        """A mask, or new memory for a channel."""
-        if name in self.constants:
-            return self.mask(name, device)
-        dims, dtype = self.channels[name]
-        return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+    def _filled(self, name: str, device: torch.device) -> torch.Tensor:
+        """The constants of a kernel: its masks, in the bytes of one tensor."""
+        masks = {n: _mask(*self.constants[n]) for n in self.symbols[name][3]}
+        ends = [at + masks[n].nbytes for n, at in self.symbols[name][3].items()]
+        whole = torch.zeros(ends[-1], dtype=torch.uint8, device="cpu")
+        for to, x in zip(self._masks(name, whole), masks.values(), strict=True):
+            to.copy_(x.flatten())
+        return whole.to(device)
+
+    def _masks(self, name: str, whole: torch.Tensor) -> list[torch.Tensor]:
+        """A view of each mask of a kernel in its constants."""
+        found = []
+        for n, at in self.symbols[name][3].items():
+            _, shape, dtype = self.constants[n]
+            found.append(whole[at:at + math.prod(shape) * _FLOATS[dtype].itemsize].view(_FLOATS[dtype]))
+        return found
 
     def _load(self, kind: str) -> ctypes.CDLL:
         """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content."""

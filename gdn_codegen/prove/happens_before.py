@@ -7,7 +7,7 @@ the pass that made the flags. It refuses:
 - a flag that is set again before the wait for the previous set;
 - a wait for a flag that nothing sets;
 - a flag that is still set at the end;
-- a counter above its limit;
+- a counter above its limit, or one that another pipe sets while a set is left;
 - kernels in one launch without a barrier over the device between them.
 
 Where cores of one agent use the same global memory, each has pipes and flags of its own. A signal of such an agent counts once
@@ -50,7 +50,8 @@ def check_launch(p: Program, device: Cores) -> None:
     for k in p.kernels[:-1] if p.launch == "single" else ():
         end = [s for s in k.body[-len(device.agents):] if isinstance(s, Op) and s.kind == "barrier"]
         ids = {s.attr("ids") for s in end if s.attr("scope") == "device"}
-        if {s.agent for s in end} != set(device.agents) or len(ids) != 1 or len(set(*ids)) != DEVICE_FLAGS:
+        own = len(ids) == 1 and len(set(*ids)) == DEVICE_FLAGS and min(*ids) >= device.flags  # no kernel counts on them
+        if {s.agent for s in end} != set(device.agents) or not own:
             raise RaceError(f"{p.name}, kernel {k.name}: it has no barrier over the device at its end, and kernels follow it in "
                             "the same launch")
 
@@ -104,7 +105,7 @@ class _Flag:
     it. limit: the most sets for which the wait has not happened.
 
     sets: how many there were. raised: the clock that each set without its wait so far carries. waits: the numbers of the waits
-    on the pipe that waits.
+    on the pipe that waits. setters: the pipes of the last set.
     """
 
     name: tuple[str, ...]
@@ -113,6 +114,7 @@ class _Flag:
     sets: int = 0
     raised: list[Clock] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
+    setters: list[int] = field(default_factory=list)
 
 
 class _Check:
@@ -221,12 +223,15 @@ class _Check:
         return self.flags[name]
 
     def signal(self, o: Op, flag: _Flag, setters: list[int]) -> None:
-        """Set a flag, by pipes that all must. RaceError if it may have as many sets as it can hold."""
-        waits, due = flag.waits, flag.sets - flag.limit  # due: the number of the set whose wait must be known to be complete
+        """Set a flag, by pipes that all must. RaceError if it may have as many sets as it can hold, or if a set by other pipes
+        may still be there, as nothing says which of the two comes first."""
+        limit = flag.limit if flag.setters in ([], setters) else 1
+        waits, due = flag.waits, flag.sets - limit  # due: the number of the set whose wait must be known to be complete
         if due >= 0 and any(len(waits) <= due or self.clocks.known(n)[flag.waiter] < waits[due] for n in setters):
-            late = "the wait of the set before it" if flag.limit == 1 else "its counter is sure to have room"
+            late = "the wait of the set before it" if limit == 1 else "its counter is sure to have room"
             raise self.error(f"{op_text(o)}: set again before {late}")
         flag.sets += 1
+        flag.setters = setters
         flag.raised.append(self.after(setters))
 
     def after(self, pipes: list[int]) -> Clock:

@@ -19,7 +19,9 @@ import torch
 from ..runtime import cache
 from ..targets import machine
 
-INPUT, OUTPUT, WORKSPACE, BOTH = 0, 1, 2, 3
+INPUT, OUTPUT, WORKSPACE, BOTH, DIVIDED = 0, 1, 2, 3, 4
+#: Added to the kind of a region, which no argument of the kernel points to.
+REGION = 8
 MESSAGE_BYTES = 4096
 UNITS = ("S", "S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 DTYPES = ("float", "half", "bfloat16_t", "int32", "uint32", "int16", "uint16", "int8", "uint8", "int64", "uint64")
@@ -105,11 +107,13 @@ def load(library: Path) -> ctypes.CDLL:
 
 
 def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.Tensor], kinds: Sequence[int],
-           ints: Sequence[int] = (), floats: Sequence[float] = (), **options: int) -> None:
+           ints: Sequence[int] = (), floats: Sequence[float] = (), regions: Sequence[tuple[torch.Tensor, int]] = (),
+           **options: int) -> None:
     """Run the kernel `name` on CPU tensors. PtoSimError describes an action that is an error on hardware.
 
     kinds: INPUT (a write is an error), OUTPUT or WORKSPACE (a read of bytes that the kernel did not write is an error; a
-    workspace is filled with poison first), or BOTH.
+    workspace is filled with poison first), BOTH, or DIVIDED: no access is allowed but to `regions`.
+    regions: (view of a part of a DIVIDED tensor, kind). Each is memory of its own, with bounds of its own.
     Options: `concurrent=0` runs the blocks one after another, for kernels without device-wide barriers. `v_after_v` reports
     dependences between vector instructions that lack a barrier: 2 all of them, 1 all except write after read, 0 none. `order=0`
     reports no missing wait and no flag that is left, for the trace of a kernel from elsewhere. `shuffle`
@@ -127,6 +131,7 @@ def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.
     for key, value in {**_defaults(), **options}.items():
         if lib.pto_sim_option(key.encode(), ctypes.c_int64(value)):
             raise PtoSimError(f"pto_sim [arguments] no option {key!r}")
+    tensors, kinds = [*tensors, *(x for x, _ in regions)], [*kinds, *(REGION | kind for _, kind in regions)]
     count = len(tensors)
     message = ctypes.create_string_buffer(MESSAGE_BYTES)
     failed = getattr(lib, f"{name}_sim")(

@@ -67,7 +67,8 @@ class Build:
             if not isinstance(value, int) or value not in HEAD_DIMS:
                 raise ValueError(f"{field}: got {value!r}; accepted: 16, and multiples of 4 from 32 to 256")
         if self.arch and self.arch not in target.archs:
-            raise ValueError(f"arch: got {self.arch!r}; accepted: {', '.join(target.archs) or 'none'} for {self.target}")
+            raise ValueError(f"arch: got {self.arch!r}; accepted: {', '.join(target.archs) or 'none'} for {self.target}"
+                             + (f", as it is not known {target.refused[self.arch]}" if self.arch in target.refused else ""))
         self._check_heads()
         if not isinstance(self.contract, Contract):
             raise ValueError(f"contract: got {self.contract!r}; accepted: a Contract, as Contract.parse('q=l2norm,k=l2norm') of "
@@ -180,6 +181,7 @@ def _environment(folder: Path | None = None) -> jinja2.Environment:
     made = jinja2.Environment(loader=jinja2.FileSystemLoader([own, *filter(None, [folder])]), undefined=jinja2.StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
     made.globals["copied"] = copied
+    made.policies["json.dumps_kwargs"] = {"sort_keys": False}
     return made
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .build import Build
 
 WIDTH = 120
+#: The name of the workspace that a launcher divides. No tensor of a page can have it.
+SHARED = "(workspace)"
 
 
 def named(p: Program, role: str, index: str) -> list[Tensor]:
@@ -44,19 +46,21 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
     lengths = [o for k in p.kernels for o in k.ops if o.kind == "warm_up_length"]
     most = max((o.attr("most", 0) for o in lengths), default=0)
     slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
+    divided = {n for k in kernels for n in k.extra.get("used", ())}  # regions of one workspace
     return Tables(
         name=b.name, function=b.function, chunk=chunk_tokens(p), layout=b.layout, dtype=b.dtype,
         inputs=rows("input", "token", lambda t: (t.name, t.heads, tuple(p.shape(t)[1:]), t.dtype)),
         outputs=tuple((t.name, tuple(p.shape(t)[1:]), t.dtype) for t in outputs),
-        kernels=tuple((k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), tuple(k.scalars)) for k in kernels),
+        kernels=tuple((k.name, k.grid, k.blocks, (*(t.name for t in k.tensors), *_shared(k)), tuple(k.scalars)) for k in kernels),
         ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
         head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, tuple(p.shape(t)), t.dtype)),
         chunk_inputs=rows("input", "slot", typed), saved=rows("output", "slot", lambda t: t.name),
         backward=traced.walk.step < 0,
         initial=rows("input", "sequence", whole), final=rows("output", "sequence", whole),
         checkpoints=rows("output", "checkpoint", whole),
-        workspaces=tuple(typed(t) for t in p.tensors if t.role != "input" and t.index == "slot"),
-        end_workspaces=rows("workspace", "sequence", typed),
+        workspaces=tuple(typed(t) for t in p.tensors if t.role != "input" and t.index == "slot" and t.name not in divided),
+        end_workspaces=tuple(typed(t) for t in named(p, "workspace", "sequence") if t.name not in divided),
+        shared=((SHARED,),) if divided else (),
         counters=rows("workspace", "counter", lambda t: (t.name,)),
         part_workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "part"),
         indices=tuple(t.name for t in p.role("input") if t.index in ("number", "numbers")),
@@ -69,6 +73,11 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),
         decays=tuple(sorted(log_decays(read))), tf32=b.of.tf32 and b.dtype == "float32",
         check_chunks=max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1)
+
+
+def _shared(k: KernelText) -> tuple[str, ...]:
+    """The workspace that a launcher divides, if the kernel uses regions of one."""
+    return (SHARED,) if k.extra.get("used") else ()
 
 
 def _parts(b: Build, p: Program, most: int, warm_ups: bool) -> dict[str, Any]:

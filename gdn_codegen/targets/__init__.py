@@ -106,6 +106,7 @@ class Target:
 
     name: the name for `--target` and `target=`, a Python identifier.
     lowering: passes and device for text that runs on any architecture. archs: architecture -> passes and device (`--arch`).
+    refused: architecture -> why there are no builds for it.
     emit: (lowered program, layout "bthd" or "bhtd", head counts to compile in or None) -> a KernelText for each kernel.
     template: the Jinja file of a module, in the package's templates/, or the path of a file elsewhere. It may include the files
     of templates/common.
@@ -135,6 +136,7 @@ class Target:
     template: str | Path
     runs_on: tuple[str, ...]
     archs: Mapping[str, Lowering] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
     facts: Callable[[Build, Sequence[KernelText]], Mapping[str, Any]] = lambda b, kernels: {}
     toolchain: Toolchain = field(default_factory=Toolchain)
     preference: int = 100

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..devices.ascend_a2 import ASCEND_A2
+from ..devices.ascend_a5 import UNKNOWN
 from ..emit import pto
 from ..emit.base import KernelText
 from ..passes.pipelines import CORES
@@ -56,15 +57,16 @@ _TOKENS = {"bthd": ("((b * tokens + t) * heads + head) * dim", "heads * dim"),
 
 
 def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
-    """Where tokens lie in callers' tensors."""
-    return dict(zip(("token_at", "token_stride"), _TOKENS[b.layout], strict=True))
+    """Where tokens lie in callers' tensors; the regions of the workspace, and masks, of all kernels."""
+    rows = {x: list(dict.fromkeys(row for k in kernels for row in k.extra[x])) for x in ("regions", "constants")}
+    return {**dict(zip(("token_at", "token_stride"), _TOKENS[b.layout], strict=True)), **rows}
 
 
 TARGET = register(Target(
     "pto", Lowering(CORES, ASCEND_A2, unused=("state_layout", "stages", "warm_up", "longest_first", "warps", "agents",
                                               "descriptors", "persistent", "by_length", "token_groups", "k_piece",
                                               "piece_warps")), pto.emit,
-    "pto/module.py.j2", ("cpu", "npu"), facts=_facts, preference=2, head_counts=True,
+    "pto/module.py.j2", ("cpu", "npu"), facts=_facts, refused={"a5": "; ".join(UNKNOWN)}, preference=2, head_counts=True,
     toolchain=Toolchain(
         lacks=_lacks, compiler=lambda device: (machine.cxx() or "") if device == "cpu" else "bisheng", findings=_findings,
         check_needs=lambda: "" if machine.compiler() else machine.TOOLS["c++"], check=_check,

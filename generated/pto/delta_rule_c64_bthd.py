@@ -24,25 +24,29 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-# C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
+# C name; kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written); kinds of its REGIONS;
+# where its CONSTANTS begin; how many of its integers are strides
 SYMBOLS = {
-    "o_S": ("delta_rule_o_S_fp16", ["minus_identity_float16", "strictly_lower_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "lower_mask", "identity_float16_16", "k_kT_channel", "below_beta_k_kT_f16_channel", "below_diagonal_4_f16_channel", "Tinv_rows_2_f16_channel", "below_diagonal_8_f16_channel", "below_diagonal_16_f16_channel", "S_f16_channel", "k_S_channel", "beta_v_minus_k_S_f16_channel", "q_kT_channel", "lower_q_kT_f16_channel", "o_sum_channel", "S_next_part_channel"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": (
+        "delta_rule_o_S_fp16", [0, 0, 0, 0, 1, 0, 1],
+        {"k_kT_channel": 2, "below_beta_k_kT_f16_channel": 2, "below_diagonal_4_f16_channel": 2, "Tinv_rows_2_f16_channel": 2, "below_diagonal_8_f16_channel": 2, "below_diagonal_16_f16_channel": 2, "S_f16_channel": 2, "k_S_channel": 2, "beta_v_minus_k_S_f16_channel": 2, "q_kT_channel": 2, "lower_q_kT_f16_channel": 2, "o_sum_channel": 2, "S_next_part_channel": 2},
+        {"minus_identity_float16": 0, "strictly_lower_mask": 8192, "pairs_1_mask_of_16": 24576, "eye_mask_of_16": 28672, "pairs_2_mask_of_16": 32768, "pairs_4_mask_of_16": 36864, "pairs_8_mask_of_16": 40960, "lower_mask": 45056, "identity_float16_16": 61440}, 0),
 }
-# name, dims, dtype of what cores of a group hand each other: one a group
-CHANNELS = {
-    "k_kT_channel": ([64, 64], "float32"),
-    "below_beta_k_kT_f16_channel": ([64, 64], "float16"),
-    "below_diagonal_4_f16_channel": ([64, 16], "float16"),
-    "Tinv_rows_2_f16_channel": ([64, 16], "float16"),
-    "below_diagonal_8_f16_channel": ([64, 16], "float16"),
-    "below_diagonal_16_f16_channel": ([64, 16], "float16"),
-    "S_f16_channel": ([128, 128], "float16"),
-    "k_S_channel": ([64, 128], "float32"),
-    "beta_v_minus_k_S_f16_channel": ([64, 128], "float16"),
-    "q_kT_channel": ([64, 64], "float32"),
-    "lower_q_kT_f16_channel": ([64, 64], "float16"),
-    "o_sum_channel": ([64, 128], "float32"),
-    "S_next_part_channel": ([128, 128], "float32"),
+# regions of the workspace: what has a tile, its dims and dtype
+REGIONS = {
+    "k_kT_channel": ("group", [64, 64], "float32"),
+    "below_beta_k_kT_f16_channel": ("group", [64, 64], "float16"),
+    "below_diagonal_4_f16_channel": ("group", [64, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ("group", [64, 16], "float16"),
+    "below_diagonal_8_f16_channel": ("group", [64, 16], "float16"),
+    "below_diagonal_16_f16_channel": ("group", [64, 16], "float16"),
+    "S_f16_channel": ("group", [128, 128], "float16"),
+    "k_S_channel": ("group", [64, 128], "float32"),
+    "beta_v_minus_k_S_f16_channel": ("group", [64, 128], "float16"),
+    "q_kT_channel": ("group", [64, 64], "float32"),
+    "lower_q_kT_f16_channel": ("group", [64, 64], "float16"),
+    "o_sum_channel": ("group", [64, 128], "float32"),
+    "S_next_part_channel": ("group", [128, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
@@ -212,28 +216,28 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
- * minus_identity_float16: workspace, const, [C, C] float16
- * strictly_lower_mask: workspace, const, [C, C] float32
- * pairs_1_mask_of_16: workspace, const, [C, 16] float32
- * eye_mask_of_16: workspace, const, [C, 16] float32
- * pairs_2_mask_of_16: workspace, const, [C, 16] float32
- * pairs_4_mask_of_16: workspace, const, [C, 16] float32
- * pairs_8_mask_of_16: workspace, const, [C, 16] float32
- * lower_mask: workspace, const, [C, C] float32
- * identity_float16_16: workspace, const, [16, 16] float16
- * k_kT_channel: workspace, block, [C, C] float32
- * below_beta_k_kT_f16_channel: workspace, block, [C, C] float16
- * below_diagonal_4_f16_channel: workspace, block, [C, 16] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
- * below_diagonal_8_f16_channel: workspace, block, [C, 16] float16
- * below_diagonal_16_f16_channel: workspace, block, [C, 16] float16
- * S_f16_channel: workspace, block, [K, V] float16
- * k_S_channel: workspace, block, [C, V] float32
- * beta_v_minus_k_S_f16_channel: workspace, block, [C, V] float16
- * q_kT_channel: workspace, block, [C, C] float32
- * lower_q_kT_f16_channel: workspace, block, [C, C] float16
- * o_sum_channel: workspace, block, [C, V] float32
- * S_next_part_channel: workspace, block, [K, V] float32
+ * k_kT_channel: workspace, block, [C, C] float32, in workspace
+ * below_beta_k_kT_f16_channel: workspace, block, [C, C] float16, in workspace
+ * below_diagonal_4_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * below_diagonal_8_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * below_diagonal_16_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * S_f16_channel: workspace, block, [K, V] float16, in workspace
+ * k_S_channel: workspace, block, [C, V] float32, in workspace
+ * beta_v_minus_k_S_f16_channel: workspace, block, [C, V] float16, in workspace
+ * q_kT_channel: workspace, block, [C, C] float32, in workspace
+ * lower_q_kT_f16_channel: workspace, block, [C, C] float16, in workspace
+ * o_sum_channel: workspace, block, [C, V] float32, in workspace
+ * S_next_part_channel: workspace, block, [K, V] float32, in workspace
+ * minus_identity_float16: workspace, const, [C, C] float16, in constants
+ * strictly_lower_mask: workspace, const, [C, C] float32, in constants
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * eye_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * lower_mask: workspace, const, [C, C] float32, in constants
+ * identity_float16_16: workspace, const, [16, 16] float16, in constants
  */
 PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ uint8_t *q_bytes,
@@ -243,28 +247,9 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
-    __gm__ uint8_t *minus_identity_float16_bytes,
-    __gm__ uint8_t *strictly_lower_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
-    __gm__ uint8_t *eye_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
-    __gm__ uint8_t *lower_mask_bytes,
-    __gm__ uint8_t *identity_float16_16_bytes,
-    __gm__ uint8_t *k_kT_channel_bytes,
-    __gm__ uint8_t *below_beta_k_kT_f16_channel_bytes,
-    __gm__ uint8_t *below_diagonal_4_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *below_diagonal_8_f16_channel_bytes,
-    __gm__ uint8_t *below_diagonal_16_f16_channel_bytes,
-    __gm__ uint8_t *S_f16_channel_bytes,
-    __gm__ uint8_t *k_S_channel_bytes,
-    __gm__ uint8_t *beta_v_minus_k_S_f16_channel_bytes,
-    __gm__ uint8_t *q_kT_channel_bytes,
-    __gm__ uint8_t *lower_q_kT_f16_channel_bytes,
-    __gm__ uint8_t *o_sum_channel_bytes,
-    __gm__ uint8_t *S_next_part_channel_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *constants,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -279,37 +264,26 @@ PTO_ENTRY void delta_rule_o_S_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
-    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
-    __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
-    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
-    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
-    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
-    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
-    __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
-    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
-    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
-    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
-    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
-    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
-    __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(lower_mask_bytes);
-    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
-    __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
-    __gm__ half *below_beta_k_kT_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_beta_k_kT_f16_channel_bytes);
-    __gm__ half *below_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_diagonal_4_f16_channel_bytes);
-    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *below_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_diagonal_8_f16_channel_bytes);
-    __gm__ half *below_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(below_diagonal_16_f16_channel_bytes);
-    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
-    __gm__ float *k_S_channel_gm = reinterpret_cast<__gm__ float *>(k_S_channel_bytes);
-    __gm__ half *beta_v_minus_k_S_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta_v_minus_k_S_f16_channel_bytes);
-    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
-    __gm__ half *lower_q_kT_f16_channel_gm = reinterpret_cast<__gm__ half *>(lower_q_kT_f16_channel_bytes);
-    __gm__ float *o_sum_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_channel_bytes);
-    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
+    __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ half *below_beta_k_kT_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[1]);
+    __gm__ half *below_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
+    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ half *below_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ half *below_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[6]);
+    __gm__ float *k_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ half *beta_v_minus_k_S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[8]);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[9]);
+    __gm__ half *lower_q_kT_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[10]);
+    __gm__ float *o_sum_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(constants + 0);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 61440);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 64> minus_identity;
     TASSIGN(minus_identity, 0x0);
     L1Tile<half, 16, 16> identity;
@@ -394,24 +368,14 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     TASSIGN(Tinv_rows_16_left_first, 0x0);
     TileRight<half, 64, 16> Tinv_rows_16_right_first;
     TASSIGN(Tinv_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_16_first;
-    TASSIGN(Tinv_rows_16_first, 0x9000);
     L1Tile<half, 64, 64> Tinv_blocks_16_first;
     TASSIGN(Tinv_blocks_16_first, 0x12200);
-    TileLeft<half, 32, 16> Tinv_below_32_left_first;
-    TASSIGN(Tinv_below_32_left_first, 0x8000);
-    TileRight<half, 32, 16> Tinv_below_32_right_first;
-    TASSIGN(Tinv_below_32_right_first, 0x8000);
     TileAcc<float, 32, 16> Tinv_below_32_first;
     TASSIGN(Tinv_below_32_first, 0xc000);
     L1Tile<half, 32, 16> Tinv_below_32_f16_first;
     TASSIGN(Tinv_below_32_f16_first, 0x1ea00);
-    TileLeft<half, 32, 16> Tinv_corner_32_left_first;
-    TASSIGN(Tinv_corner_32_left_first, 0x0);
     TileRight<half, 32, 16> Tinv_corner_32_right_first;
     TASSIGN(Tinv_corner_32_right_first, 0x0);
-    TileAcc<float, 32, 16> Tinv_corner_32_first;
-    TASSIGN(Tinv_corner_32_first, 0xc800);
     L1Tile<half, 64, 64> Tinv_blocks_32_first;
     TASSIGN(Tinv_blocks_32_first, 0x12200);
     TileLeft<half, 32, 32> Tinv_below_64_left_first;
@@ -533,24 +497,14 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     TASSIGN(Tinv_rows_16_left_next, 0x0);
     TileRight<half, 64, 16> Tinv_rows_16_right_next;
     TASSIGN(Tinv_rows_16_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_16_next;
-    TASSIGN(Tinv_rows_16_next, 0x11000);
     L1Tile<half, 64, 64> Tinv_blocks_16_next;
     TASSIGN(Tinv_blocks_16_next, 0x23600);
-    TileLeft<half, 32, 16> Tinv_below_32_left_next;
-    TASSIGN(Tinv_below_32_left_next, 0x8000);
-    TileRight<half, 32, 16> Tinv_below_32_right_next;
-    TASSIGN(Tinv_below_32_right_next, 0x8000);
     TileAcc<float, 32, 16> Tinv_below_32_next;
     TASSIGN(Tinv_below_32_next, 0x14000);
     L1Tile<half, 32, 16> Tinv_below_32_f16_next;
     TASSIGN(Tinv_below_32_f16_next, 0x33e00);
-    TileLeft<half, 32, 16> Tinv_corner_32_left_next;
-    TASSIGN(Tinv_corner_32_left_next, 0x0);
     TileRight<half, 32, 16> Tinv_corner_32_right_next;
     TASSIGN(Tinv_corner_32_right_next, 0x0);
-    TileAcc<float, 32, 16> Tinv_corner_32_next;
-    TASSIGN(Tinv_corner_32_next, 0x14800);
     L1Tile<half, 64, 64> Tinv_blocks_32_next;
     TASSIGN(Tinv_blocks_32_next, 0x23600);
     TileLeft<half, 32, 32> Tinv_below_64_left_next;
@@ -611,7 +565,6 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         L1Part<half, 64, 128> k_raw_first(rows_next, 128);
@@ -848,49 +801,28 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_0_0_from;
-                TASSIGN(Tinv_blocks_16_first_0_0_from, 0x9000);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_0_0;
-                TASSIGN(Tinv_blocks_16_first_0_0, 0x12200);
-                TMOV(Tinv_blocks_16_first_0_0, Tinv_blocks_16_first_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_1_0_from;
-                TASSIGN(Tinv_blocks_16_first_1_0_from, 0x9400);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_1_0;
-                TASSIGN(Tinv_blocks_16_first_1_0, 0x12c00);
-                TMOV(Tinv_blocks_16_first_1_0, Tinv_blocks_16_first_1_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_2_0_from;
-                TASSIGN(Tinv_blocks_16_first_2_0_from, 0x9800);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_2_0;
-                TASSIGN(Tinv_blocks_16_first_2_0, 0x13600);
-                TMOV(Tinv_blocks_16_first_2_0, Tinv_blocks_16_first_2_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_3_0_from;
-                TASSIGN(Tinv_blocks_16_first_3_0_from, 0x9c00);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_3_0;
-                TASSIGN(Tinv_blocks_16_first_3_0, 0x14000);
-                TMOV(Tinv_blocks_16_first_3_0, Tinv_blocks_16_first_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_16_first_from;
+                TASSIGN(Tinv_blocks_16_first_from, 0x9000 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_16_first_to;
+                TASSIGN(Tinv_blocks_16_first_to, 0x12200 + i * 2560);
+                TMOV(Tinv_blocks_16_first_to, Tinv_blocks_16_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> Tinv_below_32_left_first_0;
-                TASSIGN(Tinv_below_32_left_first_0, 0x8000);
-                TEXTRACT(Tinv_below_32_left_first_0, below_beta_k_kT_f16_in_first, 16, 0);
-                TileLeft<half, 16, 16> Tinv_below_32_left_first_1;
-                TASSIGN(Tinv_below_32_left_first_1, 0x8200);
-                TEXTRACT(Tinv_below_32_left_first_1, below_beta_k_kT_f16_in_first, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_below_32_left_first_block;
+                TASSIGN(Tinv_below_32_left_first_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_below_32_left_first_block, below_beta_k_kT_f16_in_first, 16 + i * 32, i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileRight<half, 16, 16> Tinv_below_32_right_first_0;
-                TASSIGN(Tinv_below_32_right_first_0, 0x8000);
-                TEXTRACT(Tinv_below_32_right_first_0, Tinv_blocks_16_first, 0, 0);
-                TileRight<half, 16, 16> Tinv_below_32_right_first_1;
-                TASSIGN(Tinv_below_32_right_first_1, 0x8200);
-                TEXTRACT(Tinv_below_32_right_first_1, Tinv_blocks_16_first, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> Tinv_below_32_right_first_block;
+                TASSIGN(Tinv_below_32_right_first_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_below_32_right_first_block, Tinv_blocks_16_first, i * 32, i * 32);
             }
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
@@ -911,13 +843,10 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_first_0;
-                TASSIGN(Tinv_corner_32_left_first_0, 0x0);
-                TEXTRACT(Tinv_corner_32_left_first_0, Tinv_blocks_16_first, 16, 16);
-                TileLeft<half, 16, 16> Tinv_corner_32_left_first_1;
-                TASSIGN(Tinv_corner_32_left_first_1, 0x200);
-                TEXTRACT(Tinv_corner_32_left_first_1, Tinv_blocks_16_first, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_first_block;
+                TASSIGN(Tinv_corner_32_left_first_block, 0x0 + i * 512);
+                TEXTRACT(Tinv_corner_32_left_first_block, Tinv_blocks_16_first, 16 + i * 32, 16 + i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
@@ -938,17 +867,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_32_first_0_0_from;
-                TASSIGN(Tinv_blocks_32_first_0_0_from, 0xc800);
-                L1Tile<half, 16, 16> Tinv_blocks_32_first_0_0;
-                TASSIGN(Tinv_blocks_32_first_0_0, 0x12400);
-                TMOV(Tinv_blocks_32_first_0_0, Tinv_blocks_32_first_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_32_first_1_0_from;
-                TASSIGN(Tinv_blocks_32_first_1_0_from, 0xcc00);
-                L1Tile<half, 16, 16> Tinv_blocks_32_first_1_0;
-                TASSIGN(Tinv_blocks_32_first_1_0, 0x13800);
-                TMOV(Tinv_blocks_32_first_1_0, Tinv_blocks_32_first_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_32_first_from;
+                TASSIGN(Tinv_blocks_32_first_from, 0xc800 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_32_first_to;
+                TASSIGN(Tinv_blocks_32_first_to, 0x12400 + i * 5120);
+                TMOV(Tinv_blocks_32_first_to, Tinv_blocks_32_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
@@ -971,17 +895,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_0_from;
-                TASSIGN(Tinv_blocks_64_first_0_0_from, 0xe000);
-                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_0;
-                TASSIGN(Tinv_blocks_64_first_0_0, 0x12600);
-                TMOV(Tinv_blocks_64_first_0_0, Tinv_blocks_64_first_0_0_from);
-                TileAcc<float, 32, 16> Tinv_blocks_64_first_0_16_from;
-                TASSIGN(Tinv_blocks_64_first_0_16_from, 0xe800);
-                L1Tile<half, 32, 16> Tinv_blocks_64_first_0_16;
-                TASSIGN(Tinv_blocks_64_first_0_16, 0x12e00);
-                TMOV(Tinv_blocks_64_first_0_16, Tinv_blocks_64_first_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> Tinv_blocks_64_first_from;
+                TASSIGN(Tinv_blocks_64_first_from, 0xe000 + j * 2048);
+                L1Tile<half, 32, 16> Tinv_blocks_64_first_to;
+                TASSIGN(Tinv_blocks_64_first_to, 0x12600 + j * 2048);
+                TMOV(Tinv_blocks_64_first_to, Tinv_blocks_64_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
@@ -998,10 +917,6 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
-            const int64_t t = first - b * T + c * 64;
-            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             TASSIGN(q, 0xa200 + c % 2 * 16384);
@@ -1282,49 +1197,28 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_next -> Tinv_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_next -> Tinv_blocks_16_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_0_0_from;
-                    TASSIGN(Tinv_blocks_16_next_0_0_from, 0x11000);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_0_0;
-                    TASSIGN(Tinv_blocks_16_next_0_0, 0x23600);
-                    TMOV(Tinv_blocks_16_next_0_0, Tinv_blocks_16_next_0_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_1_0_from;
-                    TASSIGN(Tinv_blocks_16_next_1_0_from, 0x11400);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_1_0;
-                    TASSIGN(Tinv_blocks_16_next_1_0, 0x24000);
-                    TMOV(Tinv_blocks_16_next_1_0, Tinv_blocks_16_next_1_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_2_0_from;
-                    TASSIGN(Tinv_blocks_16_next_2_0_from, 0x11800);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_2_0;
-                    TASSIGN(Tinv_blocks_16_next_2_0, 0x24a00);
-                    TMOV(Tinv_blocks_16_next_2_0, Tinv_blocks_16_next_2_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_3_0_from;
-                    TASSIGN(Tinv_blocks_16_next_3_0_from, 0x11c00);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_3_0;
-                    TASSIGN(Tinv_blocks_16_next_3_0, 0x25400);
-                    TMOV(Tinv_blocks_16_next_3_0, Tinv_blocks_16_next_3_0_from);
+                for (int64_t i = 0; i < 4; ++i) {
+                    TileAcc<float, 16, 16> Tinv_blocks_16_next_from;
+                    TASSIGN(Tinv_blocks_16_next_from, 0x11000 + i * 1024);
+                    L1Tile<half, 16, 16> Tinv_blocks_16_next_to;
+                    TASSIGN(Tinv_blocks_16_next_to, 0x23600 + i * 2560);
+                    TMOV(Tinv_blocks_16_next_to, Tinv_blocks_16_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> Tinv_below_32_left_next_0;
-                    TASSIGN(Tinv_below_32_left_next_0, 0x8000);
-                    TEXTRACT(Tinv_below_32_left_next_0, below_beta_k_kT_f16_in_next, 16, 0);
-                    TileLeft<half, 16, 16> Tinv_below_32_left_next_1;
-                    TASSIGN(Tinv_below_32_left_next_1, 0x8200);
-                    TEXTRACT(Tinv_below_32_left_next_1, below_beta_k_kT_f16_in_next, 48, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> Tinv_below_32_left_next_block;
+                    TASSIGN(Tinv_below_32_left_next_block, 0x8000 + i * 512);
+                    TEXTRACT(Tinv_below_32_left_next_block, below_beta_k_kT_f16_in_next, 16 + i * 32, i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileRight<half, 16, 16> Tinv_below_32_right_next_0;
-                    TASSIGN(Tinv_below_32_right_next_0, 0x8000);
-                    TEXTRACT(Tinv_below_32_right_next_0, Tinv_blocks_16_next, 0, 0);
-                    TileRight<half, 16, 16> Tinv_below_32_right_next_1;
-                    TASSIGN(Tinv_below_32_right_next_1, 0x8200);
-                    TEXTRACT(Tinv_below_32_right_next_1, Tinv_blocks_16_next, 32, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileRight<half, 16, 16> Tinv_below_32_right_next_block;
+                    TASSIGN(Tinv_below_32_right_next_block, 0x8000 + i * 512);
+                    TEXTRACT(Tinv_below_32_right_next_block, Tinv_blocks_16_next, i * 32, i * 32);
                 }
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
@@ -1345,13 +1239,10 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_0;
-                    TASSIGN(Tinv_corner_32_left_next_0, 0x0);
-                    TEXTRACT(Tinv_corner_32_left_next_0, Tinv_blocks_16_next, 16, 16);
-                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_1;
-                    TASSIGN(Tinv_corner_32_left_next_1, 0x200);
-                    TEXTRACT(Tinv_corner_32_left_next_1, Tinv_blocks_16_next, 48, 48);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_block;
+                    TASSIGN(Tinv_corner_32_left_next_block, 0x0 + i * 512);
+                    TEXTRACT(Tinv_corner_32_left_next_block, Tinv_blocks_16_next, 16 + i * 32, 16 + i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
@@ -1372,17 +1263,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_corner_32_next -> Tinv_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_corner_32_next -> Tinv_blocks_32_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> Tinv_blocks_32_next_0_0_from;
-                    TASSIGN(Tinv_blocks_32_next_0_0_from, 0x14800);
-                    L1Tile<half, 16, 16> Tinv_blocks_32_next_0_0;
-                    TASSIGN(Tinv_blocks_32_next_0_0, 0x23800);
-                    TMOV(Tinv_blocks_32_next_0_0, Tinv_blocks_32_next_0_0_from);
-                    TileAcc<float, 16, 16> Tinv_blocks_32_next_1_0_from;
-                    TASSIGN(Tinv_blocks_32_next_1_0_from, 0x14c00);
-                    L1Tile<half, 16, 16> Tinv_blocks_32_next_1_0;
-                    TASSIGN(Tinv_blocks_32_next_1_0, 0x24c00);
-                    TMOV(Tinv_blocks_32_next_1_0, Tinv_blocks_32_next_1_0_from);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileAcc<float, 16, 16> Tinv_blocks_32_next_from;
+                    TASSIGN(Tinv_blocks_32_next_from, 0x14800 + i * 1024);
+                    L1Tile<half, 16, 16> Tinv_blocks_32_next_to;
+                    TASSIGN(Tinv_blocks_32_next_to, 0x23800 + i * 5120);
+                    TMOV(Tinv_blocks_32_next_to, Tinv_blocks_32_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
@@ -1405,17 +1291,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_next -> Tinv_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_next -> Tinv_blocks_64_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_0_from;
-                    TASSIGN(Tinv_blocks_64_next_0_0_from, 0x16000);
-                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_0;
-                    TASSIGN(Tinv_blocks_64_next_0_0, 0x23a00);
-                    TMOV(Tinv_blocks_64_next_0_0, Tinv_blocks_64_next_0_0_from);
-                    TileAcc<float, 32, 16> Tinv_blocks_64_next_0_16_from;
-                    TASSIGN(Tinv_blocks_64_next_0_16_from, 0x16800);
-                    L1Tile<half, 32, 16> Tinv_blocks_64_next_0_16;
-                    TASSIGN(Tinv_blocks_64_next_0_16, 0x24200);
-                    TMOV(Tinv_blocks_64_next_0_16, Tinv_blocks_64_next_0_16_from);
+                for (int64_t j = 0; j < 2; ++j) {
+                    TileAcc<float, 32, 16> Tinv_blocks_64_next_from;
+                    TASSIGN(Tinv_blocks_64_next_from, 0x16000 + j * 2048);
+                    L1Tile<half, 32, 16> Tinv_blocks_64_next_to;
+                    TASSIGN(Tinv_blocks_64_next_to, 0x23a00 + j * 2048);
+                    TMOV(Tinv_blocks_64_next_to, Tinv_blocks_64_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
@@ -1488,6 +1369,33 @@ PTO_ENTRY void delta_rule_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
+    __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
+    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
+    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
+    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ half *below_beta_k_kT_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[1]);
+    __gm__ half *below_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
+    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ half *below_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ half *below_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[6]);
+    __gm__ float *k_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ half *beta_v_minus_k_S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[8]);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[9]);
+    __gm__ half *lower_q_kT_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[10]);
+    __gm__ float *o_sum_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
+    __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(constants + 8192);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 24576);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 28672);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 32768);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 36864);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 40960);
+    __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(constants + 45056);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbTile<float, 32, 64> strictly_lower_mask;
     TASSIGN(strictly_lower_mask, 0x0);
@@ -1552,7 +1460,6 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x7a00);
     UbTile<half, 32, 128> v;
-    UbTile<float, 1, 64> beta;
     UbTile<half, 64, 128> S_f16;
     TASSIGN(S_f16, 0x1ca00);
     UbCol<float, 32> beta_col;
@@ -1652,10 +1559,9 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     }
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
@@ -1793,16 +1699,13 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_first
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
             TASSIGN(v, 0xfa00 + c % 2 * 8192);
-            TASSIGN(beta, 0x7800 + c % 2 * 256);
             TASSIGN(beta_col, 0x7800 + c % 2 * 256 + sub * 128);
             TASSIGN(v_next, 0xfa00 + (c + 1) % 2 * 8192);
             TASSIGN(beta_next, 0x7800 + (c + 1) % 2 * 256);
@@ -2016,28 +1919,9 @@ extern "C" int call_delta_rule_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
-    uint8_t *minus_identity_float16_bytes,
-    uint8_t *strictly_lower_mask_bytes,
-    uint8_t *pairs_1_mask_of_16_bytes,
-    uint8_t *eye_mask_of_16_bytes,
-    uint8_t *pairs_2_mask_of_16_bytes,
-    uint8_t *pairs_4_mask_of_16_bytes,
-    uint8_t *pairs_8_mask_of_16_bytes,
-    uint8_t *lower_mask_bytes,
-    uint8_t *identity_float16_16_bytes,
-    uint8_t *k_kT_channel_bytes,
-    uint8_t *below_beta_k_kT_f16_channel_bytes,
-    uint8_t *below_diagonal_4_f16_channel_bytes,
-    uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *below_diagonal_8_f16_channel_bytes,
-    uint8_t *below_diagonal_16_f16_channel_bytes,
-    uint8_t *S_f16_channel_bytes,
-    uint8_t *k_S_channel_bytes,
-    uint8_t *beta_v_minus_k_S_f16_channel_bytes,
-    uint8_t *q_kT_channel_bytes,
-    uint8_t *lower_q_kT_f16_channel_bytes,
-    uint8_t *o_sum_channel_bytes,
-    uint8_t *S_next_part_channel_bytes,
+    uint8_t *workspace,
+    uint8_t *constants,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2052,7 +1936,7 @@ extern "C" int call_delta_rule_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, strictly_lower_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, lower_mask_bytes, identity_float16_16_bytes, k_kT_channel_bytes, below_beta_k_kT_f16_channel_bytes, below_diagonal_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, below_diagonal_8_f16_channel_bytes, below_diagonal_16_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, beta_v_minus_k_S_f16_channel_bytes, q_kT_channel_bytes, lower_q_kT_f16_channel_bytes, o_sum_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, workspace, constants, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -2113,8 +1997,9 @@ class Tables:
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
     backward: chunks are walked from the last to the first.
-    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
-    part and value head.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
+    between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
+    head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -2135,7 +2020,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
-                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
+                                        "workspaces", "end_workspaces", "counters", "shared", "part_workspaces")
 
     name: str
     function: str
@@ -2157,6 +2042,7 @@ class Tables:
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
+    shared: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -2933,6 +2819,9 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
+        if t.shared:
+            held = self.host.shared_bytes(self.slots, self.sequences, self.value_heads, self.device)
+            self.made.append(((held,), torch.uint8))
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
@@ -3245,6 +3134,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -3362,8 +3252,8 @@ class Host:
         return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
-        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
-        parts, that of the call."""
+        """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
+        of the call, for builds that make parts or whose launcher divides one workspace."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
@@ -3372,7 +3262,11 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
-        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+        shared = 0
+        if t.shared:
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+        return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
+                            for n, rows in held for _, dims, dtype in rows)
 
 
 def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
@@ -4124,60 +4018,100 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 def _core_groups(device: torch.device) -> int:
-    """The number of cube cores of the NPU; 4 in the simulator."""
-    if device.type == "cpu":
+    """The number of cube cores of the NPU; 4 in the simulator, and for tensors without memory."""
+    if device.type != "npu":
         return 4
     npu: Any = torch.npu  # type: ignore[attr-defined]
     return getattr(npu.get_device_properties(device), "cube_core_num", 24)
 
 
+#: Regions of a workspace begin at multiples of this: several of a transfer's 32 bytes.
+_ALIGN = 512
+
+
 class PtoLauncher:
     """Launches the kernels of one source: on an Ascend NPU, and for CPU tensors in the simulator of gdn_codegen.
 
-    symbols: for each kernel, its C name, the channels and constants that it gets, and for the simulator the kinds of all its
-      tensors (0 read, 1 written, 2 between cores, 3 read and written).
-    channels: (dims, dtype) by name, of memory through which the cores of a group pass tiles to each other. Each core group has
-      its own.
+    symbols: for each kernel, its C name, the kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read
+      and written), the kinds of the regions of the workspace that it uses, the first bytes of its masks among its constants, and
+      how many of its integers are strides. The kernel gets pointers to its tensors; the workspace, if it uses any; its constants,
+      if it has any; a table of the first bytes of its regions, then strides, if there are any; and cu_seqlens.
+    regions: (what it has a tile for, dims, dtype) by name: "slot" and "sequence", for each value head, or "group", a core group.
     constants: (fill, shape, dtype) of masks, by name, as `_mask` takes them.
     heads: True if head counts are compiled in. Kernels then do not take them.
     """
 
-    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
-                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, list[int], str]], heads: bool
-                 ) -> None:
-        self.source, self.symbols, self.channels, self.constants, self.heads = source, symbols, channels, constants, heads
+    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[int], dict[str, int], dict[str, int], int]],
+                 regions: Mapping[str, tuple[str, list[int], str]], constants: Mapping[str, tuple[str, list[int], str]],
+                 heads: bool) -> None:
+        self.source, self.symbols, self.regions, self.constants, self.heads = source, symbols, regions, constants, heads
         self.library = functools.lru_cache(maxsize=None)(self._load)
-        self.mask = functools.lru_cache(maxsize=64)(lambda name, device: _mask(*constants[name]).to(device))
+        self.filled = functools.lru_cache(maxsize=64)(self._filled)
+
+    def places(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> dict[str, tuple[int, int]]:
+        """For each region its first byte in the workspace, and its bytes. The last entry, "", is the end.
+
+        In the simulator regions lie apart, by as much as the largest tile has, so that it finds an access past the end of one.
+        """
+        counts = {"slot": slots * value_heads, "sequence": sequences * value_heads, "group": _core_groups(device)}
+        tiles = {n: math.prod(dims) * _FLOATS[dtype].itemsize for n, (_, dims, dtype) in self.regions.items()}
+        apart = max(tiles.values(), default=0) if device.type == "cpu" else 0
+        found, at = {}, 0
+        for name, (each, _, _) in self.regions.items():
+            found[name] = at, counts[each] * tiles[name]
+            at += -(-(counts[each] * tiles[name] + apart) // _ALIGN) * _ALIGN
+        return {**found, "": (at, 0)}
+
+    def workspace_bytes(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> int:
+        """The bytes of the workspace of a call."""
+        return self.places(slots, sequences, value_heads, device)[""][0]
 
     def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
                  ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
-        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-        symbol, own, kinds = self.symbols[name]
-        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints)
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers. The last tensor is the workspace, if it
+        uses any."""
+        symbol, kinds, used, masks, strides = self.symbols[name]
+        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints[:len(ints) - strides])
         groups = min(instances, _core_groups(device))
+        places = self.places(sizes[5], sizes[0], sizes[4], device)
+        table = [*(places[n][0] for n in used), *ints[len(ints) - strides:]]
+        fixed = [self.filled(name, device)] if masks else []
+        fixed += [torch.tensor(table, dtype=torch.int64, device=device)] if table else []
+        of_all = [*kinds, *([4] if used else []), *([4] if masks else []), *([0] if table else []), 0]
 
         def simulate(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
             from gdn_codegen import pto_sim
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
-            pto_sim.launch(self.library("cpu"), symbol, groups, arguments, kinds, numbers, scalars)
+            regions = [(tensors[-1][at:at + size].view(_FLOATS[self.regions[n][2]]), kind)
+                       for n, kind in used.items() for at, size in [places[n]]]
+            regions += [(x, 0) for x in self._masks(name, fixed[0])] if masks else []
+            pto_sim.launch(self.library("cpu"), symbol, groups, [*tensors, *fixed, cu], of_all, numbers, scalars, regions)
 
         def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
             stream = torch.npu.current_stream()._as_parameter_  # type: ignore[attr-defined]
             failed = getattr(self.library("npu"), f"call_{symbol}")(
-                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in (*tensors, *fixed, cu)),
                 *(ctypes.c_int64(n) for n in numbers), *(ctypes.c_float(x) for x in scalars))
             if failed:
                 raise RuntimeError(f"{symbol}: the runtime returned no address for flags between cores")
 
         return simulate if device.type == "cpu" else launch
 
-    def made(self, name: str, groups: int, device: torch.device) -> torch.Tensor:
-        """A mask, or new memory for a channel."""
-        if name in self.constants:
-            return self.mask(name, device)
-        dims, dtype = self.channels[name]
-        return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+    def _filled(self, name: str, device: torch.device) -> torch.Tensor:
+        """The constants of a kernel: its masks, in the bytes of one tensor."""
+        masks = {n: _mask(*self.constants[n]) for n in self.symbols[name][3]}
+        ends = [at + masks[n].nbytes for n, at in self.symbols[name][3].items()]
+        whole = torch.zeros(ends[-1], dtype=torch.uint8, device="cpu")
+        for to, x in zip(self._masks(name, whole), masks.values(), strict=True):
+            to.copy_(x.flatten())
+        return whole.to(device)
+
+    def _masks(self, name: str, whole: torch.Tensor) -> list[torch.Tensor]:
+        """A view of each mask of a kernel in its constants."""
+        found = []
+        for n, at in self.symbols[name][3].items():
+            _, shape, dtype = self.constants[n]
+            found.append(whole[at:at + math.prod(shape) * _FLOATS[dtype].itemsize].view(_FLOATS[dtype]))
+        return found
 
     def _load(self, kind: str) -> ctypes.CDLL:
         """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content."""
@@ -4223,7 +4157,7 @@ TABLES = Tables(
         ("o", (128,), "float16"),
     ),
     kernels=(
-        ("o_S", "sequences", 1, ("q", "k", "v", "beta", "o", "initial_state", "final_state"), ("scale",)),
+        ("o_S", "sequences", 1, ("q", "k", "v", "beta", "o", "initial_state", "final_state", "(workspace)"), ("scale",)),
     ),
     ints={"o_S": ("has_initial_state", "has_final_state")},
     scalars={"scale": 0.08838834764831845},
@@ -4233,8 +4167,11 @@ TABLES = Tables(
     final=(
         ("final_state", (128, 128)),
     ),
+    shared=(
+        ("(workspace)",),
+    ),
 )
-_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=bool(TABLES.heads))
+_launcher = PtoLauncher(SOURCE, SYMBOLS, REGIONS, CONSTANTS, heads=bool(TABLES.heads))
 HOST = Host(TABLES, _launcher)
 
 

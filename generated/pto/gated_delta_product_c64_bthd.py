@@ -24,50 +24,54 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-# C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
+# C name; kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written); kinds of its REGIONS;
+# where its CONSTANTS begin; how many of its integers are strides
 SYMBOLS = {
-    "o_S": ("gated_delta_product_o_S_fp16", ["minus_identity_float16", "lower_64_mask", "lower_fill", "strictly_lower_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "k1_k1T_channel", "T1_strictly_lower_f16_channel", "T1_diagonal_4_f16_channel", "T1_rows_2_f16_channel", "T1_diagonal_8_f16_channel", "T1_diagonal_16_f16_channel", "k2_k2T_channel", "k2_k1T_channel", "k1_k2T_channel", "operand_of_X_f16_channel", "k2_k1T_D_f16_channel", "k2_k1T_D_X_channel", "T2_strictly_lower_f16_channel", "T2_diagonal_4_f16_channel", "T2_rows_2_f16_channel", "T2_diagonal_8_f16_channel", "T2_diagonal_16_f16_channel", "S_f16_channel", "k1_S_channel", "beta1_Y_difference_f16_channel", "Y_channel", "k2_S_channel", "k2_k1T_D_Y_channel", "U2_term_minus_A_Y_f16_channel", "U2_channel", "q_S_channel", "q_k1T_channel", "X_U2_channel", "q_k1T_D_f16_channel", "U1_f16_channel", "o_sum_part_channel", "q_k2T_channel", "q_k2T_D_f16_channel", "o_sum_2_part_channel", "W_U1_f16_channel", "S_sum_part_channel", "W_U2_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": (
+        "gated_delta_product_o_S_fp16", [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1],
+        {"k1_k1T_channel": 2, "T1_strictly_lower_f16_channel": 2, "T1_diagonal_4_f16_channel": 2, "T1_rows_2_f16_channel": 2, "T1_diagonal_8_f16_channel": 2, "T1_diagonal_16_f16_channel": 2, "k2_k2T_channel": 2, "k2_k1T_channel": 2, "k1_k2T_channel": 2, "operand_of_X_f16_channel": 2, "k2_k1T_D_f16_channel": 2, "k2_k1T_D_X_channel": 2, "T2_strictly_lower_f16_channel": 2, "T2_diagonal_4_f16_channel": 2, "T2_rows_2_f16_channel": 2, "T2_diagonal_8_f16_channel": 2, "T2_diagonal_16_f16_channel": 2, "S_f16_channel": 2, "k1_S_channel": 2, "beta1_Y_difference_f16_channel": 2, "Y_channel": 2, "k2_S_channel": 2, "k2_k1T_D_Y_channel": 2, "U2_term_minus_A_Y_f16_channel": 2, "U2_channel": 2, "q_S_channel": 2, "q_k1T_channel": 2, "X_U2_channel": 2, "q_k1T_D_f16_channel": 2, "U1_f16_channel": 2, "o_sum_part_channel": 2, "q_k2T_channel": 2, "q_k2T_D_f16_channel": 2, "o_sum_2_part_channel": 2, "W_U1_f16_channel": 2, "S_sum_part_channel": 2, "W_U2_f16_channel": 2, "S_next_part_channel": 2},
+        {"minus_identity_float16": 0, "lower_64_mask": 8192, "lower_fill": 24576, "strictly_lower_mask": 40960, "pairs_1_mask_of_16": 57344, "eye_mask_of_16": 61440, "pairs_2_mask_of_16": 65536, "pairs_4_mask_of_16": 69632, "pairs_8_mask_of_16": 73728, "identity_float16_16": 77824}, 0),
 }
-# name, dims, dtype of what cores of a group hand each other: one a group
-CHANNELS = {
-    "k1_k1T_channel": ([64, 64], "float32"),
-    "T1_strictly_lower_f16_channel": ([64, 64], "float16"),
-    "T1_diagonal_4_f16_channel": ([64, 16], "float16"),
-    "T1_rows_2_f16_channel": ([64, 16], "float16"),
-    "T1_diagonal_8_f16_channel": ([64, 16], "float16"),
-    "T1_diagonal_16_f16_channel": ([64, 16], "float16"),
-    "k2_k2T_channel": ([64, 64], "float32"),
-    "k2_k1T_channel": ([64, 64], "float32"),
-    "k1_k2T_channel": ([64, 64], "float32"),
-    "operand_of_X_f16_channel": ([64, 64], "float16"),
-    "k2_k1T_D_f16_channel": ([64, 64], "float16"),
-    "k2_k1T_D_X_channel": ([64, 64], "float32"),
-    "T2_strictly_lower_f16_channel": ([64, 64], "float16"),
-    "T2_diagonal_4_f16_channel": ([64, 16], "float16"),
-    "T2_rows_2_f16_channel": ([64, 16], "float16"),
-    "T2_diagonal_8_f16_channel": ([64, 16], "float16"),
-    "T2_diagonal_16_f16_channel": ([64, 16], "float16"),
-    "S_f16_channel": ([128, 128], "float16"),
-    "k1_S_channel": ([64, 128], "float32"),
-    "beta1_Y_difference_f16_channel": ([64, 128], "float16"),
-    "Y_channel": ([64, 128], "float32"),
-    "k2_S_channel": ([64, 128], "float32"),
-    "k2_k1T_D_Y_channel": ([64, 128], "float32"),
-    "U2_term_minus_A_Y_f16_channel": ([64, 128], "float16"),
-    "U2_channel": ([64, 128], "float32"),
-    "q_S_channel": ([64, 128], "float32"),
-    "q_k1T_channel": ([64, 64], "float32"),
-    "X_U2_channel": ([64, 128], "float32"),
-    "q_k1T_D_f16_channel": ([64, 64], "float16"),
-    "U1_f16_channel": ([64, 128], "float16"),
-    "o_sum_part_channel": ([64, 128], "float32"),
-    "q_k2T_channel": ([64, 64], "float32"),
-    "q_k2T_D_f16_channel": ([64, 64], "float16"),
-    "o_sum_2_part_channel": ([64, 128], "float32"),
-    "W_U1_f16_channel": ([64, 128], "float16"),
-    "S_sum_part_channel": ([128, 128], "float32"),
-    "W_U2_f16_channel": ([64, 128], "float16"),
-    "S_next_part_channel": ([128, 128], "float32"),
+# regions of the workspace: what has a tile, its dims and dtype
+REGIONS = {
+    "k1_k1T_channel": ("group", [64, 64], "float32"),
+    "T1_strictly_lower_f16_channel": ("group", [64, 64], "float16"),
+    "T1_diagonal_4_f16_channel": ("group", [64, 16], "float16"),
+    "T1_rows_2_f16_channel": ("group", [64, 16], "float16"),
+    "T1_diagonal_8_f16_channel": ("group", [64, 16], "float16"),
+    "T1_diagonal_16_f16_channel": ("group", [64, 16], "float16"),
+    "k2_k2T_channel": ("group", [64, 64], "float32"),
+    "k2_k1T_channel": ("group", [64, 64], "float32"),
+    "k1_k2T_channel": ("group", [64, 64], "float32"),
+    "operand_of_X_f16_channel": ("group", [64, 64], "float16"),
+    "k2_k1T_D_f16_channel": ("group", [64, 64], "float16"),
+    "k2_k1T_D_X_channel": ("group", [64, 64], "float32"),
+    "T2_strictly_lower_f16_channel": ("group", [64, 64], "float16"),
+    "T2_diagonal_4_f16_channel": ("group", [64, 16], "float16"),
+    "T2_rows_2_f16_channel": ("group", [64, 16], "float16"),
+    "T2_diagonal_8_f16_channel": ("group", [64, 16], "float16"),
+    "T2_diagonal_16_f16_channel": ("group", [64, 16], "float16"),
+    "S_f16_channel": ("group", [128, 128], "float16"),
+    "k1_S_channel": ("group", [64, 128], "float32"),
+    "beta1_Y_difference_f16_channel": ("group", [64, 128], "float16"),
+    "Y_channel": ("group", [64, 128], "float32"),
+    "k2_S_channel": ("group", [64, 128], "float32"),
+    "k2_k1T_D_Y_channel": ("group", [64, 128], "float32"),
+    "U2_term_minus_A_Y_f16_channel": ("group", [64, 128], "float16"),
+    "U2_channel": ("group", [64, 128], "float32"),
+    "q_S_channel": ("group", [64, 128], "float32"),
+    "q_k1T_channel": ("group", [64, 64], "float32"),
+    "X_U2_channel": ("group", [64, 128], "float32"),
+    "q_k1T_D_f16_channel": ("group", [64, 64], "float16"),
+    "U1_f16_channel": ("group", [64, 128], "float16"),
+    "o_sum_part_channel": ("group", [64, 128], "float32"),
+    "q_k2T_channel": ("group", [64, 64], "float32"),
+    "q_k2T_D_f16_channel": ("group", [64, 64], "float16"),
+    "o_sum_2_part_channel": ("group", [64, 128], "float32"),
+    "W_U1_f16_channel": ("group", [64, 128], "float16"),
+    "S_sum_part_channel": ("group", [128, 128], "float32"),
+    "W_U2_f16_channel": ("group", [64, 128], "float16"),
+    "S_next_part_channel": ("group", [128, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
@@ -242,54 +246,54 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
- * minus_identity_float16: workspace, const, [C, C] float16
- * lower_64_mask: workspace, const, [64, 64] float32
- * lower_fill: workspace, const, [C, C] float32
- * strictly_lower_mask: workspace, const, [C, C] float32
- * pairs_1_mask_of_16: workspace, const, [C, 16] float32
- * eye_mask_of_16: workspace, const, [C, 16] float32
- * pairs_2_mask_of_16: workspace, const, [C, 16] float32
- * pairs_4_mask_of_16: workspace, const, [C, 16] float32
- * pairs_8_mask_of_16: workspace, const, [C, 16] float32
- * identity_float16_16: workspace, const, [16, 16] float16
- * k1_k1T_channel: workspace, block, [C, C] float32
- * T1_strictly_lower_f16_channel: workspace, block, [C, C] float16
- * T1_diagonal_4_f16_channel: workspace, block, [C, 16] float16
- * T1_rows_2_f16_channel: workspace, block, [C, 16] float16
- * T1_diagonal_8_f16_channel: workspace, block, [C, 16] float16
- * T1_diagonal_16_f16_channel: workspace, block, [C, 16] float16
- * k2_k2T_channel: workspace, block, [C, C] float32
- * k2_k1T_channel: workspace, block, [C, C] float32
- * k1_k2T_channel: workspace, block, [C, C] float32
- * operand_of_X_f16_channel: workspace, block, [C, C] float16
- * k2_k1T_D_f16_channel: workspace, block, [C, C] float16
- * k2_k1T_D_X_channel: workspace, block, [C, C] float32
- * T2_strictly_lower_f16_channel: workspace, block, [C, C] float16
- * T2_diagonal_4_f16_channel: workspace, block, [C, 16] float16
- * T2_rows_2_f16_channel: workspace, block, [C, 16] float16
- * T2_diagonal_8_f16_channel: workspace, block, [C, 16] float16
- * T2_diagonal_16_f16_channel: workspace, block, [C, 16] float16
- * S_f16_channel: workspace, block, [K, V] float16
- * k1_S_channel: workspace, block, [C, V] float32
- * beta1_Y_difference_f16_channel: workspace, block, [C, V] float16
- * Y_channel: workspace, block, [C, V] float32
- * k2_S_channel: workspace, block, [C, V] float32
- * k2_k1T_D_Y_channel: workspace, block, [C, V] float32
- * U2_term_minus_A_Y_f16_channel: workspace, block, [C, V] float16
- * U2_channel: workspace, block, [C, V] float32
- * q_S_channel: workspace, block, [C, V] float32
- * q_k1T_channel: workspace, block, [C, C] float32
- * X_U2_channel: workspace, block, [C, V] float32
- * q_k1T_D_f16_channel: workspace, block, [C, C] float16
- * U1_f16_channel: workspace, block, [C, V] float16
- * o_sum_part_channel: workspace, block, [C, V] float32
- * q_k2T_channel: workspace, block, [C, C] float32
- * q_k2T_D_f16_channel: workspace, block, [C, C] float16
- * o_sum_2_part_channel: workspace, block, [C, V] float32
- * W_U1_f16_channel: workspace, block, [C, V] float16
- * S_sum_part_channel: workspace, block, [K, V] float32
- * W_U2_f16_channel: workspace, block, [C, V] float16
- * S_next_part_channel: workspace, block, [K, V] float32
+ * k1_k1T_channel: workspace, block, [C, C] float32, in workspace
+ * T1_strictly_lower_f16_channel: workspace, block, [C, C] float16, in workspace
+ * T1_diagonal_4_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * T1_rows_2_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * T1_diagonal_8_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * T1_diagonal_16_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * k2_k2T_channel: workspace, block, [C, C] float32, in workspace
+ * k2_k1T_channel: workspace, block, [C, C] float32, in workspace
+ * k1_k2T_channel: workspace, block, [C, C] float32, in workspace
+ * operand_of_X_f16_channel: workspace, block, [C, C] float16, in workspace
+ * k2_k1T_D_f16_channel: workspace, block, [C, C] float16, in workspace
+ * k2_k1T_D_X_channel: workspace, block, [C, C] float32, in workspace
+ * T2_strictly_lower_f16_channel: workspace, block, [C, C] float16, in workspace
+ * T2_diagonal_4_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * T2_rows_2_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * T2_diagonal_8_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * T2_diagonal_16_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * S_f16_channel: workspace, block, [K, V] float16, in workspace
+ * k1_S_channel: workspace, block, [C, V] float32, in workspace
+ * beta1_Y_difference_f16_channel: workspace, block, [C, V] float16, in workspace
+ * Y_channel: workspace, block, [C, V] float32, in workspace
+ * k2_S_channel: workspace, block, [C, V] float32, in workspace
+ * k2_k1T_D_Y_channel: workspace, block, [C, V] float32, in workspace
+ * U2_term_minus_A_Y_f16_channel: workspace, block, [C, V] float16, in workspace
+ * U2_channel: workspace, block, [C, V] float32, in workspace
+ * q_S_channel: workspace, block, [C, V] float32, in workspace
+ * q_k1T_channel: workspace, block, [C, C] float32, in workspace
+ * X_U2_channel: workspace, block, [C, V] float32, in workspace
+ * q_k1T_D_f16_channel: workspace, block, [C, C] float16, in workspace
+ * U1_f16_channel: workspace, block, [C, V] float16, in workspace
+ * o_sum_part_channel: workspace, block, [C, V] float32, in workspace
+ * q_k2T_channel: workspace, block, [C, C] float32, in workspace
+ * q_k2T_D_f16_channel: workspace, block, [C, C] float16, in workspace
+ * o_sum_2_part_channel: workspace, block, [C, V] float32, in workspace
+ * W_U1_f16_channel: workspace, block, [C, V] float16, in workspace
+ * S_sum_part_channel: workspace, block, [K, V] float32, in workspace
+ * W_U2_f16_channel: workspace, block, [C, V] float16, in workspace
+ * S_next_part_channel: workspace, block, [K, V] float32, in workspace
+ * minus_identity_float16: workspace, const, [C, C] float16, in constants
+ * lower_64_mask: workspace, const, [64, 64] float32, in constants
+ * lower_fill: workspace, const, [C, C] float32, in constants
+ * strictly_lower_mask: workspace, const, [C, C] float32, in constants
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * eye_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * identity_float16_16: workspace, const, [16, 16] float16, in constants
  */
 PTO_ENTRY void gated_delta_product_o_S_fp16(
     __gm__ uint8_t *q_bytes,
@@ -303,54 +307,9 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
-    __gm__ uint8_t *minus_identity_float16_bytes,
-    __gm__ uint8_t *lower_64_mask_bytes,
-    __gm__ uint8_t *lower_fill_bytes,
-    __gm__ uint8_t *strictly_lower_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
-    __gm__ uint8_t *eye_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
-    __gm__ uint8_t *identity_float16_16_bytes,
-    __gm__ uint8_t *k1_k1T_channel_bytes,
-    __gm__ uint8_t *T1_strictly_lower_f16_channel_bytes,
-    __gm__ uint8_t *T1_diagonal_4_f16_channel_bytes,
-    __gm__ uint8_t *T1_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *T1_diagonal_8_f16_channel_bytes,
-    __gm__ uint8_t *T1_diagonal_16_f16_channel_bytes,
-    __gm__ uint8_t *k2_k2T_channel_bytes,
-    __gm__ uint8_t *k2_k1T_channel_bytes,
-    __gm__ uint8_t *k1_k2T_channel_bytes,
-    __gm__ uint8_t *operand_of_X_f16_channel_bytes,
-    __gm__ uint8_t *k2_k1T_D_f16_channel_bytes,
-    __gm__ uint8_t *k2_k1T_D_X_channel_bytes,
-    __gm__ uint8_t *T2_strictly_lower_f16_channel_bytes,
-    __gm__ uint8_t *T2_diagonal_4_f16_channel_bytes,
-    __gm__ uint8_t *T2_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *T2_diagonal_8_f16_channel_bytes,
-    __gm__ uint8_t *T2_diagonal_16_f16_channel_bytes,
-    __gm__ uint8_t *S_f16_channel_bytes,
-    __gm__ uint8_t *k1_S_channel_bytes,
-    __gm__ uint8_t *beta1_Y_difference_f16_channel_bytes,
-    __gm__ uint8_t *Y_channel_bytes,
-    __gm__ uint8_t *k2_S_channel_bytes,
-    __gm__ uint8_t *k2_k1T_D_Y_channel_bytes,
-    __gm__ uint8_t *U2_term_minus_A_Y_f16_channel_bytes,
-    __gm__ uint8_t *U2_channel_bytes,
-    __gm__ uint8_t *q_S_channel_bytes,
-    __gm__ uint8_t *q_k1T_channel_bytes,
-    __gm__ uint8_t *X_U2_channel_bytes,
-    __gm__ uint8_t *q_k1T_D_f16_channel_bytes,
-    __gm__ uint8_t *U1_f16_channel_bytes,
-    __gm__ uint8_t *o_sum_part_channel_bytes,
-    __gm__ uint8_t *q_k2T_channel_bytes,
-    __gm__ uint8_t *q_k2T_D_f16_channel_bytes,
-    __gm__ uint8_t *o_sum_2_part_channel_bytes,
-    __gm__ uint8_t *W_U1_f16_channel_bytes,
-    __gm__ uint8_t *S_sum_part_channel_bytes,
-    __gm__ uint8_t *W_U2_f16_channel_bytes,
-    __gm__ uint8_t *S_next_part_channel_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *constants,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -365,67 +324,52 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
     __gm__ half *k1_gm = reinterpret_cast<__gm__ half *>(k1_bytes);
     __gm__ half *k2_gm = reinterpret_cast<__gm__ half *>(k2_bytes);
-    __gm__ half *v1_gm = reinterpret_cast<__gm__ half *>(v1_bytes);
-    __gm__ half *v2_gm = reinterpret_cast<__gm__ half *>(v2_bytes);
-    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
-    __gm__ float *beta1_gm = reinterpret_cast<__gm__ float *>(beta1_bytes);
-    __gm__ float *beta2_gm = reinterpret_cast<__gm__ float *>(beta2_bytes);
-    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
-    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
-    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
-    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
-    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
-    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
-    __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
-    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
-    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
-    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
-    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
-    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
-    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
-    __gm__ float *k1_k1T_channel_gm = reinterpret_cast<__gm__ float *>(k1_k1T_channel_bytes);
-    __gm__ half *T1_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_strictly_lower_f16_channel_bytes);
-    __gm__ half *T1_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_diagonal_4_f16_channel_bytes);
-    __gm__ half *T1_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_rows_2_f16_channel_bytes);
-    __gm__ half *T1_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_diagonal_8_f16_channel_bytes);
-    __gm__ half *T1_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T1_diagonal_16_f16_channel_bytes);
-    __gm__ float *k2_k2T_channel_gm = reinterpret_cast<__gm__ float *>(k2_k2T_channel_bytes);
-    __gm__ float *k2_k1T_channel_gm = reinterpret_cast<__gm__ float *>(k2_k1T_channel_bytes);
-    __gm__ float *k1_k2T_channel_gm = reinterpret_cast<__gm__ float *>(k1_k2T_channel_bytes);
-    __gm__ half *operand_of_X_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_X_f16_channel_bytes);
-    __gm__ half *k2_k1T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(k2_k1T_D_f16_channel_bytes);
-    __gm__ float *k2_k1T_D_X_channel_gm = reinterpret_cast<__gm__ float *>(k2_k1T_D_X_channel_bytes);
-    __gm__ half *T2_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_strictly_lower_f16_channel_bytes);
-    __gm__ half *T2_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_diagonal_4_f16_channel_bytes);
-    __gm__ half *T2_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_rows_2_f16_channel_bytes);
-    __gm__ half *T2_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_diagonal_8_f16_channel_bytes);
-    __gm__ half *T2_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(T2_diagonal_16_f16_channel_bytes);
-    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
-    __gm__ float *k1_S_channel_gm = reinterpret_cast<__gm__ float *>(k1_S_channel_bytes);
-    __gm__ half *beta1_Y_difference_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta1_Y_difference_f16_channel_bytes);
-    __gm__ float *Y_channel_gm = reinterpret_cast<__gm__ float *>(Y_channel_bytes);
-    __gm__ float *k2_S_channel_gm = reinterpret_cast<__gm__ float *>(k2_S_channel_bytes);
-    __gm__ float *k2_k1T_D_Y_channel_gm = reinterpret_cast<__gm__ float *>(k2_k1T_D_Y_channel_bytes);
-    __gm__ half *U2_term_minus_A_Y_f16_channel_gm = reinterpret_cast<__gm__ half *>(U2_term_minus_A_Y_f16_channel_bytes);
-    __gm__ float *U2_channel_gm = reinterpret_cast<__gm__ float *>(U2_channel_bytes);
-    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(q_S_channel_bytes);
-    __gm__ float *q_k1T_channel_gm = reinterpret_cast<__gm__ float *>(q_k1T_channel_bytes);
-    __gm__ float *X_U2_channel_gm = reinterpret_cast<__gm__ float *>(X_U2_channel_bytes);
-    __gm__ half *q_k1T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_k1T_D_f16_channel_bytes);
-    __gm__ half *U1_f16_channel_gm = reinterpret_cast<__gm__ half *>(U1_f16_channel_bytes);
-    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel_bytes);
-    __gm__ float *q_k2T_channel_gm = reinterpret_cast<__gm__ float *>(q_k2T_channel_bytes);
-    __gm__ half *q_k2T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_k2T_D_f16_channel_bytes);
-    __gm__ float *o_sum_2_part_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_2_part_channel_bytes);
-    __gm__ half *W_U1_f16_channel_gm = reinterpret_cast<__gm__ half *>(W_U1_f16_channel_bytes);
-    __gm__ float *S_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(S_sum_part_channel_bytes);
-    __gm__ half *W_U2_f16_channel_gm = reinterpret_cast<__gm__ half *>(W_U2_f16_channel_bytes);
-    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
+    __gm__ float *k1_k1T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ half *T1_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[1]);
+    __gm__ half *T1_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
+    __gm__ half *T1_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ half *T1_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ half *T1_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ float *k2_k2T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[6]);
+    __gm__ float *k2_k1T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ float *k1_k2T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[8]);
+    __gm__ half *operand_of_X_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ half *k2_k1T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[10]);
+    __gm__ float *k2_k1T_D_X_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
+    __gm__ half *T2_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[12]);
+    __gm__ half *T2_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[13]);
+    __gm__ half *T2_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[14]);
+    __gm__ half *T2_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[15]);
+    __gm__ half *T2_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[16]);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[17]);
+    __gm__ float *k1_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[18]);
+    __gm__ half *beta1_Y_difference_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[19]);
+    __gm__ float *Y_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[20]);
+    __gm__ float *k2_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[21]);
+    __gm__ float *k2_k1T_D_Y_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[22]);
+    __gm__ half *U2_term_minus_A_Y_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[23]);
+    __gm__ float *U2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[24]);
+    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[25]);
+    __gm__ float *q_k1T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[26]);
+    __gm__ float *X_U2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[27]);
+    __gm__ half *q_k1T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[28]);
+    __gm__ half *U1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[29]);
+    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[30]);
+    __gm__ float *q_k2T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[31]);
+    __gm__ half *q_k2T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[32]);
+    __gm__ float *o_sum_2_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[33]);
+    __gm__ half *W_U1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[34]);
+    __gm__ float *S_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[35]);
+    __gm__ half *W_U2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[36]);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[37]);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(constants + 0);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 77824);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 128> k1_first;
     TASSIGN(k1_first, 0x0);
     TileLeft<half, 64, 128> k1_k1T_left_first;
@@ -534,24 +478,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(T1_rows_16_left_first, 0x0);
     TileRight<half, 64, 16> T1_rows_16_right_first;
     TASSIGN(T1_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 16> T1_rows_16_first;
-    TASSIGN(T1_rows_16_first, 0x15000);
     L1Tile<half, 64, 64> T1_blocks_16_first;
     TASSIGN(T1_blocks_16_first, 0x8000);
-    TileLeft<half, 32, 16> T1_below_32_left_first;
-    TASSIGN(T1_below_32_left_first, 0x8000);
-    TileRight<half, 32, 16> T1_below_32_right_first;
-    TASSIGN(T1_below_32_right_first, 0x8000);
     TileAcc<float, 32, 16> T1_below_32_first;
     TASSIGN(T1_below_32_first, 0x1c000);
     L1Tile<half, 32, 16> T1_below_32_f16_first;
     TASSIGN(T1_below_32_f16_first, 0x22a00);
-    TileLeft<half, 32, 16> T1_corner_32_left_first;
-    TASSIGN(T1_corner_32_left_first, 0x0);
     TileRight<half, 32, 16> T1_corner_32_right_first;
     TASSIGN(T1_corner_32_right_first, 0x0);
-    TileAcc<float, 32, 16> T1_corner_32_first;
-    TASSIGN(T1_corner_32_first, 0x1c800);
     L1Tile<half, 64, 64> T1_blocks_32_first;
     TASSIGN(T1_blocks_32_first, 0x8000);
     TileLeft<half, 32, 32> T1_below_64_left_first;
@@ -660,24 +594,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(T2_rows_16_left_first, 0x0);
     TileRight<half, 64, 16> T2_rows_16_right_first;
     TASSIGN(T2_rows_16_right_first, 0x0);
-    TileAcc<float, 64, 16> T2_rows_16_first;
-    TASSIGN(T2_rows_16_first, 0xd000);
     L1Tile<half, 64, 64> T2_blocks_16_first;
     TASSIGN(T2_blocks_16_first, 0x12000);
-    TileLeft<half, 32, 16> T2_below_32_left_first;
-    TASSIGN(T2_below_32_left_first, 0x8000);
-    TileRight<half, 32, 16> T2_below_32_right_first;
-    TASSIGN(T2_below_32_right_first, 0x8000);
     TileAcc<float, 32, 16> T2_below_32_first;
     TASSIGN(T2_below_32_first, 0x10000);
     L1Tile<half, 32, 16> T2_below_32_f16_first;
     TASSIGN(T2_below_32_f16_first, 0x3a000);
-    TileLeft<half, 32, 16> T2_corner_32_left_first;
-    TASSIGN(T2_corner_32_left_first, 0x0);
     TileRight<half, 32, 16> T2_corner_32_right_first;
     TASSIGN(T2_corner_32_right_first, 0x0);
-    TileAcc<float, 32, 16> T2_corner_32_first;
-    TASSIGN(T2_corner_32_first, 0x10800);
     L1Tile<half, 64, 64> T2_blocks_32_first;
     TASSIGN(T2_blocks_32_first, 0x12000);
     TileLeft<half, 32, 32> T2_below_64_left_first;
@@ -860,24 +784,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(T1_rows_16_left_next, 0x8000);
     TileRight<half, 64, 16> T1_rows_16_right_next;
     TASSIGN(T1_rows_16_right_next, 0x8000);
-    TileAcc<float, 64, 16> T1_rows_16_next;
-    TASSIGN(T1_rows_16_next, 0x9000);
     L1Tile<half, 64, 64> T1_blocks_16_next;
     TASSIGN(T1_blocks_16_next, 0x48c00);
-    TileLeft<half, 32, 16> T1_below_32_left_next;
-    TASSIGN(T1_below_32_left_next, 0x0);
-    TileRight<half, 32, 16> T1_below_32_right_next;
-    TASSIGN(T1_below_32_right_next, 0x0);
     TileAcc<float, 32, 16> T1_below_32_next;
     TASSIGN(T1_below_32_next, 0x1c000);
     L1Tile<half, 32, 16> T1_below_32_f16_next;
     TASSIGN(T1_below_32_f16_next, 0x63600);
-    TileLeft<half, 32, 16> T1_corner_32_left_next;
-    TASSIGN(T1_corner_32_left_next, 0x8000);
     TileRight<half, 32, 16> T1_corner_32_right_next;
     TASSIGN(T1_corner_32_right_next, 0x8000);
-    TileAcc<float, 32, 16> T1_corner_32_next;
-    TASSIGN(T1_corner_32_next, 0x1c800);
     L1Tile<half, 64, 64> T1_blocks_32_next;
     TASSIGN(T1_blocks_32_next, 0x48c00);
     TileLeft<half, 32, 32> T1_below_64_left_next;
@@ -1005,24 +919,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(T2_rows_16_left_next, 0x0);
     TileRight<half, 64, 16> T2_rows_16_right_next;
     TASSIGN(T2_rows_16_right_next, 0x0);
-    TileAcc<float, 64, 16> T2_rows_16_next;
-    TASSIGN(T2_rows_16_next, 0x15000);
     L1Tile<half, 64, 64> T2_blocks_16_next;
     TASSIGN(T2_blocks_16_next, 0x52c00);
-    TileLeft<half, 32, 16> T2_below_32_left_next;
-    TASSIGN(T2_below_32_left_next, 0x8000);
-    TileRight<half, 32, 16> T2_below_32_right_next;
-    TASSIGN(T2_below_32_right_next, 0x8000);
     TileAcc<float, 32, 16> T2_below_32_next;
     TASSIGN(T2_below_32_next, 0xa000);
     L1Tile<half, 32, 16> T2_below_32_f16_next;
     TASSIGN(T2_below_32_f16_next, 0x76c00);
-    TileLeft<half, 32, 16> T2_corner_32_left_next;
-    TASSIGN(T2_corner_32_left_next, 0x0);
     TileRight<half, 32, 16> T2_corner_32_right_next;
     TASSIGN(T2_corner_32_right_next, 0x0);
-    TileAcc<float, 32, 16> T2_corner_32_next;
-    TASSIGN(T2_corner_32_next, 0xa800);
     L1Tile<half, 64, 64> T2_blocks_32_next;
     TASSIGN(T2_blocks_32_next, 0x52c00);
     TileLeft<half, 32, 32> T2_below_64_left_next;
@@ -1080,7 +984,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         L1Part<half, 64, 128> k1_raw_first(rows_next, 128);
@@ -1418,49 +1321,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> T1_blocks_16_first_0_0_from;
-                TASSIGN(T1_blocks_16_first_0_0_from, 0x15000);
-                L1Tile<half, 16, 16> T1_blocks_16_first_0_0;
-                TASSIGN(T1_blocks_16_first_0_0, 0x8000);
-                TMOV(T1_blocks_16_first_0_0, T1_blocks_16_first_0_0_from);
-                TileAcc<float, 16, 16> T1_blocks_16_first_1_0_from;
-                TASSIGN(T1_blocks_16_first_1_0_from, 0x15400);
-                L1Tile<half, 16, 16> T1_blocks_16_first_1_0;
-                TASSIGN(T1_blocks_16_first_1_0, 0x8a00);
-                TMOV(T1_blocks_16_first_1_0, T1_blocks_16_first_1_0_from);
-                TileAcc<float, 16, 16> T1_blocks_16_first_2_0_from;
-                TASSIGN(T1_blocks_16_first_2_0_from, 0x15800);
-                L1Tile<half, 16, 16> T1_blocks_16_first_2_0;
-                TASSIGN(T1_blocks_16_first_2_0, 0x9400);
-                TMOV(T1_blocks_16_first_2_0, T1_blocks_16_first_2_0_from);
-                TileAcc<float, 16, 16> T1_blocks_16_first_3_0_from;
-                TASSIGN(T1_blocks_16_first_3_0_from, 0x15c00);
-                L1Tile<half, 16, 16> T1_blocks_16_first_3_0;
-                TASSIGN(T1_blocks_16_first_3_0, 0x9e00);
-                TMOV(T1_blocks_16_first_3_0, T1_blocks_16_first_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> T1_blocks_16_first_from;
+                TASSIGN(T1_blocks_16_first_from, 0x15000 + i * 1024);
+                L1Tile<half, 16, 16> T1_blocks_16_first_to;
+                TASSIGN(T1_blocks_16_first_to, 0x8000 + i * 2560);
+                TMOV(T1_blocks_16_first_to, T1_blocks_16_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> T1_below_32_left_first_0;
-                TASSIGN(T1_below_32_left_first_0, 0x8000);
-                TEXTRACT(T1_below_32_left_first_0, T1_strictly_lower_f16_in_first, 16, 0);
-                TileLeft<half, 16, 16> T1_below_32_left_first_1;
-                TASSIGN(T1_below_32_left_first_1, 0x8200);
-                TEXTRACT(T1_below_32_left_first_1, T1_strictly_lower_f16_in_first, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> T1_below_32_left_first_block;
+                TASSIGN(T1_below_32_left_first_block, 0x8000 + i * 512);
+                TEXTRACT(T1_below_32_left_first_block, T1_strictly_lower_f16_in_first, 16 + i * 32, i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileRight<half, 16, 16> T1_below_32_right_first_0;
-                TASSIGN(T1_below_32_right_first_0, 0x8000);
-                TEXTRACT(T1_below_32_right_first_0, T1_blocks_16_first, 0, 0);
-                TileRight<half, 16, 16> T1_below_32_right_first_1;
-                TASSIGN(T1_below_32_right_first_1, 0x8200);
-                TEXTRACT(T1_below_32_right_first_1, T1_blocks_16_first, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> T1_below_32_right_first_block;
+                TASSIGN(T1_below_32_right_first_block, 0x8000 + i * 512);
+                TEXTRACT(T1_below_32_right_first_block, T1_blocks_16_first, i * 32, i * 32);
             }
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
@@ -1481,13 +1363,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMOV(T1_below_32_f16_first, T1_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> T1_corner_32_left_first_0;
-                TASSIGN(T1_corner_32_left_first_0, 0x0);
-                TEXTRACT(T1_corner_32_left_first_0, T1_blocks_16_first, 16, 16);
-                TileLeft<half, 16, 16> T1_corner_32_left_first_1;
-                TASSIGN(T1_corner_32_left_first_1, 0x200);
-                TEXTRACT(T1_corner_32_left_first_1, T1_blocks_16_first, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> T1_corner_32_left_first_block;
+                TASSIGN(T1_corner_32_left_first_block, 0x0 + i * 512);
+                TEXTRACT(T1_corner_32_left_first_block, T1_blocks_16_first, 16 + i * 32, 16 + i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
@@ -1508,17 +1387,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> T1_blocks_32_first_0_0_from;
-                TASSIGN(T1_blocks_32_first_0_0_from, 0x1c800);
-                L1Tile<half, 16, 16> T1_blocks_32_first_0_0;
-                TASSIGN(T1_blocks_32_first_0_0, 0x8200);
-                TMOV(T1_blocks_32_first_0_0, T1_blocks_32_first_0_0_from);
-                TileAcc<float, 16, 16> T1_blocks_32_first_1_0_from;
-                TASSIGN(T1_blocks_32_first_1_0_from, 0x1cc00);
-                L1Tile<half, 16, 16> T1_blocks_32_first_1_0;
-                TASSIGN(T1_blocks_32_first_1_0, 0x9600);
-                TMOV(T1_blocks_32_first_1_0, T1_blocks_32_first_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> T1_blocks_32_first_from;
+                TASSIGN(T1_blocks_32_first_from, 0x1c800 + i * 1024);
+                L1Tile<half, 16, 16> T1_blocks_32_first_to;
+                TASSIGN(T1_blocks_32_first_to, 0x8200 + i * 5120);
+                TMOV(T1_blocks_32_first_to, T1_blocks_32_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_32_first -> T1_below_64_right_first
@@ -1541,17 +1415,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 32, 16> T1_blocks_64_first_0_0_from;
-                TASSIGN(T1_blocks_64_first_0_0_from, 0x1e000);
-                L1Tile<half, 32, 16> T1_blocks_64_first_0_0;
-                TASSIGN(T1_blocks_64_first_0_0, 0x8400);
-                TMOV(T1_blocks_64_first_0_0, T1_blocks_64_first_0_0_from);
-                TileAcc<float, 32, 16> T1_blocks_64_first_0_16_from;
-                TASSIGN(T1_blocks_64_first_0_16_from, 0x1e800);
-                L1Tile<half, 32, 16> T1_blocks_64_first_0_16;
-                TASSIGN(T1_blocks_64_first_0_16, 0x8c00);
-                TMOV(T1_blocks_64_first_0_16, T1_blocks_64_first_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> T1_blocks_64_first_from;
+                TASSIGN(T1_blocks_64_first_from, 0x1e000 + j * 2048);
+                L1Tile<half, 32, 16> T1_blocks_64_first_to;
+                TASSIGN(T1_blocks_64_first_to, 0x8400 + j * 2048);
+                TMOV(T1_blocks_64_first_to, T1_blocks_64_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_blocks_64_first -> T1_left_first
@@ -1793,49 +1662,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> T2_blocks_16_first_0_0_from;
-                TASSIGN(T2_blocks_16_first_0_0_from, 0xd000);
-                L1Tile<half, 16, 16> T2_blocks_16_first_0_0;
-                TASSIGN(T2_blocks_16_first_0_0, 0x12000);
-                TMOV(T2_blocks_16_first_0_0, T2_blocks_16_first_0_0_from);
-                TileAcc<float, 16, 16> T2_blocks_16_first_1_0_from;
-                TASSIGN(T2_blocks_16_first_1_0_from, 0xd400);
-                L1Tile<half, 16, 16> T2_blocks_16_first_1_0;
-                TASSIGN(T2_blocks_16_first_1_0, 0x12a00);
-                TMOV(T2_blocks_16_first_1_0, T2_blocks_16_first_1_0_from);
-                TileAcc<float, 16, 16> T2_blocks_16_first_2_0_from;
-                TASSIGN(T2_blocks_16_first_2_0_from, 0xd800);
-                L1Tile<half, 16, 16> T2_blocks_16_first_2_0;
-                TASSIGN(T2_blocks_16_first_2_0, 0x13400);
-                TMOV(T2_blocks_16_first_2_0, T2_blocks_16_first_2_0_from);
-                TileAcc<float, 16, 16> T2_blocks_16_first_3_0_from;
-                TASSIGN(T2_blocks_16_first_3_0_from, 0xdc00);
-                L1Tile<half, 16, 16> T2_blocks_16_first_3_0;
-                TASSIGN(T2_blocks_16_first_3_0, 0x13e00);
-                TMOV(T2_blocks_16_first_3_0, T2_blocks_16_first_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> T2_blocks_16_first_from;
+                TASSIGN(T2_blocks_16_first_from, 0xd000 + i * 1024);
+                L1Tile<half, 16, 16> T2_blocks_16_first_to;
+                TASSIGN(T2_blocks_16_first_to, 0x12000 + i * 2560);
+                TMOV(T2_blocks_16_first_to, T2_blocks_16_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> T2_below_32_left_first_0;
-                TASSIGN(T2_below_32_left_first_0, 0x8000);
-                TEXTRACT(T2_below_32_left_first_0, T2_strictly_lower_f16_in_first, 16, 0);
-                TileLeft<half, 16, 16> T2_below_32_left_first_1;
-                TASSIGN(T2_below_32_left_first_1, 0x8200);
-                TEXTRACT(T2_below_32_left_first_1, T2_strictly_lower_f16_in_first, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> T2_below_32_left_first_block;
+                TASSIGN(T2_below_32_left_first_block, 0x8000 + i * 512);
+                TEXTRACT(T2_below_32_left_first_block, T2_strictly_lower_f16_in_first, 16 + i * 32, i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
         if (rows_next > 0) {
-            {
-                TileRight<half, 16, 16> T2_below_32_right_first_0;
-                TASSIGN(T2_below_32_right_first_0, 0x8000);
-                TEXTRACT(T2_below_32_right_first_0, T2_blocks_16_first, 0, 0);
-                TileRight<half, 16, 16> T2_below_32_right_first_1;
-                TASSIGN(T2_below_32_right_first_1, 0x8200);
-                TEXTRACT(T2_below_32_right_first_1, T2_blocks_16_first, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> T2_below_32_right_first_block;
+                TASSIGN(T2_below_32_right_first_block, 0x8000 + i * 512);
+                TEXTRACT(T2_below_32_right_first_block, T2_blocks_16_first, i * 32, i * 32);
             }
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_first -> T2_below_32_first
@@ -1856,13 +1704,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMOV(T2_below_32_f16_first, T2_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
         if (rows_next > 0) {
-            {
-                TileLeft<half, 16, 16> T2_corner_32_left_first_0;
-                TASSIGN(T2_corner_32_left_first_0, 0x0);
-                TEXTRACT(T2_corner_32_left_first_0, T2_blocks_16_first, 16, 16);
-                TileLeft<half, 16, 16> T2_corner_32_left_first_1;
-                TASSIGN(T2_corner_32_left_first_1, 0x200);
-                TEXTRACT(T2_corner_32_left_first_1, T2_blocks_16_first, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> T2_corner_32_left_first_block;
+                TASSIGN(T2_corner_32_left_first_block, 0x0 + i * 512);
+                TEXTRACT(T2_corner_32_left_first_block, T2_blocks_16_first, 16 + i * 32, 16 + i * 32);
             }
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
@@ -1883,17 +1728,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 16, 16> T2_blocks_32_first_0_0_from;
-                TASSIGN(T2_blocks_32_first_0_0_from, 0x10800);
-                L1Tile<half, 16, 16> T2_blocks_32_first_0_0;
-                TASSIGN(T2_blocks_32_first_0_0, 0x12200);
-                TMOV(T2_blocks_32_first_0_0, T2_blocks_32_first_0_0_from);
-                TileAcc<float, 16, 16> T2_blocks_32_first_1_0_from;
-                TASSIGN(T2_blocks_32_first_1_0_from, 0x10c00);
-                L1Tile<half, 16, 16> T2_blocks_32_first_1_0;
-                TASSIGN(T2_blocks_32_first_1_0, 0x13600);
-                TMOV(T2_blocks_32_first_1_0, T2_blocks_32_first_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> T2_blocks_32_first_from;
+                TASSIGN(T2_blocks_32_first_from, 0x10800 + i * 1024);
+                L1Tile<half, 16, 16> T2_blocks_32_first_to;
+                TASSIGN(T2_blocks_32_first_to, 0x12200 + i * 5120);
+                TMOV(T2_blocks_32_first_to, T2_blocks_32_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_first -> T2_below_64_right_first
@@ -1916,17 +1756,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
         if (rows_next > 0) {
-            {
-                TileAcc<float, 32, 16> T2_blocks_64_first_0_0_from;
-                TASSIGN(T2_blocks_64_first_0_0_from, 0x12000);
-                L1Tile<half, 32, 16> T2_blocks_64_first_0_0;
-                TASSIGN(T2_blocks_64_first_0_0, 0x12400);
-                TMOV(T2_blocks_64_first_0_0, T2_blocks_64_first_0_0_from);
-                TileAcc<float, 32, 16> T2_blocks_64_first_0_16_from;
-                TASSIGN(T2_blocks_64_first_0_16_from, 0x12800);
-                L1Tile<half, 32, 16> T2_blocks_64_first_0_16;
-                TASSIGN(T2_blocks_64_first_0_16, 0x12c00);
-                TMOV(T2_blocks_64_first_0_16, T2_blocks_64_first_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> T2_blocks_64_first_from;
+                TASSIGN(T2_blocks_64_first_from, 0x12000 + j * 2048);
+                L1Tile<half, 32, 16> T2_blocks_64_first_to;
+                TASSIGN(T2_blocks_64_first_to, 0x12400 + j * 2048);
+                TMOV(T2_blocks_64_first_to, T2_blocks_64_first_from);
             }
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_first -> T2_left_first
@@ -1964,10 +1799,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
-            const int64_t t = first - b * T + c * 64;
-            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             TASSIGN(q, 0x14000 + c % 2 * 16384);
@@ -2415,49 +2246,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> T1_blocks_16_next_0_0_from;
-                    TASSIGN(T1_blocks_16_next_0_0_from, 0x9000);
-                    L1Tile<half, 16, 16> T1_blocks_16_next_0_0;
-                    TASSIGN(T1_blocks_16_next_0_0, 0x48c00);
-                    TMOV(T1_blocks_16_next_0_0, T1_blocks_16_next_0_0_from);
-                    TileAcc<float, 16, 16> T1_blocks_16_next_1_0_from;
-                    TASSIGN(T1_blocks_16_next_1_0_from, 0x9400);
-                    L1Tile<half, 16, 16> T1_blocks_16_next_1_0;
-                    TASSIGN(T1_blocks_16_next_1_0, 0x49600);
-                    TMOV(T1_blocks_16_next_1_0, T1_blocks_16_next_1_0_from);
-                    TileAcc<float, 16, 16> T1_blocks_16_next_2_0_from;
-                    TASSIGN(T1_blocks_16_next_2_0_from, 0x9800);
-                    L1Tile<half, 16, 16> T1_blocks_16_next_2_0;
-                    TASSIGN(T1_blocks_16_next_2_0, 0x4a000);
-                    TMOV(T1_blocks_16_next_2_0, T1_blocks_16_next_2_0_from);
-                    TileAcc<float, 16, 16> T1_blocks_16_next_3_0_from;
-                    TASSIGN(T1_blocks_16_next_3_0_from, 0x9c00);
-                    L1Tile<half, 16, 16> T1_blocks_16_next_3_0;
-                    TASSIGN(T1_blocks_16_next_3_0, 0x4aa00);
-                    TMOV(T1_blocks_16_next_3_0, T1_blocks_16_next_3_0_from);
+                for (int64_t i = 0; i < 4; ++i) {
+                    TileAcc<float, 16, 16> T1_blocks_16_next_from;
+                    TASSIGN(T1_blocks_16_next_from, 0x9000 + i * 1024);
+                    L1Tile<half, 16, 16> T1_blocks_16_next_to;
+                    TASSIGN(T1_blocks_16_next_to, 0x48c00 + i * 2560);
+                    TMOV(T1_blocks_16_next_to, T1_blocks_16_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> T1_below_32_left_next_0;
-                    TASSIGN(T1_below_32_left_next_0, 0x0);
-                    TEXTRACT(T1_below_32_left_next_0, T1_strictly_lower_f16_in_next, 16, 0);
-                    TileLeft<half, 16, 16> T1_below_32_left_next_1;
-                    TASSIGN(T1_below_32_left_next_1, 0x200);
-                    TEXTRACT(T1_below_32_left_next_1, T1_strictly_lower_f16_in_next, 48, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> T1_below_32_left_next_block;
+                    TASSIGN(T1_below_32_left_next_block, 0x0 + i * 512);
+                    TEXTRACT(T1_below_32_left_next_block, T1_strictly_lower_f16_in_next, 16 + i * 32, i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileRight<half, 16, 16> T1_below_32_right_next_0;
-                    TASSIGN(T1_below_32_right_next_0, 0x0);
-                    TEXTRACT(T1_below_32_right_next_0, T1_blocks_16_next, 0, 0);
-                    TileRight<half, 16, 16> T1_below_32_right_next_1;
-                    TASSIGN(T1_below_32_right_next_1, 0x200);
-                    TEXTRACT(T1_below_32_right_next_1, T1_blocks_16_next, 32, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileRight<half, 16, 16> T1_below_32_right_next_block;
+                    TASSIGN(T1_below_32_right_next_block, 0x0 + i * 512);
+                    TEXTRACT(T1_below_32_right_next_block, T1_blocks_16_next, i * 32, i * 32);
                 }
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_32_right_next -> T1_below_32_next
@@ -2478,13 +2288,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TMOV(T1_below_32_f16_next, T1_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> T1_corner_32_left_next_0;
-                    TASSIGN(T1_corner_32_left_next_0, 0x8000);
-                    TEXTRACT(T1_corner_32_left_next_0, T1_blocks_16_next, 16, 16);
-                    TileLeft<half, 16, 16> T1_corner_32_left_next_1;
-                    TASSIGN(T1_corner_32_left_next_1, 0x8200);
-                    TEXTRACT(T1_corner_32_left_next_1, T1_blocks_16_next, 48, 48);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> T1_corner_32_left_next_block;
+                    TASSIGN(T1_corner_32_left_next_block, 0x8000 + i * 512);
+                    TEXTRACT(T1_corner_32_left_next_block, T1_blocks_16_next, 16 + i * 32, 16 + i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
@@ -2505,17 +2312,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> T1_blocks_32_next_0_0_from;
-                    TASSIGN(T1_blocks_32_next_0_0_from, 0x1c800);
-                    L1Tile<half, 16, 16> T1_blocks_32_next_0_0;
-                    TASSIGN(T1_blocks_32_next_0_0, 0x48e00);
-                    TMOV(T1_blocks_32_next_0_0, T1_blocks_32_next_0_0_from);
-                    TileAcc<float, 16, 16> T1_blocks_32_next_1_0_from;
-                    TASSIGN(T1_blocks_32_next_1_0_from, 0x1cc00);
-                    L1Tile<half, 16, 16> T1_blocks_32_next_1_0;
-                    TASSIGN(T1_blocks_32_next_1_0, 0x4a200);
-                    TMOV(T1_blocks_32_next_1_0, T1_blocks_32_next_1_0_from);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileAcc<float, 16, 16> T1_blocks_32_next_from;
+                    TASSIGN(T1_blocks_32_next_from, 0x1c800 + i * 1024);
+                    L1Tile<half, 16, 16> T1_blocks_32_next_to;
+                    TASSIGN(T1_blocks_32_next_to, 0x48e00 + i * 5120);
+                    TMOV(T1_blocks_32_next_to, T1_blocks_32_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_32_next -> T1_below_64_right_next
@@ -2538,17 +2340,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 32, 16> T1_blocks_64_next_0_0_from;
-                    TASSIGN(T1_blocks_64_next_0_0_from, 0x1e000);
-                    L1Tile<half, 32, 16> T1_blocks_64_next_0_0;
-                    TASSIGN(T1_blocks_64_next_0_0, 0x49000);
-                    TMOV(T1_blocks_64_next_0_0, T1_blocks_64_next_0_0_from);
-                    TileAcc<float, 32, 16> T1_blocks_64_next_0_16_from;
-                    TASSIGN(T1_blocks_64_next_0_16_from, 0x1e800);
-                    L1Tile<half, 32, 16> T1_blocks_64_next_0_16;
-                    TASSIGN(T1_blocks_64_next_0_16, 0x49800);
-                    TMOV(T1_blocks_64_next_0_16, T1_blocks_64_next_0_16_from);
+                for (int64_t j = 0; j < 2; ++j) {
+                    TileAcc<float, 32, 16> T1_blocks_64_next_from;
+                    TASSIGN(T1_blocks_64_next_from, 0x1e000 + j * 2048);
+                    L1Tile<half, 32, 16> T1_blocks_64_next_to;
+                    TASSIGN(T1_blocks_64_next_to, 0x49000 + j * 2048);
+                    TMOV(T1_blocks_64_next_to, T1_blocks_64_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_64_next -> T1_left_next
@@ -2842,49 +2639,28 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> T2_blocks_16_next_0_0_from;
-                    TASSIGN(T2_blocks_16_next_0_0_from, 0x15000);
-                    L1Tile<half, 16, 16> T2_blocks_16_next_0_0;
-                    TASSIGN(T2_blocks_16_next_0_0, 0x52c00);
-                    TMOV(T2_blocks_16_next_0_0, T2_blocks_16_next_0_0_from);
-                    TileAcc<float, 16, 16> T2_blocks_16_next_1_0_from;
-                    TASSIGN(T2_blocks_16_next_1_0_from, 0x15400);
-                    L1Tile<half, 16, 16> T2_blocks_16_next_1_0;
-                    TASSIGN(T2_blocks_16_next_1_0, 0x53600);
-                    TMOV(T2_blocks_16_next_1_0, T2_blocks_16_next_1_0_from);
-                    TileAcc<float, 16, 16> T2_blocks_16_next_2_0_from;
-                    TASSIGN(T2_blocks_16_next_2_0_from, 0x15800);
-                    L1Tile<half, 16, 16> T2_blocks_16_next_2_0;
-                    TASSIGN(T2_blocks_16_next_2_0, 0x54000);
-                    TMOV(T2_blocks_16_next_2_0, T2_blocks_16_next_2_0_from);
-                    TileAcc<float, 16, 16> T2_blocks_16_next_3_0_from;
-                    TASSIGN(T2_blocks_16_next_3_0_from, 0x15c00);
-                    L1Tile<half, 16, 16> T2_blocks_16_next_3_0;
-                    TASSIGN(T2_blocks_16_next_3_0, 0x54a00);
-                    TMOV(T2_blocks_16_next_3_0, T2_blocks_16_next_3_0_from);
+                for (int64_t i = 0; i < 4; ++i) {
+                    TileAcc<float, 16, 16> T2_blocks_16_next_from;
+                    TASSIGN(T2_blocks_16_next_from, 0x15000 + i * 1024);
+                    L1Tile<half, 16, 16> T2_blocks_16_next_to;
+                    TASSIGN(T2_blocks_16_next_to, 0x52c00 + i * 2560);
+                    TMOV(T2_blocks_16_next_to, T2_blocks_16_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> T2_below_32_left_next_0;
-                    TASSIGN(T2_below_32_left_next_0, 0x8000);
-                    TEXTRACT(T2_below_32_left_next_0, T2_strictly_lower_f16_in_next, 16, 0);
-                    TileLeft<half, 16, 16> T2_below_32_left_next_1;
-                    TASSIGN(T2_below_32_left_next_1, 0x8200);
-                    TEXTRACT(T2_below_32_left_next_1, T2_strictly_lower_f16_in_next, 48, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> T2_below_32_left_next_block;
+                    TASSIGN(T2_below_32_left_next_block, 0x8000 + i * 512);
+                    TEXTRACT(T2_below_32_left_next_block, T2_strictly_lower_f16_in_next, 16 + i * 32, i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
             if (rows_next > 0) {
-                {
-                    TileRight<half, 16, 16> T2_below_32_right_next_0;
-                    TASSIGN(T2_below_32_right_next_0, 0x8000);
-                    TEXTRACT(T2_below_32_right_next_0, T2_blocks_16_next, 0, 0);
-                    TileRight<half, 16, 16> T2_below_32_right_next_1;
-                    TASSIGN(T2_below_32_right_next_1, 0x8200);
-                    TEXTRACT(T2_below_32_right_next_1, T2_blocks_16_next, 32, 32);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileRight<half, 16, 16> T2_below_32_right_next_block;
+                    TASSIGN(T2_below_32_right_next_block, 0x8000 + i * 512);
+                    TEXTRACT(T2_below_32_right_next_block, T2_blocks_16_next, i * 32, i * 32);
                 }
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_next -> T2_below_32_next
@@ -2905,13 +2681,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TMOV(T2_below_32_f16_next, T2_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
             if (rows_next > 0) {
-                {
-                    TileLeft<half, 16, 16> T2_corner_32_left_next_0;
-                    TASSIGN(T2_corner_32_left_next_0, 0x0);
-                    TEXTRACT(T2_corner_32_left_next_0, T2_blocks_16_next, 16, 16);
-                    TileLeft<half, 16, 16> T2_corner_32_left_next_1;
-                    TASSIGN(T2_corner_32_left_next_1, 0x200);
-                    TEXTRACT(T2_corner_32_left_next_1, T2_blocks_16_next, 48, 48);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileLeft<half, 16, 16> T2_corner_32_left_next_block;
+                    TASSIGN(T2_corner_32_left_next_block, 0x0 + i * 512);
+                    TEXTRACT(T2_corner_32_left_next_block, T2_blocks_16_next, 16 + i * 32, 16 + i * 32);
                 }
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
@@ -2932,17 +2705,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 16, 16> T2_blocks_32_next_0_0_from;
-                    TASSIGN(T2_blocks_32_next_0_0_from, 0xa800);
-                    L1Tile<half, 16, 16> T2_blocks_32_next_0_0;
-                    TASSIGN(T2_blocks_32_next_0_0, 0x52e00);
-                    TMOV(T2_blocks_32_next_0_0, T2_blocks_32_next_0_0_from);
-                    TileAcc<float, 16, 16> T2_blocks_32_next_1_0_from;
-                    TASSIGN(T2_blocks_32_next_1_0_from, 0xac00);
-                    L1Tile<half, 16, 16> T2_blocks_32_next_1_0;
-                    TASSIGN(T2_blocks_32_next_1_0, 0x54200);
-                    TMOV(T2_blocks_32_next_1_0, T2_blocks_32_next_1_0_from);
+                for (int64_t i = 0; i < 2; ++i) {
+                    TileAcc<float, 16, 16> T2_blocks_32_next_from;
+                    TASSIGN(T2_blocks_32_next_from, 0xa800 + i * 1024);
+                    L1Tile<half, 16, 16> T2_blocks_32_next_to;
+                    TASSIGN(T2_blocks_32_next_to, 0x52e00 + i * 5120);
+                    TMOV(T2_blocks_32_next_to, T2_blocks_32_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_next -> T2_below_64_right_next
@@ -2965,17 +2733,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
             if (rows_next > 0) {
-                {
-                    TileAcc<float, 32, 16> T2_blocks_64_next_0_0_from;
-                    TASSIGN(T2_blocks_64_next_0_0_from, 0xc000);
-                    L1Tile<half, 32, 16> T2_blocks_64_next_0_0;
-                    TASSIGN(T2_blocks_64_next_0_0, 0x53000);
-                    TMOV(T2_blocks_64_next_0_0, T2_blocks_64_next_0_0_from);
-                    TileAcc<float, 32, 16> T2_blocks_64_next_0_16_from;
-                    TASSIGN(T2_blocks_64_next_0_16_from, 0xc800);
-                    L1Tile<half, 32, 16> T2_blocks_64_next_0_16;
-                    TASSIGN(T2_blocks_64_next_0_16, 0x53800);
-                    TMOV(T2_blocks_64_next_0_16, T2_blocks_64_next_0_16_from);
+                for (int64_t j = 0; j < 2; ++j) {
+                    TileAcc<float, 32, 16> T2_blocks_64_next_from;
+                    TASSIGN(T2_blocks_64_next_from, 0xc000 + j * 2048);
+                    L1Tile<half, 32, 16> T2_blocks_64_next_to;
+                    TASSIGN(T2_blocks_64_next_to, 0x53000 + j * 2048);
+                    TMOV(T2_blocks_64_next_to, T2_blocks_64_next_from);
                 }
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_next -> T2_left_next
@@ -3087,6 +2850,62 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *v1_gm = reinterpret_cast<__gm__ half *>(v1_bytes);
+    __gm__ half *v2_gm = reinterpret_cast<__gm__ half *>(v2_bytes);
+    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
+    __gm__ float *beta1_gm = reinterpret_cast<__gm__ float *>(beta1_bytes);
+    __gm__ float *beta2_gm = reinterpret_cast<__gm__ float *>(beta2_bytes);
+    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
+    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
+    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ float *k1_k1T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ half *T1_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[1]);
+    __gm__ half *T1_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
+    __gm__ half *T1_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ half *T1_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ half *T1_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ float *k2_k2T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[6]);
+    __gm__ float *k2_k1T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ float *k1_k2T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[8]);
+    __gm__ half *operand_of_X_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ half *k2_k1T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[10]);
+    __gm__ float *k2_k1T_D_X_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
+    __gm__ half *T2_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[12]);
+    __gm__ half *T2_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[13]);
+    __gm__ half *T2_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[14]);
+    __gm__ half *T2_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[15]);
+    __gm__ half *T2_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[16]);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[17]);
+    __gm__ float *k1_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[18]);
+    __gm__ half *beta1_Y_difference_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[19]);
+    __gm__ float *Y_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[20]);
+    __gm__ float *k2_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[21]);
+    __gm__ float *k2_k1T_D_Y_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[22]);
+    __gm__ half *U2_term_minus_A_Y_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[23]);
+    __gm__ float *U2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[24]);
+    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[25]);
+    __gm__ float *q_k1T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[26]);
+    __gm__ float *X_U2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[27]);
+    __gm__ half *q_k1T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[28]);
+    __gm__ half *U1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[29]);
+    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[30]);
+    __gm__ float *q_k2T_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[31]);
+    __gm__ half *q_k2T_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[32]);
+    __gm__ float *o_sum_2_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[33]);
+    __gm__ half *W_U1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[34]);
+    __gm__ float *S_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[35]);
+    __gm__ half *W_U2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[36]);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[37]);
+    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(constants + 8192);
+    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 24576);
+    __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(constants + 40960);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 57344);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 61440);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 65536);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 69632);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 73728);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbWide<float, 64> g_wide_first;
     TASSIGN(g_wide_first, 0x0);
@@ -3136,12 +2955,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(last_G_minus_G_first, 0x20200);
     UbTile<float, 1, 64> exp_G_first;
     TASSIGN(exp_G_first, 0x20000);
-    UbCol<float, 32> exp_G_col_first;
-    TASSIGN(exp_G_col_first, 0x20000 + sub * 128);
     UbTile<float, 1, 64> decay_to_end_first;
     TASSIGN(decay_to_end_first, 0x20200);
-    UbCol<float, 32> W_first;
-    TASSIGN(W_first, 0x20200 + sub * 128);
     UbTile<float, 32, 64> k1_k1T_in_first;
     TASSIGN(k1_k1T_in_first, 0x2000);
     UbTile<float, 32, 64> beta1_k1_k1T_first;
@@ -3276,10 +3091,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(S, 0x0);
     UbTile<half, 32, 128> v1;
     UbTile<half, 32, 128> v2;
-    UbTile<float, 1, 64> beta1;
-    UbTile<float, 1, 64> beta2;
     UbTile<float, 1, 64> exp_G;
-    UbTile<float, 1, 64> decay_to_end;
     UbTile<half, 64, 128> S_f16;
     TASSIGN(S_f16, 0x10000);
     UbCol<float, 32> exp_G_col;
@@ -3335,9 +3147,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     UbTile<float, 1, 64> last_G_minus_G_next;
     TASSIGN(last_G_minus_G_next, 0x1a100);
     UbTile<float, 1, 64> exp_G_next;
-    UbCol<float, 32> exp_G_col_next;
     UbTile<float, 1, 64> decay_to_end_next;
-    UbCol<float, 32> W_next;
     UbTile<float, 32, 64> k1_k1T_in_next;
     TASSIGN(k1_k1T_in_next, 0x1a000);
     UbTile<float, 32, 64> beta1_k1_k1T_next;
@@ -3546,10 +3356,9 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     TASSIGN(beta2_next_scratch, 0x18800);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
@@ -3647,7 +3456,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         // last_G = last(G)
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
-        const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
         wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_first
         if (rows_next > 0) {
             {
@@ -4096,20 +3904,15 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) fill_rows(v2_first, v2_raw_first, part_next, 0xc000);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
             TASSIGN(v1, 0x8000 + c % 2 * 8192);
             TASSIGN(v2, 0xc000 + c % 2 * 8192);
-            TASSIGN(beta1, 0x20400 + c % 2 * 256);
-            TASSIGN(beta2, 0x20600 + c % 2 * 256);
             TASSIGN(exp_G, 0x20000 + c % 2 * 256);
-            TASSIGN(decay_to_end, 0x20200 + c % 2 * 256);
             TASSIGN(exp_G_col, 0x20000 + c % 2 * 256 + sub * 128);
             TASSIGN(beta1_col, 0x20400 + c % 2 * 256 + sub * 128);
             TASSIGN(beta2_col, 0x20600 + c % 2 * 256 + sub * 128);
@@ -4117,9 +3920,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TASSIGN(beta1_next, 0x20400 + (c + 1) % 2 * 256);
             TASSIGN(beta1_col_next, 0x20400 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(exp_G_next, 0x20000 + (c + 1) % 2 * 256);
-            TASSIGN(exp_G_col_next, 0x20000 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(decay_to_end_next, 0x20200 + (c + 1) % 2 * 256);
-            TASSIGN(W_next, 0x20200 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(beta2_next, 0x20600 + (c + 1) % 2 * 256);
             TASSIGN(beta2_col_next, 0x20600 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(v1_next, 0x8000 + (c + 1) % 2 * 8192);
@@ -4238,7 +4039,6 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             // last_G = last(G)
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
-            const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // last_G_minus_G_next -> k1_k1T_in_next
             wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_next
             if (rows_next > 0) {
@@ -4875,54 +4675,9 @@ extern "C" int call_gated_delta_product_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
-    uint8_t *minus_identity_float16_bytes,
-    uint8_t *lower_64_mask_bytes,
-    uint8_t *lower_fill_bytes,
-    uint8_t *strictly_lower_mask_bytes,
-    uint8_t *pairs_1_mask_of_16_bytes,
-    uint8_t *eye_mask_of_16_bytes,
-    uint8_t *pairs_2_mask_of_16_bytes,
-    uint8_t *pairs_4_mask_of_16_bytes,
-    uint8_t *pairs_8_mask_of_16_bytes,
-    uint8_t *identity_float16_16_bytes,
-    uint8_t *k1_k1T_channel_bytes,
-    uint8_t *T1_strictly_lower_f16_channel_bytes,
-    uint8_t *T1_diagonal_4_f16_channel_bytes,
-    uint8_t *T1_rows_2_f16_channel_bytes,
-    uint8_t *T1_diagonal_8_f16_channel_bytes,
-    uint8_t *T1_diagonal_16_f16_channel_bytes,
-    uint8_t *k2_k2T_channel_bytes,
-    uint8_t *k2_k1T_channel_bytes,
-    uint8_t *k1_k2T_channel_bytes,
-    uint8_t *operand_of_X_f16_channel_bytes,
-    uint8_t *k2_k1T_D_f16_channel_bytes,
-    uint8_t *k2_k1T_D_X_channel_bytes,
-    uint8_t *T2_strictly_lower_f16_channel_bytes,
-    uint8_t *T2_diagonal_4_f16_channel_bytes,
-    uint8_t *T2_rows_2_f16_channel_bytes,
-    uint8_t *T2_diagonal_8_f16_channel_bytes,
-    uint8_t *T2_diagonal_16_f16_channel_bytes,
-    uint8_t *S_f16_channel_bytes,
-    uint8_t *k1_S_channel_bytes,
-    uint8_t *beta1_Y_difference_f16_channel_bytes,
-    uint8_t *Y_channel_bytes,
-    uint8_t *k2_S_channel_bytes,
-    uint8_t *k2_k1T_D_Y_channel_bytes,
-    uint8_t *U2_term_minus_A_Y_f16_channel_bytes,
-    uint8_t *U2_channel_bytes,
-    uint8_t *q_S_channel_bytes,
-    uint8_t *q_k1T_channel_bytes,
-    uint8_t *X_U2_channel_bytes,
-    uint8_t *q_k1T_D_f16_channel_bytes,
-    uint8_t *U1_f16_channel_bytes,
-    uint8_t *o_sum_part_channel_bytes,
-    uint8_t *q_k2T_channel_bytes,
-    uint8_t *q_k2T_D_f16_channel_bytes,
-    uint8_t *o_sum_2_part_channel_bytes,
-    uint8_t *W_U1_f16_channel_bytes,
-    uint8_t *S_sum_part_channel_bytes,
-    uint8_t *W_U2_f16_channel_bytes,
-    uint8_t *S_next_part_channel_bytes,
+    uint8_t *workspace,
+    uint8_t *constants,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -4937,7 +4692,7 @@ extern "C" int call_gated_delta_product_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_product_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k1_bytes, k2_bytes, v1_bytes, v2_bytes, g_bytes, beta1_bytes, beta2_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, k1_k1T_channel_bytes, T1_strictly_lower_f16_channel_bytes, T1_diagonal_4_f16_channel_bytes, T1_rows_2_f16_channel_bytes, T1_diagonal_8_f16_channel_bytes, T1_diagonal_16_f16_channel_bytes, k2_k2T_channel_bytes, k2_k1T_channel_bytes, k1_k2T_channel_bytes, operand_of_X_f16_channel_bytes, k2_k1T_D_f16_channel_bytes, k2_k1T_D_X_channel_bytes, T2_strictly_lower_f16_channel_bytes, T2_diagonal_4_f16_channel_bytes, T2_rows_2_f16_channel_bytes, T2_diagonal_8_f16_channel_bytes, T2_diagonal_16_f16_channel_bytes, S_f16_channel_bytes, k1_S_channel_bytes, beta1_Y_difference_f16_channel_bytes, Y_channel_bytes, k2_S_channel_bytes, k2_k1T_D_Y_channel_bytes, U2_term_minus_A_Y_f16_channel_bytes, U2_channel_bytes, q_S_channel_bytes, q_k1T_channel_bytes, X_U2_channel_bytes, q_k1T_D_f16_channel_bytes, U1_f16_channel_bytes, o_sum_part_channel_bytes, q_k2T_channel_bytes, q_k2T_D_f16_channel_bytes, o_sum_2_part_channel_bytes, W_U1_f16_channel_bytes, S_sum_part_channel_bytes, W_U2_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_product_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k1_bytes, k2_bytes, v1_bytes, v2_bytes, g_bytes, beta1_bytes, beta2_bytes, o_bytes, initial_state_bytes, final_state_bytes, workspace, constants, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -4998,8 +4753,9 @@ class Tables:
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
     backward: chunks are walked from the last to the first.
-    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
-    part and value head.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
+    between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
+    head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -5020,7 +4776,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
-                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
+                                        "workspaces", "end_workspaces", "counters", "shared", "part_workspaces")
 
     name: str
     function: str
@@ -5042,6 +4798,7 @@ class Tables:
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
+    shared: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -5818,6 +5575,9 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
+        if t.shared:
+            held = self.host.shared_bytes(self.slots, self.sequences, self.value_heads, self.device)
+            self.made.append(((held,), torch.uint8))
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
@@ -6130,6 +5890,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -6247,8 +6008,8 @@ class Host:
         return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
-        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
-        parts, that of the call."""
+        """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
+        of the call, for builds that make parts or whose launcher divides one workspace."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
@@ -6257,7 +6018,11 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
-        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+        shared = 0
+        if t.shared:
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+        return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
+                            for n, rows in held for _, dims, dtype in rows)
 
 
 def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
@@ -7009,60 +6774,100 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 def _core_groups(device: torch.device) -> int:
-    """The number of cube cores of the NPU; 4 in the simulator."""
-    if device.type == "cpu":
+    """The number of cube cores of the NPU; 4 in the simulator, and for tensors without memory."""
+    if device.type != "npu":
         return 4
     npu: Any = torch.npu  # type: ignore[attr-defined]
     return getattr(npu.get_device_properties(device), "cube_core_num", 24)
 
 
+#: Regions of a workspace begin at multiples of this: several of a transfer's 32 bytes.
+_ALIGN = 512
+
+
 class PtoLauncher:
     """Launches the kernels of one source: on an Ascend NPU, and for CPU tensors in the simulator of gdn_codegen.
 
-    symbols: for each kernel, its C name, the channels and constants that it gets, and for the simulator the kinds of all its
-      tensors (0 read, 1 written, 2 between cores, 3 read and written).
-    channels: (dims, dtype) by name, of memory through which the cores of a group pass tiles to each other. Each core group has
-      its own.
+    symbols: for each kernel, its C name, the kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read
+      and written), the kinds of the regions of the workspace that it uses, the first bytes of its masks among its constants, and
+      how many of its integers are strides. The kernel gets pointers to its tensors; the workspace, if it uses any; its constants,
+      if it has any; a table of the first bytes of its regions, then strides, if there are any; and cu_seqlens.
+    regions: (what it has a tile for, dims, dtype) by name: "slot" and "sequence", for each value head, or "group", a core group.
     constants: (fill, shape, dtype) of masks, by name, as `_mask` takes them.
     heads: True if head counts are compiled in. Kernels then do not take them.
     """
 
-    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
-                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, list[int], str]], heads: bool
-                 ) -> None:
-        self.source, self.symbols, self.channels, self.constants, self.heads = source, symbols, channels, constants, heads
+    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[int], dict[str, int], dict[str, int], int]],
+                 regions: Mapping[str, tuple[str, list[int], str]], constants: Mapping[str, tuple[str, list[int], str]],
+                 heads: bool) -> None:
+        self.source, self.symbols, self.regions, self.constants, self.heads = source, symbols, regions, constants, heads
         self.library = functools.lru_cache(maxsize=None)(self._load)
-        self.mask = functools.lru_cache(maxsize=64)(lambda name, device: _mask(*constants[name]).to(device))
+        self.filled = functools.lru_cache(maxsize=64)(self._filled)
+
+    def places(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> dict[str, tuple[int, int]]:
+        """For each region its first byte in the workspace, and its bytes. The last entry, "", is the end.
+
+        In the simulator regions lie apart, by as much as the largest tile has, so that it finds an access past the end of one.
+        """
+        counts = {"slot": slots * value_heads, "sequence": sequences * value_heads, "group": _core_groups(device)}
+        tiles = {n: math.prod(dims) * _FLOATS[dtype].itemsize for n, (_, dims, dtype) in self.regions.items()}
+        apart = max(tiles.values(), default=0) if device.type == "cpu" else 0
+        found, at = {}, 0
+        for name, (each, _, _) in self.regions.items():
+            found[name] = at, counts[each] * tiles[name]
+            at += -(-(counts[each] * tiles[name] + apart) // _ALIGN) * _ALIGN
+        return {**found, "": (at, 0)}
+
+    def workspace_bytes(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> int:
+        """The bytes of the workspace of a call."""
+        return self.places(slots, sequences, value_heads, device)[""][0]
 
     def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
                  ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
-        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-        symbol, own, kinds = self.symbols[name]
-        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints)
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers. The last tensor is the workspace, if it
+        uses any."""
+        symbol, kinds, used, masks, strides = self.symbols[name]
+        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints[:len(ints) - strides])
         groups = min(instances, _core_groups(device))
+        places = self.places(sizes[5], sizes[0], sizes[4], device)
+        table = [*(places[n][0] for n in used), *ints[len(ints) - strides:]]
+        fixed = [self.filled(name, device)] if masks else []
+        fixed += [torch.tensor(table, dtype=torch.int64, device=device)] if table else []
+        of_all = [*kinds, *([4] if used else []), *([4] if masks else []), *([0] if table else []), 0]
 
         def simulate(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
             from gdn_codegen import pto_sim
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
-            pto_sim.launch(self.library("cpu"), symbol, groups, arguments, kinds, numbers, scalars)
+            regions = [(tensors[-1][at:at + size].view(_FLOATS[self.regions[n][2]]), kind)
+                       for n, kind in used.items() for at, size in [places[n]]]
+            regions += [(x, 0) for x in self._masks(name, fixed[0])] if masks else []
+            pto_sim.launch(self.library("cpu"), symbol, groups, [*tensors, *fixed, cu], of_all, numbers, scalars, regions)
 
         def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
             stream = torch.npu.current_stream()._as_parameter_  # type: ignore[attr-defined]
             failed = getattr(self.library("npu"), f"call_{symbol}")(
-                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in (*tensors, *fixed, cu)),
                 *(ctypes.c_int64(n) for n in numbers), *(ctypes.c_float(x) for x in scalars))
             if failed:
                 raise RuntimeError(f"{symbol}: the runtime returned no address for flags between cores")
 
         return simulate if device.type == "cpu" else launch
 
-    def made(self, name: str, groups: int, device: torch.device) -> torch.Tensor:
-        """A mask, or new memory for a channel."""
-        if name in self.constants:
-            return self.mask(name, device)
-        dims, dtype = self.channels[name]
-        return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+    def _filled(self, name: str, device: torch.device) -> torch.Tensor:
+        """The constants of a kernel: its masks, in the bytes of one tensor."""
+        masks = {n: _mask(*self.constants[n]) for n in self.symbols[name][3]}
+        ends = [at + masks[n].nbytes for n, at in self.symbols[name][3].items()]
+        whole = torch.zeros(ends[-1], dtype=torch.uint8, device="cpu")
+        for to, x in zip(self._masks(name, whole), masks.values(), strict=True):
+            to.copy_(x.flatten())
+        return whole.to(device)
+
+    def _masks(self, name: str, whole: torch.Tensor) -> list[torch.Tensor]:
+        """A view of each mask of a kernel in its constants."""
+        found = []
+        for n, at in self.symbols[name][3].items():
+            _, shape, dtype = self.constants[n]
+            found.append(whole[at:at + math.prod(shape) * _FLOATS[dtype].itemsize].view(_FLOATS[dtype]))
+        return found
 
     def _load(self, kind: str) -> ctypes.CDLL:
         """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content."""
@@ -7112,7 +6917,7 @@ TABLES = Tables(
         ("o", (128,), "float16"),
     ),
     kernels=(
-        ("o_S", "sequences", 1, ("q", "k1", "k2", "v1", "v2", "g", "beta1", "beta2", "o", "initial_state", "final_state"), ("scale",)),
+        ("o_S", "sequences", 1, ("q", "k1", "k2", "v1", "v2", "g", "beta1", "beta2", "o", "initial_state", "final_state", "(workspace)"), ("scale",)),
     ),
     ints={"o_S": ("has_initial_state", "has_final_state")},
     scalars={"scale": 0.08838834764831845},
@@ -7122,9 +6927,12 @@ TABLES = Tables(
     final=(
         ("final_state", (128, 128)),
     ),
+    shared=(
+        ("(workspace)",),
+    ),
     decays=("g",),
 )
-_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=bool(TABLES.heads))
+_launcher = PtoLauncher(SOURCE, SYMBOLS, REGIONS, CONSTANTS, heads=bool(TABLES.heads))
 HOST = Host(TABLES, _launcher)
 
 

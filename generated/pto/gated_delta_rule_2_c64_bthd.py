@@ -24,65 +24,69 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-# C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
+# C name; kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written); kinds of its REGIONS;
+# where its CONSTANTS begin; how many of its integers are strides
 SYMBOLS = {
-    "o_S": ("gated_delta_rule_2_o_S_fp16", ["minus_identity_float16", "lower_mask", "to_middle_32_of_0_1", "to_middle_16_of_0_1", "to_middle_8_of_0_1", "to_middle_4_of_0_1", "to_middle_2_of_0_1", "to_middle_1_of_0_1", "pairs_32_mask", "pairs_16_mask", "pairs_8_mask", "pairs_4_mask", "pairs_2_mask", "pairs_1_mask", "eye_mask", "strictly_lower_mask", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "exp_g_times_0_sum_channel", "G_channel", "G_to_32_channel", "erase_exp_G_to_32_f16_channel", "k_exp_G_to_32_f16_channel", "k_exp_G_to_product_channel", "q_exp_G_to_32_f16_channel", "q_exp_G_to_product_channel", "G_to_16_channel", "erase_exp_G_to_16_f16_channel", "k_exp_G_to_16_f16_channel", "k_exp_G_to_product_2_channel", "q_exp_G_to_16_f16_channel", "q_exp_G_to_product_2_channel", "G_to_8_channel", "erase_exp_G_to_8_f16_channel", "k_exp_G_to_8_f16_channel", "k_exp_G_to_product_3_channel", "q_exp_G_to_8_f16_channel", "q_exp_G_to_product_3_channel", "G_to_4_channel", "erase_exp_G_to_4_f16_channel", "k_exp_G_to_4_f16_channel", "k_exp_G_to_product_4_channel", "q_exp_G_to_4_f16_channel", "q_exp_G_to_product_4_channel", "G_to_2_channel", "erase_exp_G_to_2_f16_channel", "k_exp_G_to_2_f16_channel", "k_exp_G_to_product_5_channel", "q_exp_G_to_2_f16_channel", "q_exp_G_to_product_5_channel", "G_to_1_channel", "erase_exp_G_to_1_f16_channel", "k_exp_G_to_1_f16_channel", "k_exp_G_to_product_6_channel", "q_exp_G_to_1_f16_channel", "q_exp_G_to_product_6_channel", "q_kT_channel", "Tinv_strictly_lower_f16_channel", "Tinv_diagonal_4_f16_channel", "Tinv_rows_2_f16_channel", "Tinv_diagonal_8_f16_channel", "Tinv_diagonal_16_f16_channel", "exp_G_erase_f16_channel", "S_f16_channel", "exp_G_erase_S_channel", "operand_of_U_f16_channel", "operand_of_o_f16_channel", "exp_G_q_f16_channel", "o_sum_channel", "k_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": (
+        "gated_delta_rule_2_o_S_fp16", [0, 0, 0, 0, 0, 0, 1, 0, 1],
+        {"exp_g_times_0_sum_channel": 2, "G_channel": 2, "G_to_32_channel": 2, "erase_exp_G_to_32_f16_channel": 2, "k_exp_G_to_32_f16_channel": 2, "k_exp_G_to_product_channel": 2, "q_exp_G_to_32_f16_channel": 2, "q_exp_G_to_product_channel": 2, "G_to_16_channel": 2, "erase_exp_G_to_16_f16_channel": 2, "k_exp_G_to_16_f16_channel": 2, "k_exp_G_to_product_2_channel": 2, "q_exp_G_to_16_f16_channel": 2, "q_exp_G_to_product_2_channel": 2, "G_to_8_channel": 2, "erase_exp_G_to_8_f16_channel": 2, "k_exp_G_to_8_f16_channel": 2, "k_exp_G_to_product_3_channel": 2, "q_exp_G_to_8_f16_channel": 2, "q_exp_G_to_product_3_channel": 2, "G_to_4_channel": 2, "erase_exp_G_to_4_f16_channel": 2, "k_exp_G_to_4_f16_channel": 2, "k_exp_G_to_product_4_channel": 2, "q_exp_G_to_4_f16_channel": 2, "q_exp_G_to_product_4_channel": 2, "G_to_2_channel": 2, "erase_exp_G_to_2_f16_channel": 2, "k_exp_G_to_2_f16_channel": 2, "k_exp_G_to_product_5_channel": 2, "q_exp_G_to_2_f16_channel": 2, "q_exp_G_to_product_5_channel": 2, "G_to_1_channel": 2, "erase_exp_G_to_1_f16_channel": 2, "k_exp_G_to_1_f16_channel": 2, "k_exp_G_to_product_6_channel": 2, "q_exp_G_to_1_f16_channel": 2, "q_exp_G_to_product_6_channel": 2, "q_kT_channel": 2, "Tinv_strictly_lower_f16_channel": 2, "Tinv_diagonal_4_f16_channel": 2, "Tinv_rows_2_f16_channel": 2, "Tinv_diagonal_8_f16_channel": 2, "Tinv_diagonal_16_f16_channel": 2, "exp_G_erase_f16_channel": 2, "S_f16_channel": 2, "exp_G_erase_S_channel": 2, "operand_of_U_f16_channel": 2, "operand_of_o_f16_channel": 2, "exp_G_q_f16_channel": 2, "o_sum_channel": 2, "k_decay_to_end_f16_channel": 2, "S_next_part_channel": 2},
+        {"minus_identity_float16": 0, "lower_mask": 8192, "to_middle_32_of_0_1": 24576, "to_middle_16_of_0_1": 40960, "to_middle_8_of_0_1": 57344, "to_middle_4_of_0_1": 73728, "to_middle_2_of_0_1": 90112, "to_middle_1_of_0_1": 106496, "pairs_32_mask": 122880, "pairs_16_mask": 139264, "pairs_8_mask": 155648, "pairs_4_mask": 172032, "pairs_2_mask": 188416, "pairs_1_mask": 204800, "eye_mask": 221184, "strictly_lower_mask": 237568, "pairs_1_mask_of_16": 253952, "eye_mask_of_16": 258048, "pairs_2_mask_of_16": 262144, "pairs_4_mask_of_16": 266240, "pairs_8_mask_of_16": 270336, "identity_float16_16": 274432}, 0),
 }
-# name, dims, dtype of what cores of a group hand each other: one a group
-CHANNELS = {
-    "exp_g_times_0_sum_channel": ([64, 128], "float32"),
-    "G_channel": ([64, 128], "float32"),
-    "G_to_32_channel": ([64, 128], "float32"),
-    "erase_exp_G_to_32_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_32_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_product_channel": ([64, 64], "float32"),
-    "q_exp_G_to_32_f16_channel": ([64, 128], "float16"),
-    "q_exp_G_to_product_channel": ([64, 64], "float32"),
-    "G_to_16_channel": ([64, 128], "float32"),
-    "erase_exp_G_to_16_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_16_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_product_2_channel": ([64, 64], "float32"),
-    "q_exp_G_to_16_f16_channel": ([64, 128], "float16"),
-    "q_exp_G_to_product_2_channel": ([64, 64], "float32"),
-    "G_to_8_channel": ([64, 128], "float32"),
-    "erase_exp_G_to_8_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_8_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_product_3_channel": ([64, 64], "float32"),
-    "q_exp_G_to_8_f16_channel": ([64, 128], "float16"),
-    "q_exp_G_to_product_3_channel": ([64, 64], "float32"),
-    "G_to_4_channel": ([64, 128], "float32"),
-    "erase_exp_G_to_4_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_4_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_product_4_channel": ([64, 64], "float32"),
-    "q_exp_G_to_4_f16_channel": ([64, 128], "float16"),
-    "q_exp_G_to_product_4_channel": ([64, 64], "float32"),
-    "G_to_2_channel": ([64, 128], "float32"),
-    "erase_exp_G_to_2_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_2_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_product_5_channel": ([64, 64], "float32"),
-    "q_exp_G_to_2_f16_channel": ([64, 128], "float16"),
-    "q_exp_G_to_product_5_channel": ([64, 64], "float32"),
-    "G_to_1_channel": ([64, 128], "float32"),
-    "erase_exp_G_to_1_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_1_f16_channel": ([64, 128], "float16"),
-    "k_exp_G_to_product_6_channel": ([64, 64], "float32"),
-    "q_exp_G_to_1_f16_channel": ([64, 128], "float16"),
-    "q_exp_G_to_product_6_channel": ([64, 64], "float32"),
-    "q_kT_channel": ([64, 64], "float32"),
-    "Tinv_strictly_lower_f16_channel": ([64, 64], "float16"),
-    "Tinv_diagonal_4_f16_channel": ([64, 16], "float16"),
-    "Tinv_rows_2_f16_channel": ([64, 16], "float16"),
-    "Tinv_diagonal_8_f16_channel": ([64, 16], "float16"),
-    "Tinv_diagonal_16_f16_channel": ([64, 16], "float16"),
-    "exp_G_erase_f16_channel": ([64, 128], "float16"),
-    "S_f16_channel": ([128, 128], "float16"),
-    "exp_G_erase_S_channel": ([64, 128], "float32"),
-    "operand_of_U_f16_channel": ([64, 128], "float16"),
-    "operand_of_o_f16_channel": ([64, 64], "float16"),
-    "exp_G_q_f16_channel": ([64, 128], "float16"),
-    "o_sum_channel": ([64, 128], "float32"),
-    "k_decay_to_end_f16_channel": ([64, 128], "float16"),
-    "S_next_part_channel": ([128, 128], "float32"),
+# regions of the workspace: what has a tile, its dims and dtype
+REGIONS = {
+    "exp_g_times_0_sum_channel": ("group", [64, 128], "float32"),
+    "G_channel": ("group", [64, 128], "float32"),
+    "G_to_32_channel": ("group", [64, 128], "float32"),
+    "erase_exp_G_to_32_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_32_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_product_channel": ("group", [64, 64], "float32"),
+    "q_exp_G_to_32_f16_channel": ("group", [64, 128], "float16"),
+    "q_exp_G_to_product_channel": ("group", [64, 64], "float32"),
+    "G_to_16_channel": ("group", [64, 128], "float32"),
+    "erase_exp_G_to_16_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_16_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_product_2_channel": ("group", [64, 64], "float32"),
+    "q_exp_G_to_16_f16_channel": ("group", [64, 128], "float16"),
+    "q_exp_G_to_product_2_channel": ("group", [64, 64], "float32"),
+    "G_to_8_channel": ("group", [64, 128], "float32"),
+    "erase_exp_G_to_8_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_8_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_product_3_channel": ("group", [64, 64], "float32"),
+    "q_exp_G_to_8_f16_channel": ("group", [64, 128], "float16"),
+    "q_exp_G_to_product_3_channel": ("group", [64, 64], "float32"),
+    "G_to_4_channel": ("group", [64, 128], "float32"),
+    "erase_exp_G_to_4_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_4_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_product_4_channel": ("group", [64, 64], "float32"),
+    "q_exp_G_to_4_f16_channel": ("group", [64, 128], "float16"),
+    "q_exp_G_to_product_4_channel": ("group", [64, 64], "float32"),
+    "G_to_2_channel": ("group", [64, 128], "float32"),
+    "erase_exp_G_to_2_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_2_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_product_5_channel": ("group", [64, 64], "float32"),
+    "q_exp_G_to_2_f16_channel": ("group", [64, 128], "float16"),
+    "q_exp_G_to_product_5_channel": ("group", [64, 64], "float32"),
+    "G_to_1_channel": ("group", [64, 128], "float32"),
+    "erase_exp_G_to_1_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_1_f16_channel": ("group", [64, 128], "float16"),
+    "k_exp_G_to_product_6_channel": ("group", [64, 64], "float32"),
+    "q_exp_G_to_1_f16_channel": ("group", [64, 128], "float16"),
+    "q_exp_G_to_product_6_channel": ("group", [64, 64], "float32"),
+    "q_kT_channel": ("group", [64, 64], "float32"),
+    "Tinv_strictly_lower_f16_channel": ("group", [64, 64], "float16"),
+    "Tinv_diagonal_4_f16_channel": ("group", [64, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ("group", [64, 16], "float16"),
+    "Tinv_diagonal_8_f16_channel": ("group", [64, 16], "float16"),
+    "Tinv_diagonal_16_f16_channel": ("group", [64, 16], "float16"),
+    "exp_G_erase_f16_channel": ("group", [64, 128], "float16"),
+    "S_f16_channel": ("group", [128, 128], "float16"),
+    "exp_G_erase_S_channel": ("group", [64, 128], "float32"),
+    "operand_of_U_f16_channel": ("group", [64, 128], "float16"),
+    "operand_of_o_f16_channel": ("group", [64, 64], "float16"),
+    "exp_G_q_f16_channel": ("group", [64, 128], "float16"),
+    "o_sum_channel": ("group", [64, 128], "float32"),
+    "k_decay_to_end_f16_channel": ("group", [64, 128], "float16"),
+    "S_next_part_channel": ("group", [128, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
@@ -267,81 +271,81 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
- * minus_identity_float16: workspace, const, [C, C] float16
- * lower_mask: workspace, const, [C, C] float32
- * to_middle_32_of_0_1: workspace, const, [C, C] float32
- * to_middle_16_of_0_1: workspace, const, [C, C] float32
- * to_middle_8_of_0_1: workspace, const, [C, C] float32
- * to_middle_4_of_0_1: workspace, const, [C, C] float32
- * to_middle_2_of_0_1: workspace, const, [C, C] float32
- * to_middle_1_of_0_1: workspace, const, [C, C] float32
- * pairs_32_mask: workspace, const, [C, C] float32
- * pairs_16_mask: workspace, const, [C, C] float32
- * pairs_8_mask: workspace, const, [C, C] float32
- * pairs_4_mask: workspace, const, [C, C] float32
- * pairs_2_mask: workspace, const, [C, C] float32
- * pairs_1_mask: workspace, const, [C, C] float32
- * eye_mask: workspace, const, [C, C] float32
- * strictly_lower_mask: workspace, const, [C, C] float32
- * pairs_1_mask_of_16: workspace, const, [C, 16] float32
- * eye_mask_of_16: workspace, const, [C, 16] float32
- * pairs_2_mask_of_16: workspace, const, [C, 16] float32
- * pairs_4_mask_of_16: workspace, const, [C, 16] float32
- * pairs_8_mask_of_16: workspace, const, [C, 16] float32
- * identity_float16_16: workspace, const, [16, 16] float16
- * exp_g_times_0_sum_channel: workspace, block, [C, K] float32
- * G_channel: workspace, block, [C, K] float32
- * G_to_32_channel: workspace, block, [C, K] float32
- * erase_exp_G_to_32_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_32_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_product_channel: workspace, block, [C, C] float32
- * q_exp_G_to_32_f16_channel: workspace, block, [C, K] float16
- * q_exp_G_to_product_channel: workspace, block, [C, C] float32
- * G_to_16_channel: workspace, block, [C, K] float32
- * erase_exp_G_to_16_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_16_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_product_2_channel: workspace, block, [C, C] float32
- * q_exp_G_to_16_f16_channel: workspace, block, [C, K] float16
- * q_exp_G_to_product_2_channel: workspace, block, [C, C] float32
- * G_to_8_channel: workspace, block, [C, K] float32
- * erase_exp_G_to_8_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_8_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_product_3_channel: workspace, block, [C, C] float32
- * q_exp_G_to_8_f16_channel: workspace, block, [C, K] float16
- * q_exp_G_to_product_3_channel: workspace, block, [C, C] float32
- * G_to_4_channel: workspace, block, [C, K] float32
- * erase_exp_G_to_4_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_4_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_product_4_channel: workspace, block, [C, C] float32
- * q_exp_G_to_4_f16_channel: workspace, block, [C, K] float16
- * q_exp_G_to_product_4_channel: workspace, block, [C, C] float32
- * G_to_2_channel: workspace, block, [C, K] float32
- * erase_exp_G_to_2_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_2_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_product_5_channel: workspace, block, [C, C] float32
- * q_exp_G_to_2_f16_channel: workspace, block, [C, K] float16
- * q_exp_G_to_product_5_channel: workspace, block, [C, C] float32
- * G_to_1_channel: workspace, block, [C, K] float32
- * erase_exp_G_to_1_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_1_f16_channel: workspace, block, [C, K] float16
- * k_exp_G_to_product_6_channel: workspace, block, [C, C] float32
- * q_exp_G_to_1_f16_channel: workspace, block, [C, K] float16
- * q_exp_G_to_product_6_channel: workspace, block, [C, C] float32
- * q_kT_channel: workspace, block, [C, C] float32
- * Tinv_strictly_lower_f16_channel: workspace, block, [C, C] float16
- * Tinv_diagonal_4_f16_channel: workspace, block, [C, 16] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
- * Tinv_diagonal_8_f16_channel: workspace, block, [C, 16] float16
- * Tinv_diagonal_16_f16_channel: workspace, block, [C, 16] float16
- * exp_G_erase_f16_channel: workspace, block, [C, K] float16
- * S_f16_channel: workspace, block, [K, V] float16
- * exp_G_erase_S_channel: workspace, block, [C, V] float32
- * operand_of_U_f16_channel: workspace, block, [C, V] float16
- * operand_of_o_f16_channel: workspace, block, [C, C] float16
- * exp_G_q_f16_channel: workspace, block, [C, K] float16
- * o_sum_channel: workspace, block, [C, V] float32
- * k_decay_to_end_f16_channel: workspace, block, [C, K] float16
- * S_next_part_channel: workspace, block, [K, V] float32
+ * exp_g_times_0_sum_channel: workspace, block, [C, K] float32, in workspace
+ * G_channel: workspace, block, [C, K] float32, in workspace
+ * G_to_32_channel: workspace, block, [C, K] float32, in workspace
+ * erase_exp_G_to_32_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_32_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_product_channel: workspace, block, [C, C] float32, in workspace
+ * q_exp_G_to_32_f16_channel: workspace, block, [C, K] float16, in workspace
+ * q_exp_G_to_product_channel: workspace, block, [C, C] float32, in workspace
+ * G_to_16_channel: workspace, block, [C, K] float32, in workspace
+ * erase_exp_G_to_16_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_16_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_product_2_channel: workspace, block, [C, C] float32, in workspace
+ * q_exp_G_to_16_f16_channel: workspace, block, [C, K] float16, in workspace
+ * q_exp_G_to_product_2_channel: workspace, block, [C, C] float32, in workspace
+ * G_to_8_channel: workspace, block, [C, K] float32, in workspace
+ * erase_exp_G_to_8_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_8_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_product_3_channel: workspace, block, [C, C] float32, in workspace
+ * q_exp_G_to_8_f16_channel: workspace, block, [C, K] float16, in workspace
+ * q_exp_G_to_product_3_channel: workspace, block, [C, C] float32, in workspace
+ * G_to_4_channel: workspace, block, [C, K] float32, in workspace
+ * erase_exp_G_to_4_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_4_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_product_4_channel: workspace, block, [C, C] float32, in workspace
+ * q_exp_G_to_4_f16_channel: workspace, block, [C, K] float16, in workspace
+ * q_exp_G_to_product_4_channel: workspace, block, [C, C] float32, in workspace
+ * G_to_2_channel: workspace, block, [C, K] float32, in workspace
+ * erase_exp_G_to_2_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_2_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_product_5_channel: workspace, block, [C, C] float32, in workspace
+ * q_exp_G_to_2_f16_channel: workspace, block, [C, K] float16, in workspace
+ * q_exp_G_to_product_5_channel: workspace, block, [C, C] float32, in workspace
+ * G_to_1_channel: workspace, block, [C, K] float32, in workspace
+ * erase_exp_G_to_1_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_1_f16_channel: workspace, block, [C, K] float16, in workspace
+ * k_exp_G_to_product_6_channel: workspace, block, [C, C] float32, in workspace
+ * q_exp_G_to_1_f16_channel: workspace, block, [C, K] float16, in workspace
+ * q_exp_G_to_product_6_channel: workspace, block, [C, C] float32, in workspace
+ * q_kT_channel: workspace, block, [C, C] float32, in workspace
+ * Tinv_strictly_lower_f16_channel: workspace, block, [C, C] float16, in workspace
+ * Tinv_diagonal_4_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * Tinv_diagonal_8_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * Tinv_diagonal_16_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * exp_G_erase_f16_channel: workspace, block, [C, K] float16, in workspace
+ * S_f16_channel: workspace, block, [K, V] float16, in workspace
+ * exp_G_erase_S_channel: workspace, block, [C, V] float32, in workspace
+ * operand_of_U_f16_channel: workspace, block, [C, V] float16, in workspace
+ * operand_of_o_f16_channel: workspace, block, [C, C] float16, in workspace
+ * exp_G_q_f16_channel: workspace, block, [C, K] float16, in workspace
+ * o_sum_channel: workspace, block, [C, V] float32, in workspace
+ * k_decay_to_end_f16_channel: workspace, block, [C, K] float16, in workspace
+ * S_next_part_channel: workspace, block, [K, V] float32, in workspace
+ * minus_identity_float16: workspace, const, [C, C] float16, in constants
+ * lower_mask: workspace, const, [C, C] float32, in constants
+ * to_middle_32_of_0_1: workspace, const, [C, C] float32, in constants
+ * to_middle_16_of_0_1: workspace, const, [C, C] float32, in constants
+ * to_middle_8_of_0_1: workspace, const, [C, C] float32, in constants
+ * to_middle_4_of_0_1: workspace, const, [C, C] float32, in constants
+ * to_middle_2_of_0_1: workspace, const, [C, C] float32, in constants
+ * to_middle_1_of_0_1: workspace, const, [C, C] float32, in constants
+ * pairs_32_mask: workspace, const, [C, C] float32, in constants
+ * pairs_16_mask: workspace, const, [C, C] float32, in constants
+ * pairs_8_mask: workspace, const, [C, C] float32, in constants
+ * pairs_4_mask: workspace, const, [C, C] float32, in constants
+ * pairs_2_mask: workspace, const, [C, C] float32, in constants
+ * pairs_1_mask: workspace, const, [C, C] float32, in constants
+ * eye_mask: workspace, const, [C, C] float32, in constants
+ * strictly_lower_mask: workspace, const, [C, C] float32, in constants
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * eye_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * identity_float16_16: workspace, const, [16, 16] float16, in constants
  */
 PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ uint8_t *q_bytes,
@@ -353,81 +357,9 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
-    __gm__ uint8_t *minus_identity_float16_bytes,
-    __gm__ uint8_t *lower_mask_bytes,
-    __gm__ uint8_t *to_middle_32_of_0_1_bytes,
-    __gm__ uint8_t *to_middle_16_of_0_1_bytes,
-    __gm__ uint8_t *to_middle_8_of_0_1_bytes,
-    __gm__ uint8_t *to_middle_4_of_0_1_bytes,
-    __gm__ uint8_t *to_middle_2_of_0_1_bytes,
-    __gm__ uint8_t *to_middle_1_of_0_1_bytes,
-    __gm__ uint8_t *pairs_32_mask_bytes,
-    __gm__ uint8_t *pairs_16_mask_bytes,
-    __gm__ uint8_t *pairs_8_mask_bytes,
-    __gm__ uint8_t *pairs_4_mask_bytes,
-    __gm__ uint8_t *pairs_2_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_bytes,
-    __gm__ uint8_t *eye_mask_bytes,
-    __gm__ uint8_t *strictly_lower_mask_bytes,
-    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
-    __gm__ uint8_t *eye_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
-    __gm__ uint8_t *identity_float16_16_bytes,
-    __gm__ uint8_t *exp_g_times_0_sum_channel_bytes,
-    __gm__ uint8_t *G_channel_bytes,
-    __gm__ uint8_t *G_to_32_channel_bytes,
-    __gm__ uint8_t *erase_exp_G_to_32_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_32_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_product_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_32_f16_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_product_channel_bytes,
-    __gm__ uint8_t *G_to_16_channel_bytes,
-    __gm__ uint8_t *erase_exp_G_to_16_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_16_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_product_2_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_16_f16_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_product_2_channel_bytes,
-    __gm__ uint8_t *G_to_8_channel_bytes,
-    __gm__ uint8_t *erase_exp_G_to_8_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_8_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_product_3_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_8_f16_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_product_3_channel_bytes,
-    __gm__ uint8_t *G_to_4_channel_bytes,
-    __gm__ uint8_t *erase_exp_G_to_4_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_4_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_product_4_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_4_f16_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_product_4_channel_bytes,
-    __gm__ uint8_t *G_to_2_channel_bytes,
-    __gm__ uint8_t *erase_exp_G_to_2_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_2_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_product_5_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_2_f16_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_product_5_channel_bytes,
-    __gm__ uint8_t *G_to_1_channel_bytes,
-    __gm__ uint8_t *erase_exp_G_to_1_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_1_f16_channel_bytes,
-    __gm__ uint8_t *k_exp_G_to_product_6_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_1_f16_channel_bytes,
-    __gm__ uint8_t *q_exp_G_to_product_6_channel_bytes,
-    __gm__ uint8_t *q_kT_channel_bytes,
-    __gm__ uint8_t *Tinv_strictly_lower_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_diagonal_4_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_diagonal_8_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_diagonal_16_f16_channel_bytes,
-    __gm__ uint8_t *exp_G_erase_f16_channel_bytes,
-    __gm__ uint8_t *S_f16_channel_bytes,
-    __gm__ uint8_t *exp_G_erase_S_channel_bytes,
-    __gm__ uint8_t *operand_of_U_f16_channel_bytes,
-    __gm__ uint8_t *operand_of_o_f16_channel_bytes,
-    __gm__ uint8_t *exp_G_q_f16_channel_bytes,
-    __gm__ uint8_t *o_sum_channel_bytes,
-    __gm__ uint8_t *k_decay_to_end_f16_channel_bytes,
-    __gm__ uint8_t *S_next_part_channel_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *constants,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -442,92 +374,73 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
-    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
-    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
-    __gm__ half *b_gm = reinterpret_cast<__gm__ half *>(b_bytes);
-    __gm__ half *w_gm = reinterpret_cast<__gm__ half *>(w_bytes);
-    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
-    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
-    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
-    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
-    __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(lower_mask_bytes);
-    __gm__ float *to_middle_32_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_32_of_0_1_bytes);
-    __gm__ float *to_middle_16_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_16_of_0_1_bytes);
-    __gm__ float *to_middle_8_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_8_of_0_1_bytes);
-    __gm__ float *to_middle_4_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_4_of_0_1_bytes);
-    __gm__ float *to_middle_2_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_2_of_0_1_bytes);
-    __gm__ float *to_middle_1_of_0_1_gm = reinterpret_cast<__gm__ float *>(to_middle_1_of_0_1_bytes);
-    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
-    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
-    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
-    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
-    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
-    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
-    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
-    __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
-    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
-    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
-    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
-    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
-    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
-    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
-    __gm__ float *exp_g_times_0_sum_channel_gm = reinterpret_cast<__gm__ float *>(exp_g_times_0_sum_channel_bytes);
-    __gm__ float *G_channel_gm = reinterpret_cast<__gm__ float *>(G_channel_bytes);
-    __gm__ float *G_to_32_channel_gm = reinterpret_cast<__gm__ float *>(G_to_32_channel_bytes);
-    __gm__ half *erase_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_32_f16_channel_bytes);
-    __gm__ half *k_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_32_f16_channel_bytes);
-    __gm__ float *k_exp_G_to_product_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_channel_bytes);
-    __gm__ half *q_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_32_f16_channel_bytes);
-    __gm__ float *q_exp_G_to_product_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_channel_bytes);
-    __gm__ float *G_to_16_channel_gm = reinterpret_cast<__gm__ float *>(G_to_16_channel_bytes);
-    __gm__ half *erase_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_16_f16_channel_bytes);
-    __gm__ half *k_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_16_f16_channel_bytes);
-    __gm__ float *k_exp_G_to_product_2_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_2_channel_bytes);
-    __gm__ half *q_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_16_f16_channel_bytes);
-    __gm__ float *q_exp_G_to_product_2_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_2_channel_bytes);
-    __gm__ float *G_to_8_channel_gm = reinterpret_cast<__gm__ float *>(G_to_8_channel_bytes);
-    __gm__ half *erase_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_8_f16_channel_bytes);
-    __gm__ half *k_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_8_f16_channel_bytes);
-    __gm__ float *k_exp_G_to_product_3_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_3_channel_bytes);
-    __gm__ half *q_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_8_f16_channel_bytes);
-    __gm__ float *q_exp_G_to_product_3_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_3_channel_bytes);
-    __gm__ float *G_to_4_channel_gm = reinterpret_cast<__gm__ float *>(G_to_4_channel_bytes);
-    __gm__ half *erase_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_4_f16_channel_bytes);
-    __gm__ half *k_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_4_f16_channel_bytes);
-    __gm__ float *k_exp_G_to_product_4_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_4_channel_bytes);
-    __gm__ half *q_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_4_f16_channel_bytes);
-    __gm__ float *q_exp_G_to_product_4_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_4_channel_bytes);
-    __gm__ float *G_to_2_channel_gm = reinterpret_cast<__gm__ float *>(G_to_2_channel_bytes);
-    __gm__ half *erase_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_2_f16_channel_bytes);
-    __gm__ half *k_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_2_f16_channel_bytes);
-    __gm__ float *k_exp_G_to_product_5_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_5_channel_bytes);
-    __gm__ half *q_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_2_f16_channel_bytes);
-    __gm__ float *q_exp_G_to_product_5_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_5_channel_bytes);
-    __gm__ float *G_to_1_channel_gm = reinterpret_cast<__gm__ float *>(G_to_1_channel_bytes);
-    __gm__ half *erase_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(erase_exp_G_to_1_f16_channel_bytes);
-    __gm__ half *k_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_exp_G_to_1_f16_channel_bytes);
-    __gm__ float *k_exp_G_to_product_6_channel_gm = reinterpret_cast<__gm__ float *>(k_exp_G_to_product_6_channel_bytes);
-    __gm__ half *q_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_exp_G_to_1_f16_channel_bytes);
-    __gm__ float *q_exp_G_to_product_6_channel_gm = reinterpret_cast<__gm__ float *>(q_exp_G_to_product_6_channel_bytes);
-    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
-    __gm__ half *Tinv_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_strictly_lower_f16_channel_bytes);
-    __gm__ half *Tinv_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_diagonal_4_f16_channel_bytes);
-    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *Tinv_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_diagonal_8_f16_channel_bytes);
-    __gm__ half *Tinv_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_diagonal_16_f16_channel_bytes);
-    __gm__ half *exp_G_erase_f16_channel_gm = reinterpret_cast<__gm__ half *>(exp_G_erase_f16_channel_bytes);
-    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
-    __gm__ float *exp_G_erase_S_channel_gm = reinterpret_cast<__gm__ float *>(exp_G_erase_S_channel_bytes);
-    __gm__ half *operand_of_U_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_U_f16_channel_bytes);
-    __gm__ half *operand_of_o_f16_channel_gm = reinterpret_cast<__gm__ half *>(operand_of_o_f16_channel_bytes);
-    __gm__ half *exp_G_q_f16_channel_gm = reinterpret_cast<__gm__ half *>(exp_G_q_f16_channel_bytes);
-    __gm__ float *o_sum_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_channel_bytes);
-    __gm__ half *k_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(k_decay_to_end_f16_channel_bytes);
-    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
+    __gm__ float *exp_g_times_0_sum_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ float *G_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[1]);
+    __gm__ float *G_to_32_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
+    __gm__ half *erase_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ half *k_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ float *k_exp_G_to_product_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[5]);
+    __gm__ half *q_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[6]);
+    __gm__ float *q_exp_G_to_product_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ float *G_to_16_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[8]);
+    __gm__ half *erase_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ half *k_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[10]);
+    __gm__ float *k_exp_G_to_product_2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
+    __gm__ half *q_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[12]);
+    __gm__ float *q_exp_G_to_product_2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[13]);
+    __gm__ float *G_to_8_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[14]);
+    __gm__ half *erase_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[15]);
+    __gm__ half *k_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[16]);
+    __gm__ float *k_exp_G_to_product_3_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[17]);
+    __gm__ half *q_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[18]);
+    __gm__ float *q_exp_G_to_product_3_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[19]);
+    __gm__ float *G_to_4_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[20]);
+    __gm__ half *erase_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[21]);
+    __gm__ half *k_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[22]);
+    __gm__ float *k_exp_G_to_product_4_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[23]);
+    __gm__ half *q_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[24]);
+    __gm__ float *q_exp_G_to_product_4_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[25]);
+    __gm__ float *G_to_2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[26]);
+    __gm__ half *erase_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[27]);
+    __gm__ half *k_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[28]);
+    __gm__ float *k_exp_G_to_product_5_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[29]);
+    __gm__ half *q_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[30]);
+    __gm__ float *q_exp_G_to_product_5_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[31]);
+    __gm__ float *G_to_1_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[32]);
+    __gm__ half *erase_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[33]);
+    __gm__ half *k_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[34]);
+    __gm__ float *k_exp_G_to_product_6_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[35]);
+    __gm__ half *q_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[36]);
+    __gm__ float *q_exp_G_to_product_6_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[37]);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[38]);
+    __gm__ half *Tinv_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[39]);
+    __gm__ half *Tinv_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[40]);
+    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[41]);
+    __gm__ half *Tinv_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[42]);
+    __gm__ half *Tinv_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[43]);
+    __gm__ half *exp_G_erase_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[44]);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[45]);
+    __gm__ float *exp_G_erase_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[46]);
+    __gm__ half *operand_of_U_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[47]);
+    __gm__ half *operand_of_o_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[48]);
+    __gm__ half *exp_G_q_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[49]);
+    __gm__ float *o_sum_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[50]);
+    __gm__ half *k_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[51]);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[52]);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(constants + 0);
+    __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(constants + 8192);
+    __gm__ float *to_middle_32_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 24576);
+    __gm__ float *to_middle_16_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 40960);
+    __gm__ float *to_middle_8_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 57344);
+    __gm__ float *to_middle_4_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 73728);
+    __gm__ float *to_middle_2_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 90112);
+    __gm__ float *to_middle_1_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 106496);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 274432);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<float, 64, 64> lower_mask;
     TASSIGN(lower_mask, 0x0);
     TileLeft<float, 64, 64> G_left;
@@ -780,8 +693,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TASSIGN(Tinv_rows_16_left, 0x8000);
     TileRight<half, 64, 16> Tinv_rows_16_right;
     TASSIGN(Tinv_rows_16_right, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0x15000);
     L1Tile<half, 64, 64> Tinv_blocks_16;
     TASSIGN(Tinv_blocks_16, 0x18000);
     TileLeft<half, 32, 16> Tinv_below_32_left;
@@ -796,8 +707,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     TASSIGN(Tinv_corner_32_left, 0x8000);
     TileRight<half, 32, 16> Tinv_corner_32_right;
     TASSIGN(Tinv_corner_32_right, 0x8000);
-    TileAcc<float, 32, 16> Tinv_corner_32;
-    TASSIGN(Tinv_corner_32, 0x18800);
     L1Tile<half, 64, 64> Tinv_blocks_32;
     TASSIGN(Tinv_blocks_32, 0x18000);
     TileLeft<half, 32, 32> Tinv_below_64_left;
@@ -867,7 +776,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
         pipe_barrier(PIPE_ALL);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             // G = cumsum(g)
@@ -1594,45 +1502,24 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             }
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
-                TASSIGN(Tinv_blocks_16_0_0_from, 0x15000);
-                L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
-                TASSIGN(Tinv_blocks_16_0_0, 0x18000);
-                TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
-                TASSIGN(Tinv_blocks_16_1_0_from, 0x15400);
-                L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
-                TASSIGN(Tinv_blocks_16_1_0, 0x18a00);
-                TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
-                TASSIGN(Tinv_blocks_16_2_0_from, 0x15800);
-                L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
-                TASSIGN(Tinv_blocks_16_2_0, 0x19400);
-                TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
-                TASSIGN(Tinv_blocks_16_3_0_from, 0x15c00);
-                L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
-                TASSIGN(Tinv_blocks_16_3_0, 0x19e00);
-                TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
+            for (int64_t i = 0; i < 4; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_16_from;
+                TASSIGN(Tinv_blocks_16_from, 0x15000 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_16_to;
+                TASSIGN(Tinv_blocks_16_to, 0x18000 + i * 2560);
+                TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
-            {
-                TileLeft<half, 16, 16> Tinv_below_32_left_0;
-                TASSIGN(Tinv_below_32_left_0, 0x0);
-                TEXTRACT(Tinv_below_32_left_0, Tinv_strictly_lower_f16_in, 16, 0);
-                TileLeft<half, 16, 16> Tinv_below_32_left_1;
-                TASSIGN(Tinv_below_32_left_1, 0x200);
-                TEXTRACT(Tinv_below_32_left_1, Tinv_strictly_lower_f16_in, 48, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_below_32_left_block;
+                TASSIGN(Tinv_below_32_left_block, 0x0 + i * 512);
+                TEXTRACT(Tinv_below_32_left_block, Tinv_strictly_lower_f16_in, 16 + i * 32, i * 32);
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
-            {
-                TileRight<half, 16, 16> Tinv_below_32_right_0;
-                TASSIGN(Tinv_below_32_right_0, 0x0);
-                TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
-                TileRight<half, 16, 16> Tinv_below_32_right_1;
-                TASSIGN(Tinv_below_32_right_1, 0x200);
-                TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileRight<half, 16, 16> Tinv_below_32_right_block;
+                TASSIGN(Tinv_below_32_right_block, 0x0 + i * 512);
+                TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
@@ -1649,13 +1536,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
             TMOV(Tinv_below_32_f16, Tinv_below_32);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
-            {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_0;
-                TASSIGN(Tinv_corner_32_left_0, 0x8000);
-                TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
-                TileLeft<half, 16, 16> Tinv_corner_32_left_1;
-                TASSIGN(Tinv_corner_32_left_1, 0x8200);
-                TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileLeft<half, 16, 16> Tinv_corner_32_left_block;
+                TASSIGN(Tinv_corner_32_left_block, 0x8000 + i * 512);
+                TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
             }
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
             TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
@@ -1672,17 +1556,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             }
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
-            {
-                TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
-                TASSIGN(Tinv_blocks_32_0_0_from, 0x18800);
-                L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
-                TASSIGN(Tinv_blocks_32_0_0, 0x18200);
-                TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
-                TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
-                TASSIGN(Tinv_blocks_32_1_0_from, 0x18c00);
-                L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
-                TASSIGN(Tinv_blocks_32_1_0, 0x19600);
-                TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
+            for (int64_t i = 0; i < 2; ++i) {
+                TileAcc<float, 16, 16> Tinv_blocks_32_from;
+                TASSIGN(Tinv_blocks_32_from, 0x18800 + i * 1024);
+                L1Tile<half, 16, 16> Tinv_blocks_32_to;
+                TASSIGN(Tinv_blocks_32_to, 0x18200 + i * 5120);
+                TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
             TEXTRACT(Tinv_below_64_left, Tinv_strictly_lower_f16_in, 32, 0);
@@ -1703,17 +1582,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(Tinv_corner_64, Tinv_corner_64_left, Tinv_corner_64_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
-            {
-                TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
-                TASSIGN(Tinv_blocks_64_0_0_from, 0x1a000);
-                L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
-                TASSIGN(Tinv_blocks_64_0_0, 0x18400);
-                TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
-                TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
-                TASSIGN(Tinv_blocks_64_0_16_from, 0x1a800);
-                L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
-                TASSIGN(Tinv_blocks_64_0_16, 0x18c00);
-                TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+            for (int64_t j = 0; j < 2; ++j) {
+                TileAcc<float, 32, 16> Tinv_blocks_64_from;
+                TASSIGN(Tinv_blocks_64_from, 0x1a000 + j * 2048);
+                L1Tile<half, 32, 16> Tinv_blocks_64_to;
+                TASSIGN(Tinv_blocks_64_to, 0x18400 + j * 2048);
+                TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
             }
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
@@ -1814,6 +1688,83 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
+    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
+    __gm__ half *b_gm = reinterpret_cast<__gm__ half *>(b_bytes);
+    __gm__ half *w_gm = reinterpret_cast<__gm__ half *>(w_bytes);
+    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
+    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
+    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ float *exp_g_times_0_sum_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ float *G_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[1]);
+    __gm__ float *G_to_32_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
+    __gm__ half *erase_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ half *k_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ float *k_exp_G_to_product_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[5]);
+    __gm__ half *q_exp_G_to_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[6]);
+    __gm__ float *q_exp_G_to_product_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ float *G_to_16_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[8]);
+    __gm__ half *erase_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ half *k_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[10]);
+    __gm__ float *k_exp_G_to_product_2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
+    __gm__ half *q_exp_G_to_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[12]);
+    __gm__ float *q_exp_G_to_product_2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[13]);
+    __gm__ float *G_to_8_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[14]);
+    __gm__ half *erase_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[15]);
+    __gm__ half *k_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[16]);
+    __gm__ float *k_exp_G_to_product_3_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[17]);
+    __gm__ half *q_exp_G_to_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[18]);
+    __gm__ float *q_exp_G_to_product_3_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[19]);
+    __gm__ float *G_to_4_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[20]);
+    __gm__ half *erase_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[21]);
+    __gm__ half *k_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[22]);
+    __gm__ float *k_exp_G_to_product_4_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[23]);
+    __gm__ half *q_exp_G_to_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[24]);
+    __gm__ float *q_exp_G_to_product_4_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[25]);
+    __gm__ float *G_to_2_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[26]);
+    __gm__ half *erase_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[27]);
+    __gm__ half *k_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[28]);
+    __gm__ float *k_exp_G_to_product_5_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[29]);
+    __gm__ half *q_exp_G_to_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[30]);
+    __gm__ float *q_exp_G_to_product_5_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[31]);
+    __gm__ float *G_to_1_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[32]);
+    __gm__ half *erase_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[33]);
+    __gm__ half *k_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[34]);
+    __gm__ float *k_exp_G_to_product_6_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[35]);
+    __gm__ half *q_exp_G_to_1_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[36]);
+    __gm__ float *q_exp_G_to_product_6_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[37]);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[38]);
+    __gm__ half *Tinv_strictly_lower_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[39]);
+    __gm__ half *Tinv_diagonal_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[40]);
+    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[41]);
+    __gm__ half *Tinv_diagonal_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[42]);
+    __gm__ half *Tinv_diagonal_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[43]);
+    __gm__ half *exp_G_erase_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[44]);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[45]);
+    __gm__ float *exp_G_erase_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[46]);
+    __gm__ half *operand_of_U_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[47]);
+    __gm__ half *operand_of_o_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[48]);
+    __gm__ half *exp_G_q_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[49]);
+    __gm__ float *o_sum_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[50]);
+    __gm__ half *k_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[51]);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[52]);
+    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(constants + 122880);
+    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(constants + 139264);
+    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(constants + 155648);
+    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(constants + 172032);
+    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(constants + 188416);
+    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(constants + 204800);
+    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(constants + 221184);
+    __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(constants + 237568);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 253952);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 258048);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 262144);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 266240);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 270336);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbTile<float, 64, 128> S_0_raw;
     TASSIGN(S_0_raw, 0x0);
@@ -2152,7 +2103,6 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
@@ -3055,81 +3005,9 @@ extern "C" int call_gated_delta_rule_2_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
-    uint8_t *minus_identity_float16_bytes,
-    uint8_t *lower_mask_bytes,
-    uint8_t *to_middle_32_of_0_1_bytes,
-    uint8_t *to_middle_16_of_0_1_bytes,
-    uint8_t *to_middle_8_of_0_1_bytes,
-    uint8_t *to_middle_4_of_0_1_bytes,
-    uint8_t *to_middle_2_of_0_1_bytes,
-    uint8_t *to_middle_1_of_0_1_bytes,
-    uint8_t *pairs_32_mask_bytes,
-    uint8_t *pairs_16_mask_bytes,
-    uint8_t *pairs_8_mask_bytes,
-    uint8_t *pairs_4_mask_bytes,
-    uint8_t *pairs_2_mask_bytes,
-    uint8_t *pairs_1_mask_bytes,
-    uint8_t *eye_mask_bytes,
-    uint8_t *strictly_lower_mask_bytes,
-    uint8_t *pairs_1_mask_of_16_bytes,
-    uint8_t *eye_mask_of_16_bytes,
-    uint8_t *pairs_2_mask_of_16_bytes,
-    uint8_t *pairs_4_mask_of_16_bytes,
-    uint8_t *pairs_8_mask_of_16_bytes,
-    uint8_t *identity_float16_16_bytes,
-    uint8_t *exp_g_times_0_sum_channel_bytes,
-    uint8_t *G_channel_bytes,
-    uint8_t *G_to_32_channel_bytes,
-    uint8_t *erase_exp_G_to_32_f16_channel_bytes,
-    uint8_t *k_exp_G_to_32_f16_channel_bytes,
-    uint8_t *k_exp_G_to_product_channel_bytes,
-    uint8_t *q_exp_G_to_32_f16_channel_bytes,
-    uint8_t *q_exp_G_to_product_channel_bytes,
-    uint8_t *G_to_16_channel_bytes,
-    uint8_t *erase_exp_G_to_16_f16_channel_bytes,
-    uint8_t *k_exp_G_to_16_f16_channel_bytes,
-    uint8_t *k_exp_G_to_product_2_channel_bytes,
-    uint8_t *q_exp_G_to_16_f16_channel_bytes,
-    uint8_t *q_exp_G_to_product_2_channel_bytes,
-    uint8_t *G_to_8_channel_bytes,
-    uint8_t *erase_exp_G_to_8_f16_channel_bytes,
-    uint8_t *k_exp_G_to_8_f16_channel_bytes,
-    uint8_t *k_exp_G_to_product_3_channel_bytes,
-    uint8_t *q_exp_G_to_8_f16_channel_bytes,
-    uint8_t *q_exp_G_to_product_3_channel_bytes,
-    uint8_t *G_to_4_channel_bytes,
-    uint8_t *erase_exp_G_to_4_f16_channel_bytes,
-    uint8_t *k_exp_G_to_4_f16_channel_bytes,
-    uint8_t *k_exp_G_to_product_4_channel_bytes,
-    uint8_t *q_exp_G_to_4_f16_channel_bytes,
-    uint8_t *q_exp_G_to_product_4_channel_bytes,
-    uint8_t *G_to_2_channel_bytes,
-    uint8_t *erase_exp_G_to_2_f16_channel_bytes,
-    uint8_t *k_exp_G_to_2_f16_channel_bytes,
-    uint8_t *k_exp_G_to_product_5_channel_bytes,
-    uint8_t *q_exp_G_to_2_f16_channel_bytes,
-    uint8_t *q_exp_G_to_product_5_channel_bytes,
-    uint8_t *G_to_1_channel_bytes,
-    uint8_t *erase_exp_G_to_1_f16_channel_bytes,
-    uint8_t *k_exp_G_to_1_f16_channel_bytes,
-    uint8_t *k_exp_G_to_product_6_channel_bytes,
-    uint8_t *q_exp_G_to_1_f16_channel_bytes,
-    uint8_t *q_exp_G_to_product_6_channel_bytes,
-    uint8_t *q_kT_channel_bytes,
-    uint8_t *Tinv_strictly_lower_f16_channel_bytes,
-    uint8_t *Tinv_diagonal_4_f16_channel_bytes,
-    uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *Tinv_diagonal_8_f16_channel_bytes,
-    uint8_t *Tinv_diagonal_16_f16_channel_bytes,
-    uint8_t *exp_G_erase_f16_channel_bytes,
-    uint8_t *S_f16_channel_bytes,
-    uint8_t *exp_G_erase_S_channel_bytes,
-    uint8_t *operand_of_U_f16_channel_bytes,
-    uint8_t *operand_of_o_f16_channel_bytes,
-    uint8_t *exp_G_q_f16_channel_bytes,
-    uint8_t *o_sum_channel_bytes,
-    uint8_t *k_decay_to_end_f16_channel_bytes,
-    uint8_t *S_next_part_channel_bytes,
+    uint8_t *workspace,
+    uint8_t *constants,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3144,7 +3022,7 @@ extern "C" int call_gated_delta_rule_2_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_2_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, b_bytes, w_bytes, o_bytes, initial_state_bytes, final_state_bytes, minus_identity_float16_bytes, lower_mask_bytes, to_middle_32_of_0_1_bytes, to_middle_16_of_0_1_bytes, to_middle_8_of_0_1_bytes, to_middle_4_of_0_1_bytes, to_middle_2_of_0_1_bytes, to_middle_1_of_0_1_bytes, pairs_32_mask_bytes, pairs_16_mask_bytes, pairs_8_mask_bytes, pairs_4_mask_bytes, pairs_2_mask_bytes, pairs_1_mask_bytes, eye_mask_bytes, strictly_lower_mask_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, exp_g_times_0_sum_channel_bytes, G_channel_bytes, G_to_32_channel_bytes, erase_exp_G_to_32_f16_channel_bytes, k_exp_G_to_32_f16_channel_bytes, k_exp_G_to_product_channel_bytes, q_exp_G_to_32_f16_channel_bytes, q_exp_G_to_product_channel_bytes, G_to_16_channel_bytes, erase_exp_G_to_16_f16_channel_bytes, k_exp_G_to_16_f16_channel_bytes, k_exp_G_to_product_2_channel_bytes, q_exp_G_to_16_f16_channel_bytes, q_exp_G_to_product_2_channel_bytes, G_to_8_channel_bytes, erase_exp_G_to_8_f16_channel_bytes, k_exp_G_to_8_f16_channel_bytes, k_exp_G_to_product_3_channel_bytes, q_exp_G_to_8_f16_channel_bytes, q_exp_G_to_product_3_channel_bytes, G_to_4_channel_bytes, erase_exp_G_to_4_f16_channel_bytes, k_exp_G_to_4_f16_channel_bytes, k_exp_G_to_product_4_channel_bytes, q_exp_G_to_4_f16_channel_bytes, q_exp_G_to_product_4_channel_bytes, G_to_2_channel_bytes, erase_exp_G_to_2_f16_channel_bytes, k_exp_G_to_2_f16_channel_bytes, k_exp_G_to_product_5_channel_bytes, q_exp_G_to_2_f16_channel_bytes, q_exp_G_to_product_5_channel_bytes, G_to_1_channel_bytes, erase_exp_G_to_1_f16_channel_bytes, k_exp_G_to_1_f16_channel_bytes, k_exp_G_to_product_6_channel_bytes, q_exp_G_to_1_f16_channel_bytes, q_exp_G_to_product_6_channel_bytes, q_kT_channel_bytes, Tinv_strictly_lower_f16_channel_bytes, Tinv_diagonal_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, Tinv_diagonal_8_f16_channel_bytes, Tinv_diagonal_16_f16_channel_bytes, exp_G_erase_f16_channel_bytes, S_f16_channel_bytes, exp_G_erase_S_channel_bytes, operand_of_U_f16_channel_bytes, operand_of_o_f16_channel_bytes, exp_G_q_f16_channel_bytes, o_sum_channel_bytes, k_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_rule_2_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, b_bytes, w_bytes, o_bytes, initial_state_bytes, final_state_bytes, workspace, constants, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -3205,8 +3083,9 @@ class Tables:
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
     backward: chunks are walked from the last to the first.
-    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
-    part and value head.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
+    between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
+    head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -3227,7 +3106,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
-                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
+                                        "workspaces", "end_workspaces", "counters", "shared", "part_workspaces")
 
     name: str
     function: str
@@ -3249,6 +3128,7 @@ class Tables:
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
+    shared: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -4025,6 +3905,9 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
+        if t.shared:
+            held = self.host.shared_bytes(self.slots, self.sequences, self.value_heads, self.device)
+            self.made.append(((held,), torch.uint8))
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
@@ -4337,6 +4220,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -4454,8 +4338,8 @@ class Host:
         return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
-        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
-        parts, that of the call."""
+        """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
+        of the call, for builds that make parts or whose launcher divides one workspace."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
@@ -4464,7 +4348,11 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
-        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+        shared = 0
+        if t.shared:
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+        return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
+                            for n, rows in held for _, dims, dtype in rows)
 
 
 def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
@@ -5216,60 +5104,100 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 def _core_groups(device: torch.device) -> int:
-    """The number of cube cores of the NPU; 4 in the simulator."""
-    if device.type == "cpu":
+    """The number of cube cores of the NPU; 4 in the simulator, and for tensors without memory."""
+    if device.type != "npu":
         return 4
     npu: Any = torch.npu  # type: ignore[attr-defined]
     return getattr(npu.get_device_properties(device), "cube_core_num", 24)
 
 
+#: Regions of a workspace begin at multiples of this: several of a transfer's 32 bytes.
+_ALIGN = 512
+
+
 class PtoLauncher:
     """Launches the kernels of one source: on an Ascend NPU, and for CPU tensors in the simulator of gdn_codegen.
 
-    symbols: for each kernel, its C name, the channels and constants that it gets, and for the simulator the kinds of all its
-      tensors (0 read, 1 written, 2 between cores, 3 read and written).
-    channels: (dims, dtype) by name, of memory through which the cores of a group pass tiles to each other. Each core group has
-      its own.
+    symbols: for each kernel, its C name, the kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read
+      and written), the kinds of the regions of the workspace that it uses, the first bytes of its masks among its constants, and
+      how many of its integers are strides. The kernel gets pointers to its tensors; the workspace, if it uses any; its constants,
+      if it has any; a table of the first bytes of its regions, then strides, if there are any; and cu_seqlens.
+    regions: (what it has a tile for, dims, dtype) by name: "slot" and "sequence", for each value head, or "group", a core group.
     constants: (fill, shape, dtype) of masks, by name, as `_mask` takes them.
     heads: True if head counts are compiled in. Kernels then do not take them.
     """
 
-    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
-                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, list[int], str]], heads: bool
-                 ) -> None:
-        self.source, self.symbols, self.channels, self.constants, self.heads = source, symbols, channels, constants, heads
+    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[int], dict[str, int], dict[str, int], int]],
+                 regions: Mapping[str, tuple[str, list[int], str]], constants: Mapping[str, tuple[str, list[int], str]],
+                 heads: bool) -> None:
+        self.source, self.symbols, self.regions, self.constants, self.heads = source, symbols, regions, constants, heads
         self.library = functools.lru_cache(maxsize=None)(self._load)
-        self.mask = functools.lru_cache(maxsize=64)(lambda name, device: _mask(*constants[name]).to(device))
+        self.filled = functools.lru_cache(maxsize=64)(self._filled)
+
+    def places(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> dict[str, tuple[int, int]]:
+        """For each region its first byte in the workspace, and its bytes. The last entry, "", is the end.
+
+        In the simulator regions lie apart, by as much as the largest tile has, so that it finds an access past the end of one.
+        """
+        counts = {"slot": slots * value_heads, "sequence": sequences * value_heads, "group": _core_groups(device)}
+        tiles = {n: math.prod(dims) * _FLOATS[dtype].itemsize for n, (_, dims, dtype) in self.regions.items()}
+        apart = max(tiles.values(), default=0) if device.type == "cpu" else 0
+        found, at = {}, 0
+        for name, (each, _, _) in self.regions.items():
+            found[name] = at, counts[each] * tiles[name]
+            at += -(-(counts[each] * tiles[name] + apart) // _ALIGN) * _ALIGN
+        return {**found, "": (at, 0)}
+
+    def workspace_bytes(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> int:
+        """The bytes of the workspace of a call."""
+        return self.places(slots, sequences, value_heads, device)[""][0]
 
     def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
                  ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
-        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-        symbol, own, kinds = self.symbols[name]
-        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints)
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers. The last tensor is the workspace, if it
+        uses any."""
+        symbol, kinds, used, masks, strides = self.symbols[name]
+        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints[:len(ints) - strides])
         groups = min(instances, _core_groups(device))
+        places = self.places(sizes[5], sizes[0], sizes[4], device)
+        table = [*(places[n][0] for n in used), *ints[len(ints) - strides:]]
+        fixed = [self.filled(name, device)] if masks else []
+        fixed += [torch.tensor(table, dtype=torch.int64, device=device)] if table else []
+        of_all = [*kinds, *([4] if used else []), *([4] if masks else []), *([0] if table else []), 0]
 
         def simulate(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
             from gdn_codegen import pto_sim
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
-            pto_sim.launch(self.library("cpu"), symbol, groups, arguments, kinds, numbers, scalars)
+            regions = [(tensors[-1][at:at + size].view(_FLOATS[self.regions[n][2]]), kind)
+                       for n, kind in used.items() for at, size in [places[n]]]
+            regions += [(x, 0) for x in self._masks(name, fixed[0])] if masks else []
+            pto_sim.launch(self.library("cpu"), symbol, groups, [*tensors, *fixed, cu], of_all, numbers, scalars, regions)
 
         def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
             stream = torch.npu.current_stream()._as_parameter_  # type: ignore[attr-defined]
             failed = getattr(self.library("npu"), f"call_{symbol}")(
-                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in (*tensors, *fixed, cu)),
                 *(ctypes.c_int64(n) for n in numbers), *(ctypes.c_float(x) for x in scalars))
             if failed:
                 raise RuntimeError(f"{symbol}: the runtime returned no address for flags between cores")
 
         return simulate if device.type == "cpu" else launch
 
-    def made(self, name: str, groups: int, device: torch.device) -> torch.Tensor:
-        """A mask, or new memory for a channel."""
-        if name in self.constants:
-            return self.mask(name, device)
-        dims, dtype = self.channels[name]
-        return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+    def _filled(self, name: str, device: torch.device) -> torch.Tensor:
+        """The constants of a kernel: its masks, in the bytes of one tensor."""
+        masks = {n: _mask(*self.constants[n]) for n in self.symbols[name][3]}
+        ends = [at + masks[n].nbytes for n, at in self.symbols[name][3].items()]
+        whole = torch.zeros(ends[-1], dtype=torch.uint8, device="cpu")
+        for to, x in zip(self._masks(name, whole), masks.values(), strict=True):
+            to.copy_(x.flatten())
+        return whole.to(device)
+
+    def _masks(self, name: str, whole: torch.Tensor) -> list[torch.Tensor]:
+        """A view of each mask of a kernel in its constants."""
+        found = []
+        for n, at in self.symbols[name][3].items():
+            _, shape, dtype = self.constants[n]
+            found.append(whole[at:at + math.prod(shape) * _FLOATS[dtype].itemsize].view(_FLOATS[dtype]))
+        return found
 
     def _load(self, kind: str) -> ctypes.CDLL:
         """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content."""
@@ -5317,7 +5245,7 @@ TABLES = Tables(
         ("o", (128,), "float16"),
     ),
     kernels=(
-        ("o_S", "sequences", 1, ("q", "k", "v", "g", "b", "w", "o", "initial_state", "final_state"), ("scale",)),
+        ("o_S", "sequences", 1, ("q", "k", "v", "g", "b", "w", "o", "initial_state", "final_state", "(workspace)"), ("scale",)),
     ),
     ints={"o_S": ("has_initial_state", "has_final_state")},
     scalars={"scale": 0.08838834764831845},
@@ -5327,9 +5255,12 @@ TABLES = Tables(
     final=(
         ("final_state", (128, 128)),
     ),
+    shared=(
+        ("(workspace)",),
+    ),
     decays=("g",),
 )
-_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=bool(TABLES.heads))
+_launcher = PtoLauncher(SOURCE, SYMBOLS, REGIONS, CONSTANTS, heads=bool(TABLES.heads))
 HOST = Host(TABLES, _launcher)
 
 

@@ -24,44 +24,70 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-# C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
+# C name; kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written); kinds of its REGIONS;
+# where its CONSTANTS begin; how many of its integers are strides
 SYMBOLS = {
-    "G": ("gated_delta_rule_G_fp16", [], [0, 1, 0]),
-    "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_kT_channel"], [0, 0, 0, 1, 0, 2, 0]),
-    "Tinv": ("gated_delta_rule_Tinv_fp16", ["minus_identity_float16", "pairs_1_mask_of_16", "eye_mask_of_16", "pairs_2_mask_of_16", "pairs_4_mask_of_16", "pairs_8_mask_of_16", "identity_float16_16", "diagonal_stack_A_4_f16_channel", "Tinv_rows_2_f16_channel", "diagonal_stack_A_8_f16_channel", "diagonal_stack_16_f16_channel", "diagonal_stack_A_4_f16_channel1", "Tinv_rows_2_f16_channel1", "diagonal_stack_A_8_f16_channel1", "diagonal_stack_16_f16_channel1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
-    "U_weight_U_offset": ("gated_delta_rule_U_weight_U_offset_fp16", ["beta_v_f16_channel", "beta_exp_G_k_f16_channel"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
-    "S_U": ("gated_delta_rule_S_U_fp16", ["S_f16_0_channel", "S_f16_1_channel", "U_weight_S_0_channel", "U_weight_S_1_channel", "U_decay_to_end_f16_0_channel", "U_decay_to_end_f16_1_channel", "S_next_0_part_channel", "S_next_1_part_channel"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
-    "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "q_S_channel1", "q_kT_channel1", "q_kT_D_f16_channel1", "o_sum_part_channel1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "G": (
+        "gated_delta_rule_G_fp16", [0],
+        {"G_ws": 1},
+        {}, 0),
+    "A": (
+        "gated_delta_rule_A_fp16", [0, 0],
+        {"G_ws": 0, "A_ws": 1, "k_kT_channel": 2},
+        {"strictly_lower_fill": 0}, 0),
+    "Tinv": (
+        "gated_delta_rule_Tinv_fp16", [],
+        {"A_ws": 0, "Tinv_ws": 1, "diagonal_stack_A_4_f16_channel": 2, "Tinv_rows_2_f16_channel": 2, "diagonal_stack_A_8_f16_channel": 2, "diagonal_stack_16_f16_channel": 2, "diagonal_stack_A_4_f16_channel1": 2, "Tinv_rows_2_f16_channel1": 2, "diagonal_stack_A_8_f16_channel1": 2, "diagonal_stack_16_f16_channel1": 2},
+        {"minus_identity_float16": 0, "pairs_1_mask_of_16": 8192, "eye_mask_of_16": 12288, "pairs_2_mask_of_16": 16384, "pairs_4_mask_of_16": 20480, "pairs_8_mask_of_16": 24576, "identity_float16_16": 28672}, 0),
+    "U_weight_U_offset": (
+        "gated_delta_rule_U_weight_U_offset_fp16", [0, 0, 0],
+        {"G_ws": 0, "Tinv_ws": 0, "U_weight_ws": 1, "U_offset_ws": 1, "beta_v_f16_channel": 2, "beta_exp_G_k_f16_channel": 2},
+        {}, 0),
+    "S_U": (
+        "gated_delta_rule_S_U_fp16", [0, 0, 1],
+        {"G_ws": 0, "U_weight_ws": 0, "U_offset_ws": 0, "S_ws": 1, "U_ws": 1, "S_f16_0_channel": 2, "S_f16_1_channel": 2, "U_weight_S_0_channel": 2, "U_weight_S_1_channel": 2, "U_decay_to_end_f16_0_channel": 2, "U_decay_to_end_f16_1_channel": 2, "S_next_0_part_channel": 2, "S_next_1_part_channel": 2},
+        {}, 0),
+    "o": (
+        "gated_delta_rule_o_fp16", [0, 0, 1],
+        {"G_ws": 0, "S_ws": 0, "U_ws": 0, "q_S_channel": 2, "q_kT_channel": 2, "q_kT_D_f16_channel": 2, "o_sum_part_channel": 2, "q_S_channel1": 2, "q_kT_channel1": 2, "q_kT_D_f16_channel1": 2, "o_sum_part_channel1": 2},
+        {"lower_fill": 0}, 0),
 }
-# name, dims, dtype of what cores of a group hand each other: one a group
-CHANNELS = {
-    "k_kT_channel": ([64, 64], "float32"),
-    "diagonal_stack_A_4_f16_channel": ([64, 16], "float16"),
-    "Tinv_rows_2_f16_channel": ([64, 16], "float16"),
-    "diagonal_stack_A_8_f16_channel": ([64, 16], "float16"),
-    "diagonal_stack_16_f16_channel": ([64, 16], "float16"),
-    "diagonal_stack_A_4_f16_channel1": ([64, 16], "float16"),
-    "Tinv_rows_2_f16_channel1": ([64, 16], "float16"),
-    "diagonal_stack_A_8_f16_channel1": ([64, 16], "float16"),
-    "diagonal_stack_16_f16_channel1": ([64, 16], "float16"),
-    "beta_v_f16_channel": ([64, 128], "float16"),
-    "beta_exp_G_k_f16_channel": ([64, 128], "float16"),
-    "S_f16_0_channel": ([128, 64], "float16"),
-    "S_f16_1_channel": ([128, 64], "float16"),
-    "U_weight_S_0_channel": ([64, 64], "float32"),
-    "U_weight_S_1_channel": ([64, 64], "float32"),
-    "U_decay_to_end_f16_0_channel": ([64, 64], "float16"),
-    "U_decay_to_end_f16_1_channel": ([64, 64], "float16"),
-    "S_next_0_part_channel": ([128, 64], "float32"),
-    "S_next_1_part_channel": ([128, 64], "float32"),
-    "q_S_channel": ([64, 128], "float32"),
-    "q_kT_channel": ([64, 64], "float32"),
-    "q_kT_D_f16_channel": ([64, 64], "float16"),
-    "o_sum_part_channel": ([64, 128], "float32"),
-    "q_S_channel1": ([64, 128], "float32"),
-    "q_kT_channel1": ([64, 64], "float32"),
-    "q_kT_D_f16_channel1": ([64, 64], "float16"),
-    "o_sum_part_channel1": ([64, 128], "float32"),
+# regions of the workspace: what has a tile, its dims and dtype
+REGIONS = {
+    "G_ws": ("slot", [64], "float32"),
+    "A_ws": ("slot", [64, 64], "float16"),
+    "k_kT_channel": ("group", [64, 64], "float32"),
+    "Tinv_ws": ("slot", [64, 64], "float16"),
+    "diagonal_stack_A_4_f16_channel": ("group", [64, 16], "float16"),
+    "Tinv_rows_2_f16_channel": ("group", [64, 16], "float16"),
+    "diagonal_stack_A_8_f16_channel": ("group", [64, 16], "float16"),
+    "diagonal_stack_16_f16_channel": ("group", [64, 16], "float16"),
+    "diagonal_stack_A_4_f16_channel1": ("group", [64, 16], "float16"),
+    "Tinv_rows_2_f16_channel1": ("group", [64, 16], "float16"),
+    "diagonal_stack_A_8_f16_channel1": ("group", [64, 16], "float16"),
+    "diagonal_stack_16_f16_channel1": ("group", [64, 16], "float16"),
+    "U_weight_ws": ("slot", [64, 128], "float16"),
+    "U_offset_ws": ("slot", [64, 128], "float32"),
+    "beta_v_f16_channel": ("group", [64, 128], "float16"),
+    "beta_exp_G_k_f16_channel": ("group", [64, 128], "float16"),
+    "S_ws": ("slot", [128, 128], "float16"),
+    "U_ws": ("slot", [64, 128], "float16"),
+    "S_f16_0_channel": ("group", [128, 64], "float16"),
+    "S_f16_1_channel": ("group", [128, 64], "float16"),
+    "U_weight_S_0_channel": ("group", [64, 64], "float32"),
+    "U_weight_S_1_channel": ("group", [64, 64], "float32"),
+    "U_decay_to_end_f16_0_channel": ("group", [64, 64], "float16"),
+    "U_decay_to_end_f16_1_channel": ("group", [64, 64], "float16"),
+    "S_next_0_part_channel": ("group", [128, 64], "float32"),
+    "S_next_1_part_channel": ("group", [128, 64], "float32"),
+    "q_S_channel": ("group", [64, 128], "float32"),
+    "q_kT_channel": ("group", [64, 64], "float32"),
+    "q_kT_D_f16_channel": ("group", [64, 64], "float16"),
+    "o_sum_part_channel": ("group", [64, 128], "float32"),
+    "q_S_channel1": ("group", [64, 128], "float32"),
+    "q_kT_channel1": ("group", [64, 64], "float32"),
+    "q_kT_D_f16_channel1": ("group", [64, 64], "float16"),
+    "o_sum_part_channel1": ("group", [64, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
@@ -225,11 +251,12 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 /**
  * @brief G over chunks.
  * g: input, token, [C] float32
- * G_ws: workspace, slot, [C] float32
+ * G_ws: workspace, slot, [C] float32, in workspace
  */
 PTO_ENTRY void gated_delta_rule_G_fp16(
     __gm__ uint8_t *g_bytes,
-    __gm__ uint8_t *G_ws_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -241,12 +268,13 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
-    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
-    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbTile<float, 64, 8> g;
     TASSIGN(g, 0x0);
@@ -267,7 +295,7 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     for (int64_t item = get_block_idx(); item < slots * ((HV + 15) / 16); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 15) / 16) * 16, h = hv / (HV / H);
+        const int64_t hv = item % ((HV + 15) / 16) * 16;
         const int64_t heads = HV - hv < 16 ? HV - hv : 16;
         const int64_t mine = part_of(heads, sub, 8);
         const int64_t slot = item / ((HV + 15) / 16), n = sequence_of(cu_seqlens, N, slot, 64);
@@ -276,7 +304,6 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        const int64_t part = part_of(rows, sub, 32);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
         UbPart<float, 64, 8> g_raw(rows, mine);
         TASSIGN(g_raw, 0x0);
@@ -351,18 +378,17 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
  * @brief A over chunks.
  * k: input, token, [C, K] float16
  * beta: input, token, [C] float32
- * G_ws: workspace, slot, [C] float32
- * A_ws: workspace, slot, [C, C] float16
- * strictly_lower_fill: workspace, const, [C, C] float32
- * k_kT_channel: workspace, block, [C, C] float32
+ * G_ws: workspace, slot, [C] float32, in workspace
+ * A_ws: workspace, slot, [C, C] float16, in workspace
+ * k_kT_channel: workspace, block, [C, C] float32, in workspace
+ * strictly_lower_fill: workspace, const, [C, C] float32, in constants
  */
 PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ uint8_t *k_bytes,
     __gm__ uint8_t *beta_bytes,
-    __gm__ uint8_t *G_ws_bytes,
-    __gm__ uint8_t *A_ws_bytes,
-    __gm__ uint8_t *strictly_lower_fill_bytes,
-    __gm__ uint8_t *k_kT_channel_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *constants,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -374,14 +400,11 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
-    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
-    __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
-    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(A_ws_bytes);
-    __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(strictly_lower_fill_bytes);
-    __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
-    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     L1Tile<half, 64, 128> k;
     TASSIGN(k, 0x0);
     TileLeft<half, 64, 128> k_kT_left;
@@ -439,6 +462,13 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[1]);
+    __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
+    __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbTile<float, 32, 64> strictly_lower_fill;
     TASSIGN(strictly_lower_fill, 0x0);
@@ -483,14 +513,13 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        const int64_t part = part_of(rows, sub, 32);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
         {
             auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
@@ -555,42 +584,28 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
 
 /**
  * @brief Tinv over chunks.
- * A_ws: workspace, slot, [C, C] float16
- * Tinv_ws: workspace, slot, [C, C] float16
- * minus_identity_float16: workspace, const, [C, C] float16
- * pairs_1_mask_of_16: workspace, const, [C, 16] float32
- * eye_mask_of_16: workspace, const, [C, 16] float32
- * pairs_2_mask_of_16: workspace, const, [C, 16] float32
- * pairs_4_mask_of_16: workspace, const, [C, 16] float32
- * pairs_8_mask_of_16: workspace, const, [C, 16] float32
- * identity_float16_16: workspace, const, [16, 16] float16
- * diagonal_stack_A_4_f16_channel: workspace, block, [C, 16] float16
- * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16
- * diagonal_stack_A_8_f16_channel: workspace, block, [C, 16] float16
- * diagonal_stack_16_f16_channel: workspace, block, [C, 16] float16
- * diagonal_stack_A_4_f16_channel1: workspace, block, [C, 16] float16
- * Tinv_rows_2_f16_channel1: workspace, block, [C, 16] float16
- * diagonal_stack_A_8_f16_channel1: workspace, block, [C, 16] float16
- * diagonal_stack_16_f16_channel1: workspace, block, [C, 16] float16
+ * A_ws: workspace, slot, [C, C] float16, in workspace
+ * Tinv_ws: workspace, slot, [C, C] float16, in workspace
+ * diagonal_stack_A_4_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * Tinv_rows_2_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * diagonal_stack_A_8_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * diagonal_stack_16_f16_channel: workspace, block, [C, 16] float16, in workspace
+ * diagonal_stack_A_4_f16_channel1: workspace, block, [C, 16] float16, in workspace
+ * Tinv_rows_2_f16_channel1: workspace, block, [C, 16] float16, in workspace
+ * diagonal_stack_A_8_f16_channel1: workspace, block, [C, 16] float16, in workspace
+ * diagonal_stack_16_f16_channel1: workspace, block, [C, 16] float16, in workspace
+ * minus_identity_float16: workspace, const, [C, C] float16, in constants
+ * pairs_1_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * eye_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_2_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_4_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * pairs_8_mask_of_16: workspace, const, [C, 16] float32, in constants
+ * identity_float16_16: workspace, const, [16, 16] float16, in constants
  */
 PTO_ENTRY void gated_delta_rule_Tinv_fp16(
-    __gm__ uint8_t *A_ws_bytes,
-    __gm__ uint8_t *Tinv_ws_bytes,
-    __gm__ uint8_t *minus_identity_float16_bytes,
-    __gm__ uint8_t *pairs_1_mask_of_16_bytes,
-    __gm__ uint8_t *eye_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_2_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_4_mask_of_16_bytes,
-    __gm__ uint8_t *pairs_8_mask_of_16_bytes,
-    __gm__ uint8_t *identity_float16_16_bytes,
-    __gm__ uint8_t *diagonal_stack_A_4_f16_channel_bytes,
-    __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
-    __gm__ uint8_t *diagonal_stack_A_8_f16_channel_bytes,
-    __gm__ uint8_t *diagonal_stack_16_f16_channel_bytes,
-    __gm__ uint8_t *diagonal_stack_A_4_f16_channel1_bytes,
-    __gm__ uint8_t *Tinv_rows_2_f16_channel1_bytes,
-    __gm__ uint8_t *diagonal_stack_A_8_f16_channel1_bytes,
-    __gm__ uint8_t *diagonal_stack_16_f16_channel1_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *constants,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -602,25 +617,21 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
-    __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(A_ws_bytes);
-    __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(Tinv_ws_bytes);
-    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(minus_identity_float16_bytes);
-    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_of_16_bytes);
-    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(eye_mask_of_16_bytes);
-    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_of_16_bytes);
-    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_of_16_bytes);
-    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_of_16_bytes);
-    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(identity_float16_16_bytes);
-    __gm__ half *diagonal_stack_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_4_f16_channel_bytes);
-    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
-    __gm__ half *diagonal_stack_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_8_f16_channel_bytes);
-    __gm__ half *diagonal_stack_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_16_f16_channel_bytes);
-    __gm__ half *diagonal_stack_A_4_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_4_f16_channel1_bytes);
-    __gm__ half *Tinv_rows_2_f16_channel1_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel1_bytes);
-    __gm__ half *diagonal_stack_A_8_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_A_8_f16_channel1_bytes);
-    __gm__ half *diagonal_stack_16_f16_channel1_gm = reinterpret_cast<__gm__ half *>(diagonal_stack_16_f16_channel1_bytes);
-    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[0]);
+    __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[1]);
+    __gm__ half *diagonal_stack_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
+    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ half *diagonal_stack_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ half *diagonal_stack_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ half *diagonal_stack_A_4_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[6]);
+    __gm__ half *Tinv_rows_2_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[7]);
+    __gm__ half *diagonal_stack_A_8_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[8]);
+    __gm__ half *diagonal_stack_16_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(constants + 0);
+    __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 28672);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     L1Tile<half, 64, 64> minus_identity;
     TASSIGN(minus_identity, 0x0);
     L1Tile<half, 16, 16> identity;
@@ -743,8 +754,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_rows_16_left, 0x0);
     TileRight<half, 64, 16> Tinv_rows_16_right;
     TASSIGN(Tinv_rows_16_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_16;
-    TASSIGN(Tinv_rows_16, 0x1000);
     L1Tile<half, 64, 16> Tinv_below_16_f16_h1;
     TASSIGN(Tinv_below_16_f16_h1, 0x12a00);
     L1Tile<half, 64, 64> Tinv_blocks_16;
@@ -753,8 +762,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_rows_16_left_h1, 0x8000);
     TileRight<half, 64, 16> Tinv_rows_16_right_h1;
     TASSIGN(Tinv_rows_16_right_h1, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_16_h1;
-    TASSIGN(Tinv_rows_16_h1, 0x3000);
     TileLeft<half, 32, 16> Tinv_below_32_left;
     TASSIGN(Tinv_below_32_left, 0x0);
     TileRight<half, 32, 16> Tinv_below_32_right;
@@ -765,28 +772,18 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_blocks_16_h1, 0x6200);
     L1Tile<half, 32, 16> Tinv_below_32_f16;
     TASSIGN(Tinv_below_32_f16, 0x13200);
-    TileLeft<half, 32, 16> Tinv_below_32_left_h1;
-    TASSIGN(Tinv_below_32_left_h1, 0x8000);
-    TileRight<half, 32, 16> Tinv_below_32_right_h1;
-    TASSIGN(Tinv_below_32_right_h1, 0x8000);
     TileAcc<float, 32, 16> Tinv_below_32_h1;
     TASSIGN(Tinv_below_32_h1, 0x8800);
     TileLeft<half, 32, 16> Tinv_corner_32_left;
     TASSIGN(Tinv_corner_32_left, 0x0);
     TileRight<half, 32, 16> Tinv_corner_32_right;
     TASSIGN(Tinv_corner_32_right, 0x0);
-    TileAcc<float, 32, 16> Tinv_corner_32;
-    TASSIGN(Tinv_corner_32, 0x9000);
     L1Tile<half, 32, 16> Tinv_below_32_f16_h1;
     TASSIGN(Tinv_below_32_f16_h1, 0x13600);
     L1Tile<half, 64, 64> Tinv_blocks_32;
     TASSIGN(Tinv_blocks_32, 0x2200);
-    TileLeft<half, 32, 16> Tinv_corner_32_left_h1;
-    TASSIGN(Tinv_corner_32_left_h1, 0x8000);
     TileRight<half, 32, 16> Tinv_corner_32_right_h1;
     TASSIGN(Tinv_corner_32_right_h1, 0x8000);
-    TileAcc<float, 32, 16> Tinv_corner_32_h1;
-    TASSIGN(Tinv_corner_32_h1, 0x9800);
     TileLeft<half, 32, 32> Tinv_below_64_left;
     TASSIGN(Tinv_below_64_left, 0x0);
     TileRight<half, 32, 32> Tinv_below_64_right;
@@ -855,14 +852,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // diagonal_stack_16_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
-        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t hv = item % ((HV + 1) / 2) * 2;
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1;
         const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
-        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
-        const int64_t t = first - b * T + c * 64;
-        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_64 -> Tinv_zeros
         TEXPANDS(Tinv_zeros, 0.0f);
         {
@@ -1154,27 +1149,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_16_0_0_from;
-            TASSIGN(Tinv_blocks_16_0_0_from, 0x1000);
-            L1Tile<half, 16, 16> Tinv_blocks_16_0_0;
-            TASSIGN(Tinv_blocks_16_0_0, 0x2200);
-            TMOV(Tinv_blocks_16_0_0, Tinv_blocks_16_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_1_0_from;
-            TASSIGN(Tinv_blocks_16_1_0_from, 0x1400);
-            L1Tile<half, 16, 16> Tinv_blocks_16_1_0;
-            TASSIGN(Tinv_blocks_16_1_0, 0x2c00);
-            TMOV(Tinv_blocks_16_1_0, Tinv_blocks_16_1_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_2_0_from;
-            TASSIGN(Tinv_blocks_16_2_0_from, 0x1800);
-            L1Tile<half, 16, 16> Tinv_blocks_16_2_0;
-            TASSIGN(Tinv_blocks_16_2_0, 0x3600);
-            TMOV(Tinv_blocks_16_2_0, Tinv_blocks_16_2_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_3_0_from;
-            TASSIGN(Tinv_blocks_16_3_0_from, 0x1c00);
-            L1Tile<half, 16, 16> Tinv_blocks_16_3_0;
-            TASSIGN(Tinv_blocks_16_3_0, 0x4000);
-            TMOV(Tinv_blocks_16_3_0, Tinv_blocks_16_3_0_from);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_16_from;
+            TASSIGN(Tinv_blocks_16_from, 0x1000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_16_to;
+            TASSIGN(Tinv_blocks_16_to, 0x2200 + i * 2560);
+            TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_16 -> Tinv_below_32_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
@@ -1195,22 +1175,16 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_16_left -> Tinv_below_32_left
-        {
-            TileLeft<half, 16, 16> Tinv_below_32_left_0;
-            TASSIGN(Tinv_below_32_left_0, 0x0);
-            TEXTRACT(Tinv_below_32_left_0, A_cube, 16, 0);
-            TileLeft<half, 16, 16> Tinv_below_32_left_1;
-            TASSIGN(Tinv_below_32_left_1, 0x200);
-            TEXTRACT(Tinv_below_32_left_1, A_cube, 48, 32);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileLeft<half, 16, 16> Tinv_below_32_left_block;
+            TASSIGN(Tinv_below_32_left_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_below_32_left_block, A_cube, 16 + i * 32, i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_16 -> Tinv_below_32_right
-        {
-            TileRight<half, 16, 16> Tinv_below_32_right_0;
-            TASSIGN(Tinv_below_32_right_0, 0x0);
-            TEXTRACT(Tinv_below_32_right_0, Tinv_blocks_16, 0, 0);
-            TileRight<half, 16, 16> Tinv_below_32_right_1;
-            TASSIGN(Tinv_below_32_right_1, 0x200);
-            TEXTRACT(Tinv_below_32_right_1, Tinv_blocks_16, 32, 32);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileRight<half, 16, 16> Tinv_below_32_right_block;
+            TASSIGN(Tinv_below_32_right_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
@@ -1226,49 +1200,28 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_corner_32_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_0_0_from;
-            TASSIGN(Tinv_blocks_16_h1_0_0_from, 0x3000);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_0_0;
-            TASSIGN(Tinv_blocks_16_h1_0_0, 0x6200);
-            TMOV(Tinv_blocks_16_h1_0_0, Tinv_blocks_16_h1_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_1_0_from;
-            TASSIGN(Tinv_blocks_16_h1_1_0_from, 0x3400);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_1_0;
-            TASSIGN(Tinv_blocks_16_h1_1_0, 0x6c00);
-            TMOV(Tinv_blocks_16_h1_1_0, Tinv_blocks_16_h1_1_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_2_0_from;
-            TASSIGN(Tinv_blocks_16_h1_2_0_from, 0x3800);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_2_0;
-            TASSIGN(Tinv_blocks_16_h1_2_0, 0x7600);
-            TMOV(Tinv_blocks_16_h1_2_0, Tinv_blocks_16_h1_2_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_3_0_from;
-            TASSIGN(Tinv_blocks_16_h1_3_0_from, 0x3c00);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_3_0;
-            TASSIGN(Tinv_blocks_16_h1_3_0, 0x8000);
-            TMOV(Tinv_blocks_16_h1_3_0, Tinv_blocks_16_h1_3_0_from);
+        for (int64_t i = 0; i < 4; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_16_h1_from;
+            TASSIGN(Tinv_blocks_16_h1_from, 0x3000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_16_h1_to;
+            TASSIGN(Tinv_blocks_16_h1_to, 0x6200 + i * 2560);
+            TMOV(Tinv_blocks_16_h1_to, Tinv_blocks_16_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
         TMOV(Tinv_below_32_f16, Tinv_below_32);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_corner_32_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
-        {
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_0;
-            TASSIGN(Tinv_below_32_left_h1_0, 0x8000);
-            TEXTRACT(Tinv_below_32_left_h1_0, A_cube_h1, 16, 0);
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_1;
-            TASSIGN(Tinv_below_32_left_h1_1, 0x8200);
-            TEXTRACT(Tinv_below_32_left_h1_1, A_cube_h1, 48, 32);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileLeft<half, 16, 16> Tinv_below_32_left_h1_block;
+            TASSIGN(Tinv_below_32_left_h1_block, 0x8000 + i * 512);
+            TEXTRACT(Tinv_below_32_left_h1_block, A_cube_h1, 16 + i * 32, i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
-        {
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_0;
-            TASSIGN(Tinv_below_32_right_h1_0, 0x8000);
-            TEXTRACT(Tinv_below_32_right_h1_0, Tinv_blocks_16_h1, 0, 0);
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_1;
-            TASSIGN(Tinv_below_32_right_h1_1, 0x8200);
-            TEXTRACT(Tinv_below_32_right_h1_1, Tinv_blocks_16_h1, 32, 32);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileRight<half, 16, 16> Tinv_below_32_right_h1_block;
+            TASSIGN(Tinv_below_32_right_h1_block, 0x8000 + i * 512);
+            TEXTRACT(Tinv_below_32_right_h1_block, Tinv_blocks_16_h1, i * 32, i * 32);
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
@@ -1284,13 +1237,10 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_corner_32_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_corner_32_left
-        {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_0;
-            TASSIGN(Tinv_corner_32_left_0, 0x0);
-            TEXTRACT(Tinv_corner_32_left_0, Tinv_blocks_16, 16, 16);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_1;
-            TASSIGN(Tinv_corner_32_left_1, 0x200);
-            TEXTRACT(Tinv_corner_32_left_1, Tinv_blocks_16, 48, 48);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_block;
+            TASSIGN(Tinv_corner_32_left_block, 0x0 + i * 512);
+            TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_corner_32_right
         TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
@@ -1311,27 +1261,19 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_32_f16_h1, Tinv_below_32_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_32 -> Tinv_blocks_32
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_32_0_0_from;
-            TASSIGN(Tinv_blocks_32_0_0_from, 0x9000);
-            L1Tile<half, 16, 16> Tinv_blocks_32_0_0;
-            TASSIGN(Tinv_blocks_32_0_0, 0x2400);
-            TMOV(Tinv_blocks_32_0_0, Tinv_blocks_32_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_1_0_from;
-            TASSIGN(Tinv_blocks_32_1_0_from, 0x9400);
-            L1Tile<half, 16, 16> Tinv_blocks_32_1_0;
-            TASSIGN(Tinv_blocks_32_1_0, 0x3800);
-            TMOV(Tinv_blocks_32_1_0, Tinv_blocks_32_1_0_from);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_32_from;
+            TASSIGN(Tinv_blocks_32_from, 0x9000 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_32_to;
+            TASSIGN(Tinv_blocks_32_to, 0x2400 + i * 5120);
+            TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_32 -> Tinv_below_64_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_corner_32_left_h1
-        {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_0;
-            TASSIGN(Tinv_corner_32_left_h1_0, 0x8000);
-            TEXTRACT(Tinv_corner_32_left_h1_0, Tinv_blocks_16_h1, 16, 16);
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_1;
-            TASSIGN(Tinv_corner_32_left_h1_1, 0x8200);
-            TEXTRACT(Tinv_corner_32_left_h1_1, Tinv_blocks_16_h1, 48, 48);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_block;
+            TASSIGN(Tinv_corner_32_left_h1_block, 0x8000 + i * 512);
+            TEXTRACT(Tinv_corner_32_left_h1_block, Tinv_blocks_16_h1, 16 + i * 32, 16 + i * 32);
         }
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
         TEXTRACT(Tinv_corner_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
@@ -1358,17 +1300,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_corner_64_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
-        {
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_0_0_from;
-            TASSIGN(Tinv_blocks_32_h1_0_0_from, 0x9800);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_0_0;
-            TASSIGN(Tinv_blocks_32_h1_0_0, 0x6400);
-            TMOV(Tinv_blocks_32_h1_0_0, Tinv_blocks_32_h1_0_0_from);
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_1_0_from;
-            TASSIGN(Tinv_blocks_32_h1_1_0_from, 0x9c00);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_1_0;
-            TASSIGN(Tinv_blocks_32_h1_1_0, 0x7800);
-            TMOV(Tinv_blocks_32_h1_1_0, Tinv_blocks_32_h1_1_0_from);
+        for (int64_t i = 0; i < 2; ++i) {
+            TileAcc<float, 16, 16> Tinv_blocks_32_h1_from;
+            TASSIGN(Tinv_blocks_32_h1_from, 0x9800 + i * 1024);
+            L1Tile<half, 16, 16> Tinv_blocks_32_h1_to;
+            TASSIGN(Tinv_blocks_32_h1_to, 0x6400 + i * 5120);
+            TMOV(Tinv_blocks_32_h1_to, Tinv_blocks_32_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_blocks_32_h1 -> Tinv_below_64_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
@@ -1395,17 +1332,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_64_f16_h1, Tinv_below_64_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_h1 -> Tinv_corner_64_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64 -> Tinv_blocks_64
-        {
-            TileAcc<float, 32, 16> Tinv_blocks_64_0_0_from;
-            TASSIGN(Tinv_blocks_64_0_0_from, 0xc000);
-            L1Tile<half, 32, 16> Tinv_blocks_64_0_0;
-            TASSIGN(Tinv_blocks_64_0_0, 0x2600);
-            TMOV(Tinv_blocks_64_0_0, Tinv_blocks_64_0_0_from);
-            TileAcc<float, 32, 16> Tinv_blocks_64_0_16_from;
-            TASSIGN(Tinv_blocks_64_0_16_from, 0xc800);
-            L1Tile<half, 32, 16> Tinv_blocks_64_0_16;
-            TASSIGN(Tinv_blocks_64_0_16, 0x2e00);
-            TMOV(Tinv_blocks_64_0_16, Tinv_blocks_64_0_16_from);
+        for (int64_t j = 0; j < 2; ++j) {
+            TileAcc<float, 32, 16> Tinv_blocks_64_from;
+            TASSIGN(Tinv_blocks_64_from, 0xc000 + j * 2048);
+            L1Tile<half, 32, 16> Tinv_blocks_64_to;
+            TASSIGN(Tinv_blocks_64_to, 0x2600 + j * 2048);
+            TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_left_h1 -> Tinv_corner_64_left_h1
@@ -1417,17 +1349,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(Tinv_corner_64_h1, Tinv_corner_64_left_h1, Tinv_corner_64_right_h1);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
-        {
-            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_0_from;
-            TASSIGN(Tinv_blocks_64_h1_0_0_from, 0xd000);
-            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_0;
-            TASSIGN(Tinv_blocks_64_h1_0_0, 0x6600);
-            TMOV(Tinv_blocks_64_h1_0_0, Tinv_blocks_64_h1_0_0_from);
-            TileAcc<float, 32, 16> Tinv_blocks_64_h1_0_16_from;
-            TASSIGN(Tinv_blocks_64_h1_0_16_from, 0xd800);
-            L1Tile<half, 32, 16> Tinv_blocks_64_h1_0_16;
-            TASSIGN(Tinv_blocks_64_h1_0_16, 0x6e00);
-            TMOV(Tinv_blocks_64_h1_0_16, Tinv_blocks_64_h1_0_16_from);
+        for (int64_t j = 0; j < 2; ++j) {
+            TileAcc<float, 32, 16> Tinv_blocks_64_h1_from;
+            TASSIGN(Tinv_blocks_64_h1_from, 0xd000 + j * 2048);
+            L1Tile<half, 32, 16> Tinv_blocks_64_h1_to;
+            TASSIGN(Tinv_blocks_64_h1_to, 0x6600 + j * 2048);
+            TMOV(Tinv_blocks_64_h1_to, Tinv_blocks_64_h1_from);
         }
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_64_h1 -> Tinv_left_h1
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
@@ -1467,6 +1394,22 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *A_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[0]);
+    __gm__ half *diagonal_stack_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
+    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ half *diagonal_stack_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ half *diagonal_stack_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ half *diagonal_stack_A_4_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[6]);
+    __gm__ half *Tinv_rows_2_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[7]);
+    __gm__ half *diagonal_stack_A_8_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[8]);
+    __gm__ half *diagonal_stack_16_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ float *pairs_1_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 8192);
+    __gm__ float *eye_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 12288);
+    __gm__ float *pairs_2_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 16384);
+    __gm__ float *pairs_4_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 20480);
+    __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 24576);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbTile<float, 32, 16> pairs_1_mask_of_16;
     TASSIGN(pairs_1_mask_of_16, 0x0);
@@ -1554,15 +1497,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
-        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t hv = item % ((HV + 1) / 2) * 2;
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1;
         const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
-        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
-        const int64_t t = first - b * T + c * 64;
-        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        const int64_t part = part_of(rows, sub, 32);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
         {
             auto from = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
@@ -1729,23 +1669,19 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
  * k: input, token, [C, K] float16
  * v: input, token, [C, V] float16
  * beta: input, token, [C] float32
- * G_ws: workspace, slot, [C] float32
- * Tinv_ws: workspace, slot, [C, C] float16
- * U_weight_ws: workspace, slot, [C, K] float16
- * U_offset_ws: workspace, slot, [C, V] float32
- * beta_v_f16_channel: workspace, block, [C, V] float16
- * beta_exp_G_k_f16_channel: workspace, block, [C, K] float16
+ * G_ws: workspace, slot, [C] float32, in workspace
+ * Tinv_ws: workspace, slot, [C, C] float16, in workspace
+ * U_weight_ws: workspace, slot, [C, K] float16, in workspace
+ * U_offset_ws: workspace, slot, [C, V] float32, in workspace
+ * beta_v_f16_channel: workspace, block, [C, V] float16, in workspace
+ * beta_exp_G_k_f16_channel: workspace, block, [C, K] float16, in workspace
  */
 PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ uint8_t *k_bytes,
     __gm__ uint8_t *v_bytes,
     __gm__ uint8_t *beta_bytes,
-    __gm__ uint8_t *G_ws_bytes,
-    __gm__ uint8_t *Tinv_ws_bytes,
-    __gm__ uint8_t *U_weight_ws_bytes,
-    __gm__ uint8_t *U_offset_ws_bytes,
-    __gm__ uint8_t *beta_v_f16_channel_bytes,
-    __gm__ uint8_t *beta_exp_G_k_f16_channel_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -1757,17 +1693,14 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
-    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
-    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
-    __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
-    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(Tinv_ws_bytes);
-    __gm__ half *U_weight_ws_gm = reinterpret_cast<__gm__ half *>(U_weight_ws_bytes);
-    __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(U_offset_ws_bytes);
-    __gm__ half *beta_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta_v_f16_channel_bytes);
-    __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta_exp_G_k_f16_channel_bytes);
-    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[1]);
+    __gm__ half *U_weight_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
+    __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[3]);
+    __gm__ half *beta_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     L1Tile<half, 64, 64> Tinv;
     TASSIGN(Tinv, 0x0);
     L1Tile<half, 64, 128> beta_v_f16_in;
@@ -1795,13 +1728,11 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
-        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
-        const int64_t t = first - b * T + c * 64;
-        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
         {
             auto from = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
@@ -1871,6 +1802,14 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
+    __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ half *beta_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbTile<half, 32, 128> v;
     TASSIGN(v, 0x0);
@@ -2014,37 +1953,26 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
  * k: input, token, [C, K] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
- * G_ws: workspace, slot, [C] float32
- * U_weight_ws: workspace, slot, [C, K] float16
- * U_offset_ws: workspace, slot, [C, V] float32
- * S_ws: workspace, slot, [K, V] float16
- * U_ws: workspace, slot, [C, V] float16
- * S_f16_0_channel: workspace, block, [K, 64] float16
- * S_f16_1_channel: workspace, block, [K, 64] float16
- * U_weight_S_0_channel: workspace, block, [C, 64] float32
- * U_weight_S_1_channel: workspace, block, [C, 64] float32
- * U_decay_to_end_f16_0_channel: workspace, block, [C, 64] float16
- * U_decay_to_end_f16_1_channel: workspace, block, [C, 64] float16
- * S_next_0_part_channel: workspace, block, [K, 64] float32
- * S_next_1_part_channel: workspace, block, [K, 64] float32
+ * G_ws: workspace, slot, [C] float32, in workspace
+ * U_weight_ws: workspace, slot, [C, K] float16, in workspace
+ * U_offset_ws: workspace, slot, [C, V] float32, in workspace
+ * S_ws: workspace, slot, [K, V] float16, in workspace
+ * U_ws: workspace, slot, [C, V] float16, in workspace
+ * S_f16_0_channel: workspace, block, [K, 64] float16, in workspace
+ * S_f16_1_channel: workspace, block, [K, 64] float16, in workspace
+ * U_weight_S_0_channel: workspace, block, [C, 64] float32, in workspace
+ * U_weight_S_1_channel: workspace, block, [C, 64] float32, in workspace
+ * U_decay_to_end_f16_0_channel: workspace, block, [C, 64] float16, in workspace
+ * U_decay_to_end_f16_1_channel: workspace, block, [C, 64] float16, in workspace
+ * S_next_0_part_channel: workspace, block, [K, 64] float32, in workspace
+ * S_next_1_part_channel: workspace, block, [K, 64] float32, in workspace
  */
 PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ uint8_t *k_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
-    __gm__ uint8_t *G_ws_bytes,
-    __gm__ uint8_t *U_weight_ws_bytes,
-    __gm__ uint8_t *U_offset_ws_bytes,
-    __gm__ uint8_t *S_ws_bytes,
-    __gm__ uint8_t *U_ws_bytes,
-    __gm__ uint8_t *S_f16_0_channel_bytes,
-    __gm__ uint8_t *S_f16_1_channel_bytes,
-    __gm__ uint8_t *U_weight_S_0_channel_bytes,
-    __gm__ uint8_t *U_weight_S_1_channel_bytes,
-    __gm__ uint8_t *U_decay_to_end_f16_0_channel_bytes,
-    __gm__ uint8_t *U_decay_to_end_f16_1_channel_bytes,
-    __gm__ uint8_t *S_next_0_part_channel_bytes,
-    __gm__ uint8_t *S_next_1_part_channel_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2058,24 +1986,19 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
-    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
-    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
-    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
-    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ half *U_weight_ws_gm = reinterpret_cast<__gm__ half *>(U_weight_ws_bytes);
-    __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(U_offset_ws_bytes);
-    __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(S_ws_bytes);
-    __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
-    __gm__ half *S_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_0_channel_bytes);
-    __gm__ half *S_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_1_channel_bytes);
-    __gm__ float *U_weight_S_0_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_0_channel_bytes);
-    __gm__ float *U_weight_S_1_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_1_channel_bytes);
-    __gm__ half *U_decay_to_end_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_0_channel_bytes);
-    __gm__ half *U_decay_to_end_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(U_decay_to_end_f16_1_channel_bytes);
-    __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_0_part_channel_bytes);
-    __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_1_part_channel_bytes);
-    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ half *U_weight_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[1]);
+    __gm__ half *S_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ half *S_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[6]);
+    __gm__ float *U_weight_S_0_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ float *U_weight_S_1_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[8]);
+    __gm__ half *U_decay_to_end_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ half *U_decay_to_end_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[10]);
+    __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
+    __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     L1Tile<half, 64, 128> U_weight;
     TASSIGN(U_weight, 0x0);
     L1Tile<half, 64, 128> k;
@@ -2224,6 +2147,22 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
+    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
+    __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
+    __gm__ half *S_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ half *S_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[6]);
+    __gm__ float *U_weight_S_0_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ float *U_weight_S_1_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[8]);
+    __gm__ half *U_decay_to_end_f16_0_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ half *U_decay_to_end_f16_1_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[10]);
+    __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
+    __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbTile<float, 64, 64> S_0_0_raw;
     TASSIGN(S_0_0_raw, 0x0);
@@ -2292,8 +2231,8 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
-        const int64_t n = item / HV, b = n * batched;
+        const int64_t hv = item % HV;
+        const int64_t n = item / HV;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
         if (has_initial_state) {
@@ -2314,9 +2253,6 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U_1 -> U_offset_1
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
-            const int64_t t = first - b * T + c * 64;
-            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t part = part_of(rows, sub, 32);
             pipe_barrier(PIPE_V);
             TCVT(S_f16_0, S_0_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
@@ -2471,35 +2407,26 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
  * q: input, token, [C, K] float16
  * k: input, token, [C, K] float16
  * o: output, token, [C, V] float16
- * G_ws: workspace, slot, [C] float32
- * S_ws: workspace, slot, [K, V] float16
- * U_ws: workspace, slot, [C, V] float16
- * lower_fill: workspace, const, [C, C] float32
- * q_S_channel: workspace, block, [C, V] float32
- * q_kT_channel: workspace, block, [C, C] float32
- * q_kT_D_f16_channel: workspace, block, [C, C] float16
- * o_sum_part_channel: workspace, block, [C, V] float32
- * q_S_channel1: workspace, block, [C, V] float32
- * q_kT_channel1: workspace, block, [C, C] float32
- * q_kT_D_f16_channel1: workspace, block, [C, C] float16
- * o_sum_part_channel1: workspace, block, [C, V] float32
+ * G_ws: workspace, slot, [C] float32, in workspace
+ * S_ws: workspace, slot, [K, V] float16, in workspace
+ * U_ws: workspace, slot, [C, V] float16, in workspace
+ * q_S_channel: workspace, block, [C, V] float32, in workspace
+ * q_kT_channel: workspace, block, [C, C] float32, in workspace
+ * q_kT_D_f16_channel: workspace, block, [C, C] float16, in workspace
+ * o_sum_part_channel: workspace, block, [C, V] float32, in workspace
+ * q_S_channel1: workspace, block, [C, V] float32, in workspace
+ * q_kT_channel1: workspace, block, [C, C] float32, in workspace
+ * q_kT_D_f16_channel1: workspace, block, [C, C] float16, in workspace
+ * o_sum_part_channel1: workspace, block, [C, V] float32, in workspace
+ * lower_fill: workspace, const, [C, C] float32, in constants
  */
 PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ uint8_t *q_bytes,
     __gm__ uint8_t *k_bytes,
     __gm__ uint8_t *o_bytes,
-    __gm__ uint8_t *G_ws_bytes,
-    __gm__ uint8_t *S_ws_bytes,
-    __gm__ uint8_t *U_ws_bytes,
-    __gm__ uint8_t *lower_fill_bytes,
-    __gm__ uint8_t *q_S_channel_bytes,
-    __gm__ uint8_t *q_kT_channel_bytes,
-    __gm__ uint8_t *q_kT_D_f16_channel_bytes,
-    __gm__ uint8_t *o_sum_part_channel_bytes,
-    __gm__ uint8_t *q_S_channel1_bytes,
-    __gm__ uint8_t *q_kT_channel1_bytes,
-    __gm__ uint8_t *q_kT_D_f16_channel1_bytes,
-    __gm__ uint8_t *o_sum_part_channel1_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *constants,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2512,23 +2439,21 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
-    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
-    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(S_ws_bytes);
-    __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
-    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
-    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(q_S_channel_bytes);
-    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
-    __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel_bytes);
-    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel_bytes);
-    __gm__ float *q_S_channel1_gm = reinterpret_cast<__gm__ float *>(q_S_channel1_bytes);
-    __gm__ float *q_kT_channel1_gm = reinterpret_cast<__gm__ float *>(q_kT_channel1_bytes);
-    __gm__ half *q_kT_D_f16_channel1_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel1_bytes);
-    __gm__ float *o_sum_part_channel1_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel1_bytes);
+    __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[1]);
+    __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(workspace + table[2]);
+    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[3]);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[4]);
+    __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[6]);
+    __gm__ float *q_S_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ float *q_kT_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[8]);
+    __gm__ half *q_kT_D_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ float *o_sum_part_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[10]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 128> q;
     TASSIGN(q, 0x0);
     L1Tile<half, 64, 128> k;
@@ -2780,6 +2705,19 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
+    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[3]);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[4]);
+    __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[6]);
+    __gm__ float *q_S_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
+    __gm__ float *q_kT_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[8]);
+    __gm__ half *q_kT_D_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
+    __gm__ float *o_sum_part_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[10]);
+    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbTile<float, 32, 64> lower_fill;
     TASSIGN(lower_fill, 0x0);
@@ -2865,8 +2803,8 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_channel -> store
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
-        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t hv = item % ((HV + 1) / 2) * 2;
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1;
         const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 64 - n;
@@ -3018,7 +2956,8 @@ extern "C" int call_gated_delta_rule_G_fp16(
     uint32_t block_dim,
     void *stream,
     uint8_t *g_bytes,
-    uint8_t *G_ws_bytes,
+    uint8_t *workspace,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3030,7 +2969,7 @@ extern "C" int call_gated_delta_rule_G_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_G_fp16<<<block_dim, nullptr, stream>>>(g_bytes, G_ws_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_G_fp16<<<block_dim, nullptr, stream>>>(g_bytes, workspace, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_A_fp16(
@@ -3038,10 +2977,9 @@ extern "C" int call_gated_delta_rule_A_fp16(
     void *stream,
     uint8_t *k_bytes,
     uint8_t *beta_bytes,
-    uint8_t *G_ws_bytes,
-    uint8_t *A_ws_bytes,
-    uint8_t *strictly_lower_fill_bytes,
-    uint8_t *k_kT_channel_bytes,
+    uint8_t *workspace,
+    uint8_t *constants,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3053,29 +2991,15 @@ extern "C" int call_gated_delta_rule_A_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_A_fp16<<<block_dim, nullptr, stream>>>(k_bytes, beta_bytes, G_ws_bytes, A_ws_bytes, strictly_lower_fill_bytes, k_kT_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_A_fp16<<<block_dim, nullptr, stream>>>(k_bytes, beta_bytes, workspace, constants, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint32_t block_dim,
     void *stream,
-    uint8_t *A_ws_bytes,
-    uint8_t *Tinv_ws_bytes,
-    uint8_t *minus_identity_float16_bytes,
-    uint8_t *pairs_1_mask_of_16_bytes,
-    uint8_t *eye_mask_of_16_bytes,
-    uint8_t *pairs_2_mask_of_16_bytes,
-    uint8_t *pairs_4_mask_of_16_bytes,
-    uint8_t *pairs_8_mask_of_16_bytes,
-    uint8_t *identity_float16_16_bytes,
-    uint8_t *diagonal_stack_A_4_f16_channel_bytes,
-    uint8_t *Tinv_rows_2_f16_channel_bytes,
-    uint8_t *diagonal_stack_A_8_f16_channel_bytes,
-    uint8_t *diagonal_stack_16_f16_channel_bytes,
-    uint8_t *diagonal_stack_A_4_f16_channel1_bytes,
-    uint8_t *Tinv_rows_2_f16_channel1_bytes,
-    uint8_t *diagonal_stack_A_8_f16_channel1_bytes,
-    uint8_t *diagonal_stack_16_f16_channel1_bytes,
+    uint8_t *workspace,
+    uint8_t *constants,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3087,7 +3011,7 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, minus_identity_float16_bytes, pairs_1_mask_of_16_bytes, eye_mask_of_16_bytes, pairs_2_mask_of_16_bytes, pairs_4_mask_of_16_bytes, pairs_8_mask_of_16_bytes, identity_float16_16_bytes, diagonal_stack_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, diagonal_stack_A_8_f16_channel_bytes, diagonal_stack_16_f16_channel_bytes, diagonal_stack_A_4_f16_channel1_bytes, Tinv_rows_2_f16_channel1_bytes, diagonal_stack_A_8_f16_channel1_bytes, diagonal_stack_16_f16_channel1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(workspace, constants, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_U_weight_U_offset_fp16(
@@ -3096,12 +3020,8 @@ extern "C" int call_gated_delta_rule_U_weight_U_offset_fp16(
     uint8_t *k_bytes,
     uint8_t *v_bytes,
     uint8_t *beta_bytes,
-    uint8_t *G_ws_bytes,
-    uint8_t *Tinv_ws_bytes,
-    uint8_t *U_weight_ws_bytes,
-    uint8_t *U_offset_ws_bytes,
-    uint8_t *beta_v_f16_channel_bytes,
-    uint8_t *beta_exp_G_k_f16_channel_bytes,
+    uint8_t *workspace,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3113,7 +3033,7 @@ extern "C" int call_gated_delta_rule_U_weight_U_offset_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_U_weight_U_offset_fp16<<<block_dim, nullptr, stream>>>(k_bytes, v_bytes, beta_bytes, G_ws_bytes, Tinv_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, beta_v_f16_channel_bytes, beta_exp_G_k_f16_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_U_weight_U_offset_fp16<<<block_dim, nullptr, stream>>>(k_bytes, v_bytes, beta_bytes, workspace, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_S_U_fp16(
@@ -3122,19 +3042,8 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint8_t *k_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
-    uint8_t *G_ws_bytes,
-    uint8_t *U_weight_ws_bytes,
-    uint8_t *U_offset_ws_bytes,
-    uint8_t *S_ws_bytes,
-    uint8_t *U_ws_bytes,
-    uint8_t *S_f16_0_channel_bytes,
-    uint8_t *S_f16_1_channel_bytes,
-    uint8_t *U_weight_S_0_channel_bytes,
-    uint8_t *U_weight_S_1_channel_bytes,
-    uint8_t *U_decay_to_end_f16_0_channel_bytes,
-    uint8_t *U_decay_to_end_f16_1_channel_bytes,
-    uint8_t *S_next_0_part_channel_bytes,
-    uint8_t *S_next_1_part_channel_bytes,
+    uint8_t *workspace,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3148,7 +3057,7 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, S_f16_0_channel_bytes, S_f16_1_channel_bytes, U_weight_S_0_channel_bytes, U_weight_S_1_channel_bytes, U_decay_to_end_f16_0_channel_bytes, U_decay_to_end_f16_1_channel_bytes, S_next_0_part_channel_bytes, S_next_1_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
+    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, workspace, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_o_fp16(
@@ -3157,18 +3066,9 @@ extern "C" int call_gated_delta_rule_o_fp16(
     uint8_t *q_bytes,
     uint8_t *k_bytes,
     uint8_t *o_bytes,
-    uint8_t *G_ws_bytes,
-    uint8_t *S_ws_bytes,
-    uint8_t *U_ws_bytes,
-    uint8_t *lower_fill_bytes,
-    uint8_t *q_S_channel_bytes,
-    uint8_t *q_kT_channel_bytes,
-    uint8_t *q_kT_D_f16_channel_bytes,
-    uint8_t *o_sum_part_channel_bytes,
-    uint8_t *q_S_channel1_bytes,
-    uint8_t *q_kT_channel1_bytes,
-    uint8_t *q_kT_D_f16_channel1_bytes,
-    uint8_t *o_sum_part_channel1_bytes,
+    uint8_t *workspace,
+    uint8_t *constants,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -3181,7 +3081,7 @@ extern "C" int call_gated_delta_rule_o_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_o_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, o_bytes, G_ws_bytes, S_ws_bytes, U_ws_bytes, lower_fill_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, q_S_channel1_bytes, q_kT_channel1_bytes, q_kT_D_f16_channel1_bytes, o_sum_part_channel1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, scale, ffts);
+    gated_delta_rule_o_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, o_bytes, workspace, constants, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, scale, ffts);
     return 0;
 }
 #endif
@@ -3242,8 +3142,9 @@ class Tables:
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
     backward: chunks are walked from the last to the first.
-    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
-    part and value head.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
+    between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
+    head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -3264,7 +3165,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
-                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
+                                        "workspaces", "end_workspaces", "counters", "shared", "part_workspaces")
 
     name: str
     function: str
@@ -3286,6 +3187,7 @@ class Tables:
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
+    shared: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -4062,6 +3964,9 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
+        if t.shared:
+            held = self.host.shared_bytes(self.slots, self.sequences, self.value_heads, self.device)
+            self.made.append(((held,), torch.uint8))
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
@@ -4374,6 +4279,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -4491,8 +4397,8 @@ class Host:
         return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
-        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
-        parts, that of the call."""
+        """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
+        of the call, for builds that make parts or whose launcher divides one workspace."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
@@ -4501,7 +4407,11 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
-        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+        shared = 0
+        if t.shared:
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+        return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
+                            for n, rows in held for _, dims, dtype in rows)
 
 
 def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
@@ -5253,60 +5163,100 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 def _core_groups(device: torch.device) -> int:
-    """The number of cube cores of the NPU; 4 in the simulator."""
-    if device.type == "cpu":
+    """The number of cube cores of the NPU; 4 in the simulator, and for tensors without memory."""
+    if device.type != "npu":
         return 4
     npu: Any = torch.npu  # type: ignore[attr-defined]
     return getattr(npu.get_device_properties(device), "cube_core_num", 24)
 
 
+#: Regions of a workspace begin at multiples of this: several of a transfer's 32 bytes.
+_ALIGN = 512
+
+
 class PtoLauncher:
     """Launches the kernels of one source: on an Ascend NPU, and for CPU tensors in the simulator of gdn_codegen.
 
-    symbols: for each kernel, its C name, the channels and constants that it gets, and for the simulator the kinds of all its
-      tensors (0 read, 1 written, 2 between cores, 3 read and written).
-    channels: (dims, dtype) by name, of memory through which the cores of a group pass tiles to each other. Each core group has
-      its own.
+    symbols: for each kernel, its C name, the kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read
+      and written), the kinds of the regions of the workspace that it uses, the first bytes of its masks among its constants, and
+      how many of its integers are strides. The kernel gets pointers to its tensors; the workspace, if it uses any; its constants,
+      if it has any; a table of the first bytes of its regions, then strides, if there are any; and cu_seqlens.
+    regions: (what it has a tile for, dims, dtype) by name: "slot" and "sequence", for each value head, or "group", a core group.
     constants: (fill, shape, dtype) of masks, by name, as `_mask` takes them.
     heads: True if head counts are compiled in. Kernels then do not take them.
     """
 
-    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
-                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, list[int], str]], heads: bool
-                 ) -> None:
-        self.source, self.symbols, self.channels, self.constants, self.heads = source, symbols, channels, constants, heads
+    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[int], dict[str, int], dict[str, int], int]],
+                 regions: Mapping[str, tuple[str, list[int], str]], constants: Mapping[str, tuple[str, list[int], str]],
+                 heads: bool) -> None:
+        self.source, self.symbols, self.regions, self.constants, self.heads = source, symbols, regions, constants, heads
         self.library = functools.lru_cache(maxsize=None)(self._load)
-        self.mask = functools.lru_cache(maxsize=64)(lambda name, device: _mask(*constants[name]).to(device))
+        self.filled = functools.lru_cache(maxsize=64)(self._filled)
+
+    def places(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> dict[str, tuple[int, int]]:
+        """For each region its first byte in the workspace, and its bytes. The last entry, "", is the end.
+
+        In the simulator regions lie apart, by as much as the largest tile has, so that it finds an access past the end of one.
+        """
+        counts = {"slot": slots * value_heads, "sequence": sequences * value_heads, "group": _core_groups(device)}
+        tiles = {n: math.prod(dims) * _FLOATS[dtype].itemsize for n, (_, dims, dtype) in self.regions.items()}
+        apart = max(tiles.values(), default=0) if device.type == "cpu" else 0
+        found, at = {}, 0
+        for name, (each, _, _) in self.regions.items():
+            found[name] = at, counts[each] * tiles[name]
+            at += -(-(counts[each] * tiles[name] + apart) // _ALIGN) * _ALIGN
+        return {**found, "": (at, 0)}
+
+    def workspace_bytes(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> int:
+        """The bytes of the workspace of a call."""
+        return self.places(slots, sequences, value_heads, device)[""][0]
 
     def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
                  ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
-        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-        symbol, own, kinds = self.symbols[name]
-        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints)
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers. The last tensor is the workspace, if it
+        uses any."""
+        symbol, kinds, used, masks, strides = self.symbols[name]
+        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints[:len(ints) - strides])
         groups = min(instances, _core_groups(device))
+        places = self.places(sizes[5], sizes[0], sizes[4], device)
+        table = [*(places[n][0] for n in used), *ints[len(ints) - strides:]]
+        fixed = [self.filled(name, device)] if masks else []
+        fixed += [torch.tensor(table, dtype=torch.int64, device=device)] if table else []
+        of_all = [*kinds, *([4] if used else []), *([4] if masks else []), *([0] if table else []), 0]
 
         def simulate(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
             from gdn_codegen import pto_sim
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
-            pto_sim.launch(self.library("cpu"), symbol, groups, arguments, kinds, numbers, scalars)
+            regions = [(tensors[-1][at:at + size].view(_FLOATS[self.regions[n][2]]), kind)
+                       for n, kind in used.items() for at, size in [places[n]]]
+            regions += [(x, 0) for x in self._masks(name, fixed[0])] if masks else []
+            pto_sim.launch(self.library("cpu"), symbol, groups, [*tensors, *fixed, cu], of_all, numbers, scalars, regions)
 
         def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
             stream = torch.npu.current_stream()._as_parameter_  # type: ignore[attr-defined]
             failed = getattr(self.library("npu"), f"call_{symbol}")(
-                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in (*tensors, *fixed, cu)),
                 *(ctypes.c_int64(n) for n in numbers), *(ctypes.c_float(x) for x in scalars))
             if failed:
                 raise RuntimeError(f"{symbol}: the runtime returned no address for flags between cores")
 
         return simulate if device.type == "cpu" else launch
 
-    def made(self, name: str, groups: int, device: torch.device) -> torch.Tensor:
-        """A mask, or new memory for a channel."""
-        if name in self.constants:
-            return self.mask(name, device)
-        dims, dtype = self.channels[name]
-        return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+    def _filled(self, name: str, device: torch.device) -> torch.Tensor:
+        """The constants of a kernel: its masks, in the bytes of one tensor."""
+        masks = {n: _mask(*self.constants[n]) for n in self.symbols[name][3]}
+        ends = [at + masks[n].nbytes for n, at in self.symbols[name][3].items()]
+        whole = torch.zeros(ends[-1], dtype=torch.uint8, device="cpu")
+        for to, x in zip(self._masks(name, whole), masks.values(), strict=True):
+            to.copy_(x.flatten())
+        return whole.to(device)
+
+    def _masks(self, name: str, whole: torch.Tensor) -> list[torch.Tensor]:
+        """A view of each mask of a kernel in its constants."""
+        found = []
+        for n, at in self.symbols[name][3].items():
+            _, shape, dtype = self.constants[n]
+            found.append(whole[at:at + math.prod(shape) * _FLOATS[dtype].itemsize].view(_FLOATS[dtype]))
+        return found
 
     def _load(self, kind: str) -> ctypes.CDLL:
         """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content."""
@@ -5353,12 +5303,12 @@ TABLES = Tables(
         ("o", (128,), "float16"),
     ),
     kernels=(
-        ("G", "chunks", 1, ("g", "G_ws"), ()),
-        ("A", "chunks", 1, ("k", "beta", "G_ws", "A_ws"), ()),
-        ("Tinv", "chunks", 1, ("A_ws", "Tinv_ws"), ()),
-        ("U_weight_U_offset", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "U_weight_ws", "U_offset_ws"), ()),
-        ("S_U", "sequences", 1, ("k", "initial_state", "final_state", "G_ws", "U_weight_ws", "U_offset_ws", "S_ws", "U_ws"), ()),
-        ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
+        ("G", "chunks", 1, ("g", "(workspace)"), ()),
+        ("A", "chunks", 1, ("k", "beta", "(workspace)"), ()),
+        ("Tinv", "chunks", 1, ("(workspace)",), ()),
+        ("U_weight_U_offset", "chunks", 1, ("k", "v", "beta", "(workspace)"), ()),
+        ("S_U", "sequences", 1, ("k", "initial_state", "final_state", "(workspace)"), ()),
+        ("o", "chunks", 1, ("q", "k", "o", "(workspace)"), ("scale",)),
     ),
     ints={"G": (), "A": (), "Tinv": (), "U_weight_U_offset": (), "S_U": ("has_initial_state", "has_final_state"), "o": ()},
     scalars={"scale": 0.08838834764831845},
@@ -5368,18 +5318,12 @@ TABLES = Tables(
     final=(
         ("final_state", (128, 128)),
     ),
-    workspaces=(
-        ("G_ws", (64,), "float32"),
-        ("A_ws", (64, 64), "float16"),
-        ("Tinv_ws", (64, 64), "float16"),
-        ("U_weight_ws", (64, 128), "float16"),
-        ("U_offset_ws", (64, 128), "float32"),
-        ("S_ws", (128, 128), "float16"),
-        ("U_ws", (64, 128), "float16"),
+    shared=(
+        ("(workspace)",),
     ),
     decays=("g",),
 )
-_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=bool(TABLES.heads))
+_launcher = PtoLauncher(SOURCE, SYMBOLS, REGIONS, CONSTANTS, heads=bool(TABLES.heads))
 HOST = Host(TABLES, _launcher)
 
 

@@ -24,19 +24,23 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-# C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
+# C name; kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written); kinds of its REGIONS;
+# where its CONSTANTS begin; how many of its integers are strides
 SYMBOLS = {
-    "o_S": ("simple_gla_o_S_fp16", ["lower_64_mask", "lower_fill", "S_f16_channel", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "v_decay_to_end_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": (
+        "simple_gla_o_S_fp16", [0, 0, 0, 0, 1, 0, 1],
+        {"S_f16_channel": 2, "q_S_channel": 2, "q_kT_channel": 2, "q_kT_D_f16_channel": 2, "o_sum_part_channel": 2, "v_decay_to_end_f16_channel": 2, "S_next_part_channel": 2},
+        {"lower_64_mask": 0, "lower_fill": 16384}, 0),
 }
-# name, dims, dtype of what cores of a group hand each other: one a group
-CHANNELS = {
-    "S_f16_channel": ([128, 128], "float16"),
-    "q_S_channel": ([64, 128], "float32"),
-    "q_kT_channel": ([64, 64], "float32"),
-    "q_kT_D_f16_channel": ([64, 64], "float16"),
-    "o_sum_part_channel": ([64, 128], "float32"),
-    "v_decay_to_end_f16_channel": ([64, 128], "float16"),
-    "S_next_part_channel": ([128, 128], "float32"),
+# regions of the workspace: what has a tile, its dims and dtype
+REGIONS = {
+    "S_f16_channel": ("group", [128, 128], "float16"),
+    "q_S_channel": ("group", [64, 128], "float32"),
+    "q_kT_channel": ("group", [64, 64], "float32"),
+    "q_kT_D_f16_channel": ("group", [64, 64], "float16"),
+    "o_sum_part_channel": ("group", [64, 128], "float32"),
+    "v_decay_to_end_f16_channel": ("group", [64, 128], "float16"),
+    "S_next_part_channel": ("group", [128, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; shape; dtype
 CONSTANTS = {
@@ -199,15 +203,15 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
- * lower_64_mask: workspace, const, [64, 64] float32
- * lower_fill: workspace, const, [C, C] float32
- * S_f16_channel: workspace, block, [K, V] float16
- * q_S_channel: workspace, block, [C, V] float32
- * q_kT_channel: workspace, block, [C, C] float32
- * q_kT_D_f16_channel: workspace, block, [C, C] float16
- * o_sum_part_channel: workspace, block, [C, V] float32
- * v_decay_to_end_f16_channel: workspace, block, [C, V] float16
- * S_next_part_channel: workspace, block, [K, V] float32
+ * S_f16_channel: workspace, block, [K, V] float16, in workspace
+ * q_S_channel: workspace, block, [C, V] float32, in workspace
+ * q_kT_channel: workspace, block, [C, C] float32, in workspace
+ * q_kT_D_f16_channel: workspace, block, [C, C] float16, in workspace
+ * o_sum_part_channel: workspace, block, [C, V] float32, in workspace
+ * v_decay_to_end_f16_channel: workspace, block, [C, V] float16, in workspace
+ * S_next_part_channel: workspace, block, [K, V] float32, in workspace
+ * lower_64_mask: workspace, const, [64, 64] float32, in constants
+ * lower_fill: workspace, const, [C, C] float32, in constants
  */
 PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ uint8_t *q_bytes,
@@ -217,15 +221,9 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
-    __gm__ uint8_t *lower_64_mask_bytes,
-    __gm__ uint8_t *lower_fill_bytes,
-    __gm__ uint8_t *S_f16_channel_bytes,
-    __gm__ uint8_t *q_S_channel_bytes,
-    __gm__ uint8_t *q_kT_channel_bytes,
-    __gm__ uint8_t *q_kT_D_f16_channel_bytes,
-    __gm__ uint8_t *o_sum_part_channel_bytes,
-    __gm__ uint8_t *v_decay_to_end_f16_channel_bytes,
-    __gm__ uint8_t *S_next_part_channel_bytes,
+    __gm__ uint8_t *workspace,
+    __gm__ uint8_t *constants,
+    __gm__ uint8_t *table_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -240,24 +238,19 @@ PTO_ENTRY void simple_gla_o_S_fp16(
 {
 #if defined(__CCE_AICORE__)
     set_ffts_base_addr(ffts);
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
     __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
     __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
-    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
-    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
-    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
-    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
-    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
-    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
-    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
-    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(q_S_channel_bytes);
-    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
-    __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel_bytes);
-    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel_bytes);
-    __gm__ half *v_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(v_decay_to_end_f16_channel_bytes);
-    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[0]);
+    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[1]);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
+    __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[4]);
+    __gm__ half *v_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[6]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
     L1Tile<half, 64, 128> q_first;
     TASSIGN(q_first, 0x0);
     TileLeft<half, 64, 128> q_kT_left_first;
@@ -326,7 +319,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         L1Part<half, 64, 128> q_raw_first(rows_next, 128);
@@ -433,10 +425,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
-            const int64_t t = first - b * T + c * 64;
-            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             TASSIGN(q, 0x0 + c % 2 * 16384);
@@ -582,6 +570,22 @@ PTO_ENTRY void simple_gla_o_S_fp16(
 #if defined(__DAV_C220_VEC__) || (defined(__DAV_VEC__) && !defined(__CPU_SIM))
     set_mask_norm();
     set_vector_mask(-1, -1);
+    __gm__ int64_t *table = reinterpret_cast<__gm__ int64_t *>(table_bytes);
+    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
+    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
+    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
+    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
+    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[0]);
+    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[1]);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
+    __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[3]);
+    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[4]);
+    __gm__ half *v_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[6]);
+    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(constants + 0);
+    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 16384);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
     UbTile<half, 32, 128> v_first;
     TASSIGN(v_first, 0x4000);
@@ -637,8 +641,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(D_first, 0x0);
     UbTile<float, 1, 64> exp_G_first;
     TASSIGN(exp_G_first, 0x28000);
-    UbCol<float, 32> exp_G_col_first;
-    TASSIGN(exp_G_col_first, 0x28000 + sub * 128);
     UbTile<float, 32, 64> q_kT_in_first;
     TASSIGN(q_kT_in_first, 0x2000);
     UbTile<float, 32, 64> q_kT_D_first;
@@ -724,7 +726,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x10000);
     UbTile<float, 1, 64> exp_G_next;
-    UbCol<float, 32> exp_G_col_next;
     UbTile<float, 32, 128> q_S_in;
     TASSIGN(q_S_in, 0x20000);
     UbTile<float, 32, 128> exp_G_q_S;
@@ -747,10 +748,9 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(exp_g_row_sum_next_scratch, 0x28400);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        const int64_t slot_next = first / 64 + n;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
@@ -861,7 +861,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-        const float chunk_decay_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
         wait_flag_dev(1);  // q_kT_channel -> q_kT_in_first
         if (rows_next > 0) {
             {
@@ -911,11 +910,9 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         }
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> S_f16
         for (int64_t c = 0; c * 64 < length; ++c) {
-            const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            const int64_t slot_next = first / 64 + n + c + 1;
             const int64_t t_next = first - b * T + (c + 1) * 64;
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
@@ -924,7 +921,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             TASSIGN(S_next_part_in, 0x0 + c % 2 * 32768);
             TASSIGN(exp_G_col, 0x28000 + c % 2 * 256 + sub * 128);
             TASSIGN(exp_G_next, 0x28000 + (c + 1) % 2 * 256);
-            TASSIGN(exp_G_col_next, 0x28000 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(S_next_part_in_next, 0x0 + (c + 1) % 2 * 32768);
             TASSIGN(o_sum_part_in_next, 0x18000 + (c + 1) % 2 * 16384);
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> S_f16
@@ -1077,7 +1073,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            const float chunk_decay_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
             wait_flag_dev(1);  // q_S_channel -> q_S_in
             {
                 auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
@@ -1142,15 +1137,9 @@ extern "C" int call_simple_gla_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
-    uint8_t *lower_64_mask_bytes,
-    uint8_t *lower_fill_bytes,
-    uint8_t *S_f16_channel_bytes,
-    uint8_t *q_S_channel_bytes,
-    uint8_t *q_kT_channel_bytes,
-    uint8_t *q_kT_D_f16_channel_bytes,
-    uint8_t *o_sum_part_channel_bytes,
-    uint8_t *v_decay_to_end_f16_channel_bytes,
-    uint8_t *S_next_part_channel_bytes,
+    uint8_t *workspace,
+    uint8_t *constants,
+    uint8_t *table_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -1165,7 +1154,7 @@ extern "C" int call_simple_gla_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    simple_gla_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, S_f16_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, v_decay_to_end_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    simple_gla_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, o_bytes, initial_state_bytes, final_state_bytes, workspace, constants, table_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -1226,8 +1215,9 @@ class Tables:
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
     backward: chunks are walked from the last to the first.
-    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
-    part and value head.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
+    between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
+    head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -1248,7 +1238,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
-                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
+                                        "workspaces", "end_workspaces", "counters", "shared", "part_workspaces")
 
     name: str
     function: str
@@ -1270,6 +1260,7 @@ class Tables:
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
+    shared: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -2046,6 +2037,9 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
+        if t.shared:
+            held = self.host.shared_bytes(self.slots, self.sequences, self.value_heads, self.device)
+            self.made.append(((held,), torch.uint8))
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
@@ -2358,6 +2352,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -2475,8 +2470,8 @@ class Host:
         return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
-        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
-        parts, that of the call."""
+        """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
+        of the call, for builds that make parts or whose launcher divides one workspace."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
@@ -2485,7 +2480,11 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
-        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+        shared = 0
+        if t.shared:
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+        return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
+                            for n, rows in held for _, dims, dtype in rows)
 
 
 def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:
@@ -3237,60 +3236,100 @@ def _mask(fill: str, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 def _core_groups(device: torch.device) -> int:
-    """The number of cube cores of the NPU; 4 in the simulator."""
-    if device.type == "cpu":
+    """The number of cube cores of the NPU; 4 in the simulator, and for tensors without memory."""
+    if device.type != "npu":
         return 4
     npu: Any = torch.npu  # type: ignore[attr-defined]
     return getattr(npu.get_device_properties(device), "cube_core_num", 24)
 
 
+#: Regions of a workspace begin at multiples of this: several of a transfer's 32 bytes.
+_ALIGN = 512
+
+
 class PtoLauncher:
     """Launches the kernels of one source: on an Ascend NPU, and for CPU tensors in the simulator of gdn_codegen.
 
-    symbols: for each kernel, its C name, the channels and constants that it gets, and for the simulator the kinds of all its
-      tensors (0 read, 1 written, 2 between cores, 3 read and written).
-    channels: (dims, dtype) by name, of memory through which the cores of a group pass tiles to each other. Each core group has
-      its own.
+    symbols: for each kernel, its C name, the kinds of its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read
+      and written), the kinds of the regions of the workspace that it uses, the first bytes of its masks among its constants, and
+      how many of its integers are strides. The kernel gets pointers to its tensors; the workspace, if it uses any; its constants,
+      if it has any; a table of the first bytes of its regions, then strides, if there are any; and cu_seqlens.
+    regions: (what it has a tile for, dims, dtype) by name: "slot" and "sequence", for each value head, or "group", a core group.
     constants: (fill, shape, dtype) of masks, by name, as `_mask` takes them.
     heads: True if head counts are compiled in. Kernels then do not take them.
     """
 
-    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
-                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, list[int], str]], heads: bool
-                 ) -> None:
-        self.source, self.symbols, self.channels, self.constants, self.heads = source, symbols, channels, constants, heads
+    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[int], dict[str, int], dict[str, int], int]],
+                 regions: Mapping[str, tuple[str, list[int], str]], constants: Mapping[str, tuple[str, list[int], str]],
+                 heads: bool) -> None:
+        self.source, self.symbols, self.regions, self.constants, self.heads = source, symbols, regions, constants, heads
         self.library = functools.lru_cache(maxsize=None)(self._load)
-        self.mask = functools.lru_cache(maxsize=64)(lambda name, device: _mask(*constants[name]).to(device))
+        self.filled = functools.lru_cache(maxsize=64)(self._filled)
+
+    def places(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> dict[str, tuple[int, int]]:
+        """For each region its first byte in the workspace, and its bytes. The last entry, "", is the end.
+
+        In the simulator regions lie apart, by as much as the largest tile has, so that it finds an access past the end of one.
+        """
+        counts = {"slot": slots * value_heads, "sequence": sequences * value_heads, "group": _core_groups(device)}
+        tiles = {n: math.prod(dims) * _FLOATS[dtype].itemsize for n, (_, dims, dtype) in self.regions.items()}
+        apart = max(tiles.values(), default=0) if device.type == "cpu" else 0
+        found, at = {}, 0
+        for name, (each, _, _) in self.regions.items():
+            found[name] = at, counts[each] * tiles[name]
+            at += -(-(counts[each] * tiles[name] + apart) // _ALIGN) * _ALIGN
+        return {**found, "": (at, 0)}
+
+    def workspace_bytes(self, slots: int, sequences: int, value_heads: int, device: torch.device) -> int:
+        """The bytes of the workspace of a call."""
+        return self.places(slots, sequences, value_heads, device)[""][0]
 
     def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
                  ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
-        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-        symbol, own, kinds = self.symbols[name]
-        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints)
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers. The last tensor is the workspace, if it
+        uses any."""
+        symbol, kinds, used, masks, strides = self.symbols[name]
+        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints[:len(ints) - strides])
         groups = min(instances, _core_groups(device))
+        places = self.places(sizes[5], sizes[0], sizes[4], device)
+        table = [*(places[n][0] for n in used), *ints[len(ints) - strides:]]
+        fixed = [self.filled(name, device)] if masks else []
+        fixed += [torch.tensor(table, dtype=torch.int64, device=device)] if table else []
+        of_all = [*kinds, *([4] if used else []), *([4] if masks else []), *([0] if table else []), 0]
 
         def simulate(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
             from gdn_codegen import pto_sim
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
-            pto_sim.launch(self.library("cpu"), symbol, groups, arguments, kinds, numbers, scalars)
+            regions = [(tensors[-1][at:at + size].view(_FLOATS[self.regions[n][2]]), kind)
+                       for n, kind in used.items() for at, size in [places[n]]]
+            regions += [(x, 0) for x in self._masks(name, fixed[0])] if masks else []
+            pto_sim.launch(self.library("cpu"), symbol, groups, [*tensors, *fixed, cu], of_all, numbers, scalars, regions)
 
         def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
-            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
             stream = torch.npu.current_stream()._as_parameter_  # type: ignore[attr-defined]
             failed = getattr(self.library("npu"), f"call_{symbol}")(
-                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in (*tensors, *fixed, cu)),
                 *(ctypes.c_int64(n) for n in numbers), *(ctypes.c_float(x) for x in scalars))
             if failed:
                 raise RuntimeError(f"{symbol}: the runtime returned no address for flags between cores")
 
         return simulate if device.type == "cpu" else launch
 
-    def made(self, name: str, groups: int, device: torch.device) -> torch.Tensor:
-        """A mask, or new memory for a channel."""
-        if name in self.constants:
-            return self.mask(name, device)
-        dims, dtype = self.channels[name]
-        return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+    def _filled(self, name: str, device: torch.device) -> torch.Tensor:
+        """The constants of a kernel: its masks, in the bytes of one tensor."""
+        masks = {n: _mask(*self.constants[n]) for n in self.symbols[name][3]}
+        ends = [at + masks[n].nbytes for n, at in self.symbols[name][3].items()]
+        whole = torch.zeros(ends[-1], dtype=torch.uint8, device="cpu")
+        for to, x in zip(self._masks(name, whole), masks.values(), strict=True):
+            to.copy_(x.flatten())
+        return whole.to(device)
+
+    def _masks(self, name: str, whole: torch.Tensor) -> list[torch.Tensor]:
+        """A view of each mask of a kernel in its constants."""
+        found = []
+        for n, at in self.symbols[name][3].items():
+            _, shape, dtype = self.constants[n]
+            found.append(whole[at:at + math.prod(shape) * _FLOATS[dtype].itemsize].view(_FLOATS[dtype]))
+        return found
 
     def _load(self, kind: str) -> ctypes.CDLL:
         """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content."""
@@ -3336,7 +3375,7 @@ TABLES = Tables(
         ("o", (128,), "float16"),
     ),
     kernels=(
-        ("o_S", "sequences", 1, ("q", "k", "v", "g", "o", "initial_state", "final_state"), ("scale",)),
+        ("o_S", "sequences", 1, ("q", "k", "v", "g", "o", "initial_state", "final_state", "(workspace)"), ("scale",)),
     ),
     ints={"o_S": ("has_initial_state", "has_final_state")},
     scalars={"scale": 0.08838834764831845},
@@ -3346,9 +3385,12 @@ TABLES = Tables(
     final=(
         ("final_state", (128, 128)),
     ),
+    shared=(
+        ("(workspace)",),
+    ),
     decays=("g",),
 )
-_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=bool(TABLES.heads))
+_launcher = PtoLauncher(SOURCE, SYMBOLS, REGIONS, CONSTANTS, heads=bool(TABLES.heads))
 HOST = Host(TABLES, _launcher)
 
 

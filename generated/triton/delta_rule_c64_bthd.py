@@ -234,8 +234,9 @@ class Tables:
     outputs: (name, dims after [batch, tokens, value heads], dtype).
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
     backward: chunks are walked from the last to the first.
-    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. part_workspaces: one tile for each
-    part and value head.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
+    between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
+    head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -256,7 +257,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
-                                        "workspaces", "end_workspaces", "counters", "part_workspaces")
+                                        "workspaces", "end_workspaces", "counters", "shared", "part_workspaces")
 
     name: str
     function: str
@@ -278,6 +279,7 @@ class Tables:
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
+    shared: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -1054,6 +1056,9 @@ class Plan:
         self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
         self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
         self.made += [((1,), torch.int32)] * len(t.counters)
+        if t.shared:
+            held = self.host.shared_bytes(self.slots, self.sequences, self.value_heads, self.device)
+            self.made.append(((held,), torch.uint8))
         if t.part_cost is not None:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
@@ -1366,6 +1371,7 @@ class Host:
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
         """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
+        self.shared_bytes: Any = getattr(launcher, "workspace_bytes", None)  # of a launcher that divides one workspace
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -1483,8 +1489,8 @@ class Host:
         return self.tables.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
-        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
-        parts, that of the call."""
+        """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
+        of the call, for builds that make parts or whose launcher divides one workspace."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
@@ -1493,7 +1499,11 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
-        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+        shared = 0
+        if t.shared:
+            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+        return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
+                            for n, rows in held for _, dims, dtype in rows)
 
 
 def _unit_lower_inverse(x: torch.Tensor) -> torch.Tensor:

@@ -139,7 +139,7 @@ int run(const Launch& launch) {
         for (int sub = -1; sub < 2; ++sub) cores.push_back(std::make_unique<Core>(Core{block, sub}));
     awake = int(cores.size());
     for (int i = 0; i < launch.n_pointers; ++i)
-        if (launch.kinds[i] == 2) memset(launch.pointers[i], 0xFF, launch.bytes[i]);  // workspaces: NaN
+        if ((launch.kinds[i] & ~pto_sim::region) == 2) memset(launch.pointers[i], 0xFF, launch.bytes[i]);  // workspaces: NaN
     std::vector<std::thread> threads;
     for (const auto& c : cores) threads.emplace_back(core_main, c.get(), &launch);
     for (auto& t : threads) t.join();

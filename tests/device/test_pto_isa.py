@@ -311,7 +311,8 @@ def test_headers_of_a2_and_a3_refuse(tmp_path, cost_model):
 
 
 def main(module, library, given, out):
-    """What a run's own process does. CPU_SIM's bfloat16_t is float16's type under another name, so it gets float16."""
+    """What a run's own process does. CPU_SIM's bfloat16_t is float16's type under another name, so it gets float16. Masks
+    are made so."""
     torch.set_num_threads(1)
     name, problems = torch.load(given)
     module, lib, plain = load(Path(module)), pto_sim.load(Path(library)), pto_sim.launch
@@ -323,7 +324,9 @@ def main(module, library, given, out):
             if t is not h and kind != pto_sim.INPUT:
                 t.copy_(h)
 
-    module._launcher.library, pto_sim.launch = lambda kind: lib, launch
+    own = module._launcher
+    own.constants = {n: (*of, dtype.replace("bfloat16", "float16")) for n, (*of, dtype) in own.constants.items()}
+    own.library, pto_sim.launch = lambda kind: lib, launch
     torch.save([call(getattr(module, name), x, **options) for x, options in problems], out)
 
 

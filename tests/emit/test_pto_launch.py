@@ -83,6 +83,7 @@ def test_a_target_without_such_a_barrier_refuses(target):
 
 
 def test_the_module_says_how_much_workspace_it_takes():
+    """What lies between kernels grows with tokens and heads; what cores of a group hand each other does not."""
     workspace_bytes = module(render(single("replay"))).HOST.workspace_bytes
-    slots = 4096 // 64 + 3
-    assert workspace_bytes(tokens=4096, sequences=3, value_heads=8) == slots * 8 * (64 * 4 + 64 * 64 * 2)
+    one, two = (workspace_bytes(tokens=n * 4096, sequences=3, value_heads=8) for n in (1, 2))
+    assert two - one == 64 * 8 * (64 * 4 + 64 * 64 * 2) < one

@@ -129,7 +129,7 @@ def test_a_failure_of_bisheng_is_shown_and_leaves_nothing(fresh, toolchain, tmp_
 
 # --- launches --------------------------------------------------------------------------------------------------------
 def test_launch_arguments(fresh, monkeypatch):
-    """Pointers, then sizes, flags and numbers, with the stream; every kernel of the schedule, in order."""
+    """Pointers, with those to masks and the table, then sizes, flags and numbers; every kernel of the schedule, in order."""
     module = fresh(text("staged"))
     seen = []
 
@@ -146,17 +146,19 @@ def test_launch_arguments(fresh, monkeypatch):
     monkeypatch.setattr(torch, "npu", fake, raising=False)
     monkeypatch.setattr(module._launcher, "library", lambda kind: Library())
     npu = Npu()
-    monkeypatch.setattr(module._launcher, "made", lambda name, groups, device: torch.zeros(groups))
+    monkeypatch.setattr(module._launcher, "filled", lambda name, device: torch.zeros(1))
+    monkeypatch.setattr(torch, "tensor", lambda data, device=None, of=torch.tensor, **options: of(data, **options))
     cu = torch.tensor([0, 40], dtype=torch.int32)
     for name, _, _, tensors, scalars in module.TABLES.kernels:
         launch = module._launcher(name, 100, (1, 40, 0, 1, 2, 2), [1], npu)
         launch([torch.zeros(1)] * len(tensors), cu, [0.5] * len(scalars))
     assert [n for n, _ in seen] == [f"call_{s}" for s, *_ in module.SYMBOLS.values()]
     for (name, _, _, tensors, scalars), (_, a) in zip(module.TABLES.kernels, seen, strict=True):
-        own = module.SYMBOLS[name][1]
-        assert a[0].value == 20 and a[1] == "stream"
-        assert len(a) == 2 + len(tensors) + len(own) + 1 + 6 + 1 + len(scalars)
-        assert a[2 + len(tensors) + len(own)].value == cu.data_ptr()
+        _, kinds, used, masks, strides = module.SYMBOLS[name]
+        assert a[0].value == 20 and a[1] == "stream" and len(tensors) == len(kinds) + bool(used) and not strides
+        more = bool(masks) + bool(used)
+        assert len(a) == 2 + len(tensors) + more + 1 + 6 + 1 + len(scalars)
+        assert a[2 + len(tensors) + more].value == cu.data_ptr()
 
 
 # --- imports ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
 """Heads batched by interleaving: how many, and what is refused."""
+from dataclasses import replace
+
 import pytest
 
 from gdn_codegen.algorithms import find
+from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.core import Batch, walk
+from gdn_codegen.passes.sync.synchronise import synchronise
 from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.targets import lower
 
@@ -24,8 +28,11 @@ def test_a_kernel_over_chunks_interleaves_as_many_heads_as_asked(heads, want):
 
 
 def test_what_needs_more_flags_than_there_are_names_the_field():
-    with pytest.raises(ScheduleError, match=r"it needs \d+ cross-core flags, ascend_a2 has 16; set value_heads=1$"):
-        lowered("prepared", 4)
+    """Four heads had too many before flags were shared."""
+    lowered("prepared", 4)
+    p = lower(find("gated_delta_rule").trace(), "pto", varied("prepared", value_heads=4), SIZES, "float16", upto="pack")
+    with pytest.raises(ScheduleError, match=r"it needs \d+ cross-core flags, ascend_a2 has 2; set value_heads=1$"):
+        synchronise(p, replace(ASCEND_A2, flags=2))
 
 
 @pytest.mark.parametrize("heads, way", [(1, "threads"), (2, ""), (2, "pairs"), (0, "")])

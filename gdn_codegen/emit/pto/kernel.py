@@ -5,10 +5,14 @@ of C values is complete on each core.
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...ir.core import NO_LINE, Loop
+from ...ir.ops import OPS
 from ...ir.padding import chunk_tokens
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks
 from .addresses import Addresses
+from .declarations import pruned, used_of
 from .values import CTYPE, agents, counted, moves_all_heads
 
 rule = Rules("pto", {
@@ -60,6 +64,8 @@ class KernelWriter(Addresses):
         exists."""
         for s in body:
             if isinstance(s, Loop):
+                if not self.runs(s):
+                    continue
                 self.inside.append(s.index)
                 if s.index == "item":
                     self.items(s)
@@ -74,6 +80,10 @@ class KernelWriter(Addresses):
                     plain = len(lines) == 1 and not lines[0].startswith("if")
                     lines = [f"if (rows_next > 0) {lines[0]}"] if plain else braces(lines, "if (rows_next > 0) ")
                 self.w(*lines)
+
+    def runs(self, s: Loop) -> bool:
+        """Whether the current agent has ops in a loop, or needs its counter."""
+        return s.index in self.counted or any(o.agent == self.agent and not OPS[o.kind].number for o in s.ops)
 
     def items(self, s: Loop) -> None:
         """Print the loop over the items of one core group. An item is a chunk or sequence, value head and block of the columns.
@@ -163,8 +173,9 @@ class KernelWriter(Addresses):
             half = self.p.sizes["C"] // 2
             self.w(f"const int64_t part{which} = part_of(rows{which}, sub, {half});")
 
-    def run(self) -> str:
-        """The text of the kernel's body: one section for each agent, between #if for its cores and #endif."""
+    def run(self, declared: Mapping[str, str]) -> str:
+        """The text of the kernel's body: one section for each agent, between #if for its cores and #endif. declared: lines that
+        declare pointers and numbers of the launch, by name. A section has those that it uses."""
         here = agents(self.k)
         for agent, condition in AGENTS.items():
             if agent not in here:
@@ -174,9 +185,14 @@ class KernelWriter(Addresses):
             self.w(f"#if {condition}")
             self.w.indent = 1
             if agent == "vector":
-                self.w("set_mask_norm();", "set_vector_mask(-1, -1);", "const int64_t sub = get_subblockid();")
+                self.w("set_mask_norm();", "set_vector_mask(-1, -1);")
+            first = len(self.w.lines)
+            if agent == "vector":
+                self.w("const int64_t sub = get_subblockid();")
             self.declare()
             self.body(self.k.body)
+            lines = pruned(self.w.lines[first:])
+            self.w.lines[first:] = [*(f"    {x}" for x in used_of(declared, lines)), *lines]
             self.w.indent = 0
             self.w("#endif")
         return self.w.text()

@@ -1,6 +1,8 @@
 """The rules of PTO: op -> its lines of text."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...ir.types import BYTES
 from ..base import EmitError, Op
 from . import global_memory  # noqa: F401  which has the rules of loads and stores
@@ -166,14 +168,40 @@ def _extracted(k: KernelWriter, o: Op, part: Op) -> list[str]:
     whole, at, size = k.name(part.args[0]), part.attr("at"), part.attr("size")
     if len(at) == 1:
         return [f"TEXTRACT({k.name(o.out)}, {whole}, {at[0][0]}, {at[0][1]});"]
-    b, lines = k.buffer(o.out), []
+    b = k.buffer(o.out)
     kind = {"L0A": "TileLeft", "L0B": "TileRight"}[b.space]
-    for n, (row, col) in enumerate(at):
-        tile = f"{o.out}_{n}"
-        lines += [f"{kind}<{CTYPE[b.dtype]}, {size}, {size}> {tile};",
-                  f"TASSIGN({tile}, {k.address(o.out, n * size * size * BYTES[b.dtype])});",
-                  f"TEXTRACT({tile}, {whole}, {row}, {col});"]
-    return braces(lines)
+    bytes = size * size * BYTES[b.dtype]
+    lines = []
+    for n, some in _progressions(at):
+        (row, col), (rows, cols) = some[0], _step(some)
+        inner = [f"{kind}<{CTYPE[b.dtype]}, {size}, {size}> {o.out}_block;",
+                 f"TASSIGN({o.out}_block, {_sum(k.address(o.out, n * bytes), i=bytes)});",
+                 f"TEXTRACT({o.out}_block, {whole}, {_sum(row, i=rows)}, {_sum(col, i=cols)});"]
+        lines += _over("i", len(some), inner)
+    return lines
+
+
+def _progressions(at: Sequence[tuple[int, int]]) -> list[tuple[int, Sequence[tuple[int, int]]]]:
+    """Places of blocks in runs that a loop can go through, each with the number of its first: all of them, if each is as far from
+    the one before, else each by itself."""
+    even = all((x[0] + z[0], x[1] + z[1]) == (2 * y[0], 2 * y[1]) for x, y, z in zip(at, at[1:], at[2:], strict=False))
+    return [(0, at)] if even else [(n, (x,)) for n, x in enumerate(at)]
+
+
+def _step(at: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """From one place of a run to the next: rows and columns."""
+    return (at[1][0] - at[0][0], at[1][1] - at[0][1]) if len(at) > 1 else (0, 0)
+
+
+def _sum(start: int | str, **steps: int) -> str:
+    """A number that grows by a step in each iteration of a loop, by the loop's variable."""
+    terms = [f"{name} * {step}" for name, step in steps.items() if step]
+    return " + ".join([*([str(start)] if str(start) != "0" or not terms else []), *terms])
+
+
+def _over(name: str, times: int, lines: list[str]) -> list[str]:
+    """Lines in a loop, which runs so many times. In braces for one iteration, where `name` is not in the lines."""
+    return braces(lines, f"for (int64_t {name} = 0; {name} < {times}; ++{name}) " if times > 1 else "")
 
 
 @rule("insert")
@@ -181,15 +209,20 @@ def _insert(k: KernelWriter, o: Op) -> list[str]:
     """Moves of blocks from L0C to their places in a tile of L1, by columns of fractals, which are contiguous in both."""
     tile, blocks, lines = k.buffer(o.out), k.buffer(o.args[1]), []
     size, stacked = blocks.shape[1], blocks.shape[0]
-    for n, (row, col) in enumerate(o.attr("at")):
-        for j in range(0, size, FRACTAL):
-            to = ((col + j) * tile.shape[0] + row * FRACTAL) * BYTES[tile.dtype]
-            name = f"{o.out}_{n}_{j}"
-            lines += [f"TileAcc<float, {size}, {FRACTAL}> {name}_from;",
-                      f"TASSIGN({name}_from, {k.address(o.args[1], (j * stacked + n * size * FRACTAL) * 4)});",
-                      f"L1Tile<{CTYPE[tile.dtype]}, {size}, {FRACTAL}> {name};",
-                      f"TASSIGN({name}, {k.address(o.out, to)});", f"TMOV({name}, {name}_from);"]
-    return braces(lines)
+    to, from_, width = f"{o.out}_to", f"{o.out}_from", BYTES[tile.dtype]
+    columns = size // FRACTAL
+    for n, some in _progressions(o.attr("at")):
+        (row, col), (rows, cols) = some[0], _step(some)
+        first = k.address(o.out, (col * tile.shape[0] + row * FRACTAL) * width)
+        block, column = (cols * tile.shape[0] + rows * FRACTAL) * width, tile.shape[0] * FRACTAL * width
+        each = {"i": size * FRACTAL * 4 * (len(some) > 1), "j": stacked * FRACTAL * 4 * (columns > 1)}
+        inner = [f"TileAcc<float, {size}, {FRACTAL}> {from_};",
+                 f"TASSIGN({from_}, {_sum(k.address(o.args[1], n * size * FRACTAL * 4), **each)});",
+                 f"L1Tile<{CTYPE[tile.dtype]}, {size}, {FRACTAL}> {to};",
+                 f"TASSIGN({to}, {_sum(first, i=block, j=column * (columns > 1))});", f"TMOV({to}, {from_});"]
+        inside = _over("j", columns, inner) if columns > 1 else inner
+        lines += _over("i", len(some), inside) if len(some) > 1 or columns == 1 else inside
+    return lines
 
 
 def _stacked(k: KernelWriter, o: Op) -> list[str]:

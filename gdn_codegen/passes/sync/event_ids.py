@@ -1,7 +1,8 @@
 """event_ids: gives each pair of a signal and a wait an event id, or a counter between agents.
 
-Signals share an id only if each is set after the wait for the one before. A counter takes more signals than one, up to its
-limit. Both follow from the clocks of a traversal: the signalling pipe must know that the wait is complete.
+Signals share an id only if each is set after the wait for the one before. A counter takes more signals of one pipe, up to its
+limit. Both follow from the clocks of a traversal: the signalling pipe must know that the wait is complete. Where counters do not
+suffice, further pairs share one (`_may_share`).
 """
 from __future__ import annotations
 
@@ -44,14 +45,48 @@ def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
             n = len(counters)
             counters.append([])
         counters[n].append((x, 1, 0))
-        x.ids = (n,)
         if x.iteration is None:
             shared[x.src, x.dst] = n
     joins = any(o.attr("scope") == "cores" for o in found.trace.kernel.ops)  # these have a flag of their own
+    counters = _reused(found, counters, device.flags - joins)
     needed = len(counters) + joins
     if needed > device.flags:
         fewer = "; set value_heads=1" if found.trace.kernel.batch.heads > 1 else ""
         raise ScheduleError(f"{name}: it needs {needed} cross-core flags, {device.name} has {device.flags}{fewer}")
+    for n, parts in enumerate(counters):
+        for x, *_ in parts:
+            x.ids = (n,)
+
+
+def _reused(found: Traversal, counters: list[list[_Part]], most: int) -> list[list[_Part]]:
+    """The counters with as many joined to an earlier one as are too many. Those that `_may_share` become one."""
+    kept: list[list[_Part]] = []
+    for n, parts in enumerate(counters):
+        spare = len(kept) + len(counters) - n - most  # how many are too many yet
+        to = next((c for c in kept if _may_share(found, [*c, *parts])), None) if spare > 0 else None
+        if to is None:
+            kept.append(parts)
+        else:
+            to += parts
+    return kept
+
+
+def _may_share(found: Traversal, parts: list[_Part]) -> bool:
+    """Whether a wait on a counter of these pairs takes the signal of its own pair.
+
+    Either each signal comes after the wait for the one before. Or one pipe signals, so that signals arrive in the order in which
+    it sets them, and this is the order of the waits.
+    """
+    pairs = [x for x, *_ in parts]
+    if len({x.dst for x in pairs}) > 1:
+        return False
+    if _clash(found, parts) is None:
+        return True
+    if len({x.src for x in pairs}) > 1 or _clash(found, parts, found.trace.device.flag_limit):
+        return False
+    events = sorted(((e[0], n, e[3] is None) for n, x in enumerate(pairs) for e in found.of[x][0]))
+    signals, waits = ([n for _, n, waits in events if waits == kind] for kind in (False, True))
+    return signals == waits
 
 
 def _events(found: Traversal, pairs: list[Pair]) -> Place | None:

@@ -1,8 +1,7 @@
 """single_launch: runs all kernels in one launch, for schedules with `launch="single"`. Only for devices with cores (PTO).
 
 Each kernel but the last ends with a barrier over the whole device, for each agent. After it, every core sees what the kernel
-wrote to global memory. `check_waits` has proved that a kernel leaves no flag set, so the barrier may use any flags. It uses the
-last three: core group to cube cores, all cube cores, cube cores to core group.
+wrote to global memory. The barrier has flags of its own: core group to cube cores, all cube cores, cube cores to core group.
 """
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ def single_launch(p: Program, s: Schedule, device: Device) -> Program:
     if not isinstance(device, Cores):
         raise ScheduleError(f"schedule {s.name}: launch='single' needs a barrier over all cores, which {device.target} does not "
                             "have; accepted: launch='kernels'")
-    ids = (device.flags - 3, device.flags - 2, device.flags - 1)
-    barrier = tuple(Op("barrier", "", (), (("ids", ids), ("scope", "device")), agent=a) for a in device.agents)
+    barrier = tuple(Op("barrier", "", (), (("ids", device.barrier_flags), ("scope", "device")), agent=a) for a in device.agents)
     first = tuple(replace(k, body=(*k.body, *barrier)) for k in p.kernels[:-1])
     return replace(p, launch="single", kernels=(*first, *p.kernels[-1:]))

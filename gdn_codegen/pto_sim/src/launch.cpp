@@ -250,21 +250,23 @@ static void run_cores(int first_block, int blocks) {
 static void register_buffers(const Launch& l) {
     machine.gm.clear();
     for (int i = 0; i < l.n_pointers; ++i) {
-        if (l.bytes[i] < 0 || l.kinds[i] < 0 || l.kinds[i] > 3)
-            fail("arguments", "pointer %d: kind is 0 input, 1 output, 2 workspace or 3 both; bytes are not negative", i);
+        const int kind = l.kinds[i] & ~region;
+        if (l.bytes[i] < 0 || kind < 0 || kind > divided)
+            fail("arguments", "pointer %d: kind is 0 input, 1 output, 2 workspace, 3 both or 4 divided; bytes are not negative", i);
+        if (kind == divided) continue;
         uint8_t* from = static_cast<uint8_t*>(l.pointers[i]);
         for (int j = 0; j < i; ++j) {
             uint8_t* other = static_cast<uint8_t*>(l.pointers[j]);
-            if (from < other + l.bytes[j] && other < from + l.bytes[i] && (l.kinds[i] || l.kinds[j]))
+            if (l.kinds[j] != divided && from < other + l.bytes[j] && other < from + l.bytes[i] && (kind || l.kinds[j] & ~region))
                 fail("arguments", "pointers %d and %d share memory, and one of them is written", j, i);
         }
         machine.gm.emplace_back(new Buffer);
         Buffer& b = *machine.gm.back();
         b.watch("GM buffer " + std::to_string(i), from, size_t(l.bytes[i]));
-        b.read_only = l.kinds[i] == 0;
+        b.read_only = kind == 0;
         const bool alone = machine.options.only >= 0;  // what other blocks would have written is taken as it lies
-        b.always_known = alone || l.kinds[i] == 0 || l.kinds[i] == 3;
-        if (l.kinds[i] == 2) memset(from, alone ? 0 : 0xFF, size_t(l.bytes[i]));
+        b.always_known = alone || kind == 0 || kind == 3;
+        if (kind == 2) memset(from, alone ? 0 : 0xFF, size_t(l.bytes[i]));
     }
 }
 

@@ -16,6 +16,8 @@
 namespace pto_sim {
 
 constexpr uint64_t ffts_address = 0xFF75;
+// What Python's DIVIDED and REGION are.
+constexpr int divided = 4, region = 8;
 
 struct Launch {
     const char* name;
@@ -75,7 +77,9 @@ int launch(const char* name, void (*cube)(A...), void (*vec)(A...), int block_di
     constexpr int wants_pointers = (is_pointer_arg<A> + ... + 0);
     constexpr int wants_ints = (is_int_arg<A> + ... + 0);
     constexpr int wants_floats = (is_float_arg<A> + ... + 0);
-    if (n_pointers != wants_pointers) return refuse(message, message_len, name, "pointers", wants_pointers, n_pointers);
+    int passed = 0;  // regions come last, and no argument points to them
+    for (int i = 0; i < n_pointers; ++i) passed += !(kinds[i] & region);
+    if (passed != wants_pointers) return refuse(message, message_len, name, "pointers", wants_pointers, passed);
     if (n_ints != wants_ints) return refuse(message, message_len, name, "integers", wants_ints, n_ints);
     if (n_floats != wants_floats) return refuse(message, message_len, name, "floats", wants_floats, n_floats);
     Arguments taken{pointers, ints, floats};

@@ -1,0 +1,105 @@
+"""What stands in the text of PTO's kernels, for every page under every schedule: nothing unused, flags and pipes as PTO-ISA has
+them."""
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from gdn_codegen import algorithms
+from gdn_codegen.devices.ascend_a2 import ASCEND_A2
+from gdn_codegen.emit import pto
+from gdn_codegen.emit.pto.declarations import pruned
+from gdn_codegen.ir.core import map_ops
+from gdn_codegen.prove.happens_before import RaceError, check_waits
+from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.schedule import SCHEDULES, named
+
+GRADIENTS = [pytest.param(f"{n}.gradient", marks=pytest.mark.slow) for n in algorithms.names()]
+PAGES = [*algorithms.names(), "causal_conv1d", *GRADIENTS]
+#: The pipes from which PTO-ISA signals to other cores (include/pto/npu/a2a3: SyncAll.hpp, custom/TSync_Custom.hpp, TPush.hpp).
+PIPES = {"FIX", "MTE2", "MTE3"}
+
+
+def launches(page):
+    """(program, kernel text) of each launch under every schedule that takes the page, each also as one launch."""
+    for schedule in SCHEDULES:
+        for launch in ("kernels", "single"):
+            b = Build("pto", 64, algorithm=page, schedule=replace(named(schedule), launch=launch))
+            try:
+                p = lowered(b)
+            except ValueError:
+                continue
+            for k in pto.emit(p, b.layout, b.heads):
+                yield p, k
+
+
+def sections(body):
+    """The text for each agent."""
+    return re.findall(r"^ *#if defined\(__DAV.*?\n(.*?)^ *#endif", body, re.S | re.M)
+
+
+def unused(section):
+    """Numbers, pointers and tiles that a section declares, and names nowhere else but to give a tile its address."""
+    text = re.sub(r"//.*", "", section)
+    found = re.findall(r"__gm__ \w+ \*(\w+) =|(?:^|[ (,])(?:\w+<[^;]*>|int64_t|float) (\w+)(?=[ ;(])", text)
+    found += re.findall(r"()(?<=, )(\w+)(?= = )", text)
+    uses = Counter(re.findall(r"\w+", re.sub(r"TASSIGN\(\w+,|\+\+(\w+);", "", text)))
+    return {a or b for a, b in found if uses[a or b] <= [a or b for a, b in found].count(a or b)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_text_of_every_schedule(unchecked, page):
+    """Nothing is unused. Signals between cores come from PTO-ISA's pipes. Kernels use the flags that it gives them; the barrier
+    between kernels has others."""
+    seen = 0
+    for p, k in launches(page):
+        here = sections(k.body)
+        seen += len(here)
+        for section in here:
+            assert unused(section) == set(), k.name
+        pointers = [x.split("*")[-1] for x in k.extra["device_params"] if "*" in x]
+        assert set(pointers) <= set(re.findall(r"\w+", k.body)), k.name
+        signals = re.findall(r"ffts_cross_core_sync\(PIPE_(\w+), (group|all)_flag\((\d+)\)", k.body)
+        assert {pipe for pipe, *_ in signals} <= PIPES
+        of_kernels = {o.attr("id") for one in p.kernels for o in one.ops if o.kind == "signal" and "." in o.attr("src")}
+        assert of_kernels <= set(range(13)) and {int(n) for *_, n in signals} <= of_kernels | {12, 13, 14, 15}
+    assert seen
+
+
+def test_a_section_without_work_is_no_loop(unchecked):
+    """In one launch the cube core takes part in the barrier after [G], and does nothing else there."""
+    (k,) = pto.emit(lowered(Build("pto", 64, schedule=replace(named("staged"), launch="single"))), "bthd")
+    first = sections(k.body)[0]
+    assert "for (" not in first and "pipe_barrier(PIPE_ALL);" in first
+
+
+def test_what_is_pruned():
+    """Declarations, addresses of tiles and counts go, with what they alone used; a name in another line stays."""
+    lines = ["const int64_t a = 1, b = f(a, 2), c = 3;  // c", "UbTile<float, 1, 8> x;", "TASSIGN(x, c);", "int64_t n = 0;",
+             "++n;", "UbPart<float, 1, 8> y(b, 8);", "TASSIGN(y, 0x0);", "TLOAD(y, from);"]
+    assert pruned(lines) == ["const int64_t a = 1, b = f(a, 2);", *lines[5:]]
+
+
+def test_blocks_of_the_inverse_are_gone_through_by_loops(unchecked):
+    """Blocks that lie evenly: eight diagonal blocks of 16, four pairs of 32. With each written out the kernel had 1431 lines."""
+    text = next(k.body for k in pto.emit(lowered(Build("pto", 128, schedule="staged")), "bthd") if k.name == "Tinv")
+    assert len(text.splitlines()) < 1250
+    assert re.search(r"for \(int64_t i = 0; i < 8; \+\+i\) \{\n(.*\n){4} +TMOV\(Tinv_blocks_16_to, Tinv_blocks_16_from\);", text)
+    assert "TEXTRACT(Tinv_below_32_left_block, A_cube, 16 + i * 32, i * 32);" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page, schedule", [("gated_delta_rule", "staged"), ("gated_delta_product", "staged"), ("rwkv7", "walk"),
+                                            ("kimi_delta_attention", "fused"), ("gla", "replay")])
+def test_no_barrier_over_a_core_is_redundant(unchecked, page, schedule):
+    """Without any one of them the checker refuses the kernel."""
+    p = lowered(Build("pto", 64, algorithm=page, schedule=schedule))
+    for k in p.kernels:
+        every = [o for o in k.ops if o.kind == "barrier" and o.attr("scope") == "ALL"]
+        for n in range(len(every)):
+            left = iter(range(len(every)))
+            body = map_ops(k.body, lambda o, left=left, n=n: [] if (o.kind, o.attr("scope")) == ("barrier", "ALL") and
+                           next(left) == n else [o])
+            with pytest.raises(RaceError):
+                check_waits(replace(p, kernels=(replace(k, body=body),)), ASCEND_A2)
