@@ -17,7 +17,7 @@ from .host.arguments import _check_flag, _check_integers
 from .host.tensors import _fail, _integer
 from .pages import compile as compiled
 from .runtime.build import CHUNKS, HEAD_DIMS
-from .runtime.call.normalise import check_cpu_ends, check_plain, shape_of
+from .runtime.call.normalise import check_cpu_ends, check_plain, reads, shape_of
 from .runtime.call.request import DTYPES
 from .runtime.targets import choose, runs
 from .schedule import Schedule, varied
@@ -129,7 +129,7 @@ def causal_conv1d_update(
     conv_state: [batch, D, L] with L of W - 1 or more, the latest input last, in x's dtype. The last L inputs replace it: two
     passes of torch over it.
     conv_state_indices: int32 or int64 [batch]. conv_state is then a pool [slots, D, L], and these are the slots, none of them
-    twice. cache_seqlens, for states that are ring buffers, must be None.
+    twice; -1 skips a sequence: nothing is written, and its y is 0. cache_seqlens, for states that are ring buffers, must be None.
 
     Raises ValueError that names the bad argument.
     """
@@ -150,16 +150,43 @@ def causal_conv1d_update(
             _fail("conv_state_indices", f"shape {tuple(conv_state_indices.shape)}", f"shape ({B},)")
     elif conv_state.shape[0] != B:
         _fail("conv_state", f"shape {tuple(conv_state.shape)}", f"shape ({B}, {D}, L), or conv_state_indices")
-    state = conv_state if conv_state_indices is None else conv_state[conv_state_indices.long()]
-    y, _ = _convolved(tokens.transpose(1, 2), weight, bias, state[..., state.shape[2] - W + 1:], False, activation, None, target,
-                      chunk_size, schedule, 0)
+    absent, slots = None, None
+    if conv_state_indices is not None:
+        _check_slots(conv_state_indices, conv_state)
+        absent, slots = (conv_state_indices < 0)[:, None, None], conv_state_indices.long().clamp(min=0)
+    state = conv_state if slots is None else conv_state[slots]
+    before = state[..., state.shape[2] - W + 1:]
+    if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in (x, weight, bias, conv_state)):
+        before = before.clone()  # the gradient needs what is overwritten
+    y, _ = _convolved(tokens.transpose(1, 2), weight, bias, before, False, activation, None, target, chunk_size, schedule, 0)
+    y = y.transpose(1, 2)
     with torch.no_grad():
         last = torch.cat([state, tokens], -1)[..., T:]
-        if conv_state_indices is None:
+        if slots is None:
             conv_state.copy_(last)
-        else:
-            conv_state[conv_state_indices.long()] = last
-    return y.transpose(1, 2).reshape(x.shape)
+        elif B:
+            _put(conv_state, slots, state, last, absent)
+    return (y if absent is None else y.masked_fill(absent, 0)).reshape(x.shape)
+
+
+def _check_slots(indices: Tensor, pool: Tensor) -> None:
+    """ValueError where values are read, and a slot does not exist, or two sequences have one."""
+    if not reads(indices):
+        return
+    seen, count = indices.tolist(), pool.shape[0]
+    if any(not -1 <= i < count for i in seen):
+        _fail("conv_state_indices", seen[:8], f"slots from 0 to {count - 1}, or -1 to skip a sequence")
+    taken = [i for i in seen if i >= 0]
+    if len({*taken}) < len(taken):
+        _fail("conv_state_indices", seen[:8], "a different slot for each sequence, or -1 to skip it")
+
+
+def _put(pool: Tensor, slots: Tensor, state: Tensor, last: Tensor, absent: Any) -> None:
+    """Write the states of sequences that are there to their slots, without reading a value. The others write the same as the
+    first of these, to the same slot; if none is there, what is in slot 0 already."""
+    there = absent[:, 0, 0].logical_not()
+    as_well = torch.where(there, torch.arange(len(slots), device=slots.device), there.int().argmax())
+    pool[slots[as_well]] = torch.where(absent, state, last)[as_well]
 
 
 def _check_weight(weight: Any) -> int:
@@ -178,6 +205,8 @@ def _ends(seq_idx: Any, B: int, T: int) -> Tensor:
     starts = torch.ones_like(seq_idx, dtype=torch.bool)
     starts[:, 1:] = seq_idx.diff() != 0
     first = starts.flatten().nonzero().flatten()
+    if not B * T:  # one sequence without tokens
+        first = starts.new_zeros(1, dtype=torch.int64)
     return torch.cat([first, first.new_full((1,), B * T)]).to(torch.int32)
 
 
@@ -190,9 +219,14 @@ def _group(D: int) -> int:
 def _convolved(x: Tensor, weight: Any, bias: Tensor | None, before: Tensor | None, final: bool, activation: Any,
                cu_seqlens: Tensor | None, target: str, chunk_size: Any, schedule: Any, kept: int) -> tuple[Tensor, Tensor | None]:
     """y [B, T, D], and the last `kept` inputs of each sequence if `final`, [N, D, kept]. before: the inputs before it."""
-    for name, given in (("x", x), ("bias", bias), ("initial_state", before), ("cu_seqlens", cu_seqlens)):
-        if given is not None:
-            check_plain(name, given)
+    for name, given in (("x", x), ("weight", weight), ("bias", bias), ("initial_state", before), ("cu_seqlens", cu_seqlens)):
+        if given is None:
+            continue
+        check_plain(name, given)
+        if given.device != x.device:
+            _fail(name, f"device {given.device}", f"device {x.device}, that of x")
+        if name != "cu_seqlens" and not given.is_floating_point():
+            _fail(name, given.dtype, "a dtype of floats")
     if activation is not None and activation not in ACTIVATIONS:
         _fail("activation", repr(activation), "silu, swish, or None")
     if x.dtype not in DTYPES:

@@ -1392,6 +1392,11 @@ def _give_back(memory: list[Any], wanted: Iterable[tuple[int, Any]]) -> None:
         memory[at] = x
 
 
+def _touch(*tensors: Any) -> None:
+    """Tell torch that the caller's tensors were overwritten: one that a gradient needs is then an error in its backward pass."""
+    torch.autograd.graph.increment_version([x for x in tensors if x is not None])
+
+
 def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
     """Fill the tensors that this call allocated: with NaN if tests ask for it, and outputs with zeros, for the rows that no
     sequence covers."""
@@ -1469,6 +1474,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
     moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
+    touches = any_out or lends or t.in_place
     special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None
     rows = t.checkpoints if t.rows or t.positions else ()
@@ -1512,6 +1518,8 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             _give_back(memory, copied)
         if moved:
             _give_back(memory, enumerate((*states, *held) if t.in_place else held, first_final))
+        if touches:
+            _touch(*outs, *buffers, *(states if t.in_place else ()))
         return memory
 
     return call

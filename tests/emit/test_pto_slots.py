@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import TOLERANCE, call, check, module, problem
+from reference import TOLERANCE, call, check, module, problem, rms_error
 from test_pto import build, function, variant
 
-from gdn_codegen import pto_sim
+from gdn_codegen import pages, pto_sim
+from gdn_codegen.ir.builder import algorithm, carried, lower
 from gdn_codegen.ir.core import loops, walk
 from gdn_codegen.prove.happens_before import channels, without
 from gdn_codegen.runtime import build as build_module
@@ -32,6 +33,23 @@ def test_walks_ahead(schedule, prefetch, dtype):
 def test_two_slots_a_channel(schedule, changes):
     fn = function(variant(schedule, channel_slots=2, **changes))
     check(fn, problem(LENGTHS, 1, 3, 32, 32, gate=-0.2))
+
+
+@algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
+def summed(q, k, v, S):
+    return q @ S + lower(q @ k.T) @ v, S + k.T @ v
+
+
+def test_a_product_for_the_caller_alone_is_not_rounded_ahead():
+    """The gradient of `summed` by q depends on no carried state, and is a sum of two products. The store rounds it."""
+    op = pages.compile(summed, target="pto", chunk=16, head_dim_k=32, head_dim_v=16, dtype="float16")
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, 37, 1, n, generator=draw).half().requires_grad_() for n in (32, 32, 16)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    q, k, v = (x[0, :, 0] for x in wide)
+    got = torch.autograd.grad(op(*given)[0].sum(), given)
+    want = torch.autograd.grad(((q @ k.T).tril() @ v).sum(), wide)
+    assert all(rms_error(x, y) < TOLERANCE["float16"] for x, y in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

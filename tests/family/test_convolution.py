@@ -129,6 +129,46 @@ def test_steps(tokens, pool):
         assert torch.equal(state[[0, 2, 3, 5]], before[[0, 2, 3, 5]])
 
 
+@pytest.mark.parametrize("slots", [[4, -1, 0], [-1, -1, 5], [-1, -1, -1]])
+def test_steps_of_sequences_that_are_skipped(slots):
+    """-1 pads a batch, as in causal-conv1d: nothing is written, not to the last slot either, and y is 0."""
+    x, weight, bias, _ = drawn(T=3)
+    state = torch.randn(6, 64, 4)
+    before = state.clone()
+    y = causal_conv1d_update(x[0], state, weight, bias, "silu", conv_state_indices=torch.tensor(slots), target="triton")
+    for n, at in enumerate(slots):
+        if at < 0:
+            assert not y[n].any()
+            continue
+        assert rms_error(y[n:n + 1], by_torch(x[0, n:n + 1], weight, bias, before[at], "silu")[0]) < 1e-5
+        assert torch.equal(state[at], torch.cat([before[at, :, 1:], x[0, n, :, None]], -1))
+    rest = [n for n in range(6) if n not in slots]
+    assert torch.equal(state[rest], before[rest])
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_gradients_of_a_step(pool):
+    """The state is overwritten, and the gradient needs what it was."""
+    x, weight, bias, _ = drawn(T=2)
+    leaves = [y.requires_grad_() for y in (x, weight, bias)]
+    state = torch.randn(4 if pool else 2, 64, 4)
+    slots, before = (torch.tensor([3, 1]), state[[3, 1]]) if pool else (None, state.clone())
+    y = causal_conv1d_update(x[0], state, weight, bias, "silu", conv_state_indices=slots, target="triton")
+    wide = [y.detach().double().requires_grad_() for y in leaves]
+    want = torch.cat([by_torch(wide[0][0, n:n + 1], wide[1], wide[2], before[n], "silu")[0] for n in range(2)])
+    for got, exact in zip(torch.autograd.grad(y.square().sum(), leaves), torch.autograd.grad(want.square().sum(), wide),
+                          strict=True):
+        assert rms_error(got, exact) < 1e-5
+
+
+@pytest.mark.parametrize("B, T", [(0, 4), (2, 0)])
+def test_numbers_of_no_sequence(B, T):
+    x, weight, bias, _ = drawn(T=4)
+    y = causal_conv1d_fn(x.transpose(1, 2)[:0].new_zeros(B, 64, T), weight, bias, torch.zeros(B, T, dtype=torch.int32),
+                         target="triton")
+    assert y.shape == (B, 64, T)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("W, activation", [(4, "silu"), (2, None)])

@@ -91,7 +91,7 @@ TRIALS = {
     ("heads", "none"): dict(v=half(1, T, 0, V), g=zeros(1, T, 0), beta=zeros(1, T, 0)),
     ("scale", "not finite"): dict(scale=float("nan")),
     ("scale", "more than float32 holds"): dict(scale=1e300),
-    ("scale", "a tensor"): dict(scale=zeros(())),
+    ("scale", "a tensor with a dim"): dict(scale=zeros(1)),
     ("use_qk_l2norm_in_kernel", "a tensor: vLLM's order, by position"): dict(use_qk_l2norm_in_kernel=cu(0, T)),
     ("initial_state", "shape"): dict(initial_state=zeros(2, HV, K, V)),
     ("initial_state", "dtype"): dict(initial_state=zeros(1, HV, K, V, dtype=torch.float64)),

@@ -133,11 +133,17 @@ FORMS = {
 }
 
 
+#: What a call overwrites. torch then knows of it, so that a gradient that needs the old values is refused.
+WRITTEN = {"buffers": {"out", "final_state"}, "in place": {"initial_state"}, "a pool": {"initial_state"}}
+
+
 @pytest.mark.parametrize("form, poison", [*((f, True) for f in FORMS), ("rows", False), ("packed, with states", False)])
 def test_it_gives_the_bits_that_python_gives(form, started):
     def run(seed):
         said = FORMS[form](tensors(seed=seed))
+        before = {n: x._version for n, x in said.items() if isinstance(x, torch.Tensor)}
         results = chunk_gated_delta_rule(**said, target="tilelang", chunk_size=16, schedule="walk")
+        assert {n for n, v in before.items() if said[n]._version != v} == WRITTEN.get(form, set())
         return said, results, [x.clone() for x in said.values() if isinstance(x, torch.Tensor)]
 
     def taken():

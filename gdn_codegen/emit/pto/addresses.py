@@ -27,14 +27,24 @@ class Addresses(Values):
 
         columns: the tile is distributed over the cores by columns, not by rows.
         """
+        (rows, cols), (high, wide) = self.p.shape(t), self.buffer(value).shape
+        past = [" - col" if d == self.k.blocked_dim else "" for d in t.dims]  # memory has fewer than a block in the last one
         if columns:
-            rows, all_of_them = self.p.shape(t)
-            mine = self.buffer(value).shape[1]
-            return str(rows), f"part_of({all_of_them}, sub, {mine})" if self.p.padded(t)[1] else str(mine)
-        rows, mine = self.p.shape(t)[0], self.buffer(value).shape[0]
+            there = f"part_of({rows}{past[0]}, 0, {high})" if past[0] else str(rows)
+            return (there if self.p.padded(t)[0] else str(high),
+                    f"part_of({cols}{past[1]}, sub, {wide})" if self.p.padded(t)[1] else str(wide))
         if not self.p.padded(t)[0]:
-            return str(mine), self.cols(t)
-        return f"part_of({rows}, sub, {mine})" if self.agent == "vector" else str(rows), self.cols(t)
+            return str(high), self.cols(t)
+        part = "sub" if self.agent == "vector" else "0"
+        split = self.agent == "vector" or past[0]
+        return f"part_of({rows}{past[0]}, {part}, {high})" if split else str(rows), self.cols(t)
+
+    def there(self, value: str, t: Tensor, columns: bool = False) -> str:
+        """The condition that some of this core's part of a state's tile exists in memory: of the last block a core may have no
+        row, or column. "" if some always does. columns: as for `some`."""
+        if self.agent != "vector" or not self.p.padded(t)[columns] or t.dims[columns] != self.k.blocked_dim:
+            return ""
+        return f"{self.some(value, t, columns)[columns]} > 0"
 
     def at(self, o: Op, row: str, more: str = "") -> tuple[str, str]:
         """A pointer to row `row` of the tile that `o` loads or stores, and the stride of rows in elements. more: added to the

@@ -51,7 +51,8 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
     text, to = [], name
     if any(k.p.padded(t)):
         text, to = [f"UbPart<{ctype}, {shape}> some({some});", f"TASSIGN(some, {k.address(o.out)});"], "some"
-    return braces([*text, f"auto from = {view};", f"TLOAD({to}, from);"], f"if (has_{t.name}) " if t.optional else "")
+    there = "" if len(t.dims) == 1 or o.attr("last") else k.there(o.out, t, bool(o.attr("columns")))
+    return braces([*text, f"auto from = {view};", f"TLOAD({to}, from);"], _if(f"has_{t.name}" if t.optional else "", there))
 
 
 @rule("store")
@@ -92,25 +93,33 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
         pointer, _ = k.at(o, f"sub * {n}")
         some = f"part_of({k.cols(t)}, sub, {n})" if any(k.p.padded(t)) else str(n)
         tile = f"UbPart<{ctype}, 1, {n}> mine(1, {some});" if any(k.p.padded(t)) else f"UbTile<{ctype}, 1, {n}> mine;"
+        there = f"{some} > 0" if any(k.p.padded(t)) and t.dims[0] == k.k.blocked_dim else ""
         return braces([tile, f"TASSIGN(mine, {address});", f"auto to = view({pointer}, 1, {some}, {some});",
-                       "TSTORE(to, mine);"], _when(k, t))
+                       "TSTORE(to, mine);"], _if(*_when(k, t), there))
     row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
     view, (rows, cols) = _mine(k, o, value, t, row)
     text, to = [], name
     if any(k.p.padded(t)):
         kind, to = "AccPart" if k.agent == "cube" else "UbPart", "some"
         text = [f"{kind}<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(value)});"]
-    return braces([*text, f"auto to = {view};", f"TSTORE(to, {to});"], _when(k, t))
+    there = k.there(value, t, bool(o.attr("columns")))
+    return braces([*text, f"auto to = {view};", f"TSTORE(to, {to});"], _if(*_when(k, t), there))
 
 
-def _when(k: KernelWriter, t: Tensor) -> str:
-    """The condition of a store: that the caller wants `t`, and for a checkpoint that it is due. "" for none."""
+def _if(*conditions: str) -> str:
+    """What goes before statements under these conditions. "" says nothing."""
+    said = " && ".join(x for x in conditions if x)
+    return f"if ({said}) " if said else ""
+
+
+def _when(k: KernelWriter, t: Tensor) -> list[str]:
+    """The conditions of a store: that the caller wants `t`, and for a checkpoint that it is due."""
     when = [f"has_{t.name}"] if t.optional else []
     if t.index == "checkpoint" and t.at:
         when.append(f"{k.kept_at(t)} >= 0")
     elif t.index == "checkpoint":
         when += [f"(c + 1) % {EVERY} == 0", f"rows == {k.p.sizes['C']}"]
-    return f"if ({' && '.join(when)}) " if when else ""
+    return when
 
 
 def _mine(k: KernelWriter, o: Op, value: str, t: Tensor, row: str) -> tuple[str, tuple[str, str]]:
@@ -144,9 +153,11 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
             shape = ", ".join(map(str, b.shape if len(t.dims) > 1 else (1, *b.shape)))
             lines = [f"UbPart<{CTYPE[b.dtype]}, {shape}> some({rows}, {cols});",
                      f"TASSIGN(some, {k.address(o.out)});", f"TFILLPAD_INPLACE({name}, some);"]
-            if not t.optional:
+            there = "" if len(t.dims) == 1 else k.there(o.out, t, columns)
+            if not t.optional and not there:
                 return braces(lines)
-            return [f"if (has_{t.name}) {{", *(f"    {x}" for x in lines), "} else {", f"    TEXPANDS({name}, 0);", "}"]
+            when = _if(f"has_{t.name}" if t.optional else "", there)
+            return [f"{when}{{", *(f"    {x}" for x in lines), "} else {", f"    TEXPANDS({name}, 0);", "}"]
         return [f"if (!has_{o.attr('given')}) TEXPANDS({name}, 0);"]
     if k.agent == "cube":
         source = k.defs.get(o.args[0])

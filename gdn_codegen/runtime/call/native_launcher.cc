@@ -228,6 +228,11 @@ struct Launcher {
     return n;
   }
 
+  // As torch's own ops do, so that a gradient that needs the old values says so.
+  static void Touch(const at::Tensor& x) {
+    if (!x.is_inference()) x.unsafeGetTensorImpl()->bump_version();
+  }
+
   // The results, or None on arguments of another kind, and where no kernel started: the way through Python says what is wrong.
   PyObject* operator()(PyObject* t, PyObject* x, PyObject* scale, PyObject* decoding) {
     Memory m;
@@ -260,6 +265,7 @@ struct Launcher {
       if (!started) Py_RETURN_NONE;
       throw std::runtime_error("kernel " + std::to_string(started) + " of the call did not start " + said);
     }
+    for (int64_t n : written) Touch(THPVariable_Unpack(PyTuple_GET_ITEM(t, n)));
     PyObject* all = PyTuple_New(Count(results));
     for (int64_t i = 0; all && i < Count(results); ++i) {
       const int64_t n = results[i];
