@@ -30,8 +30,8 @@ class Addresses(Values):
         (rows, cols), (high, wide) = self.p.shape(t), self.buffer(value).shape
         past = [" - col" if d == self.k.blocked_dim else "" for d in t.dims]  # memory has fewer than a block in the last one
         if columns:
-            there = f"part_of({rows}{past[0]}, 0, {high})" if past[0] else str(rows)
-            return (there if self.p.padded(t)[0] else str(high),
+            valid = f"part_of({rows}{past[0]}, 0, {high})" if past[0] else str(rows)
+            return (valid if self.p.padded(t)[0] else str(high),
                     f"part_of({cols}{past[1]}, sub, {wide})" if self.p.padded(t)[1] else str(wide))
         if not self.p.padded(t)[0]:
             return str(high), self.cols(t)
@@ -39,7 +39,7 @@ class Addresses(Values):
         split = self.agent == "vector" or past[0]
         return f"part_of({rows}{past[0]}, {part}, {high})" if split else str(rows), self.cols(t)
 
-    def there(self, value: str, t: Tensor, columns: bool = False) -> str:
+    def exists(self, value: str, t: Tensor, columns: bool = False) -> str:
         """The condition that some of this core's part of a state's tile exists in memory: of the last block a core may have no
         row, or column. "" if some always does. columns: as for `some`."""
         if self.agent != "vector" or not self.p.padded(t)[columns] or t.dims[columns] != self.k.blocked_dim:

@@ -51,8 +51,8 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
     text, to = [], name
     if any(k.p.padded(t)):
         text, to = [f"UbPart<{ctype}, {shape}> some({some});", f"TASSIGN(some, {k.address(o.out)});"], "some"
-    there = "" if len(t.dims) == 1 or o.attr("last") else k.there(o.out, t, bool(o.attr("columns")))
-    return braces([*text, f"auto from = {view};", f"TLOAD({to}, from);"], _if(f"has_{t.name}" if t.optional else "", there))
+    exists = "" if len(t.dims) == 1 or o.attr("last") else k.exists(o.out, t, bool(o.attr("columns")))
+    return braces([*text, f"auto from = {view};", f"TLOAD({to}, from);"], _if(f"has_{t.name}" if t.optional else "", exists))
 
 
 @rule("store")
@@ -93,17 +93,17 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
         pointer, _ = k.at(o, f"sub * {n}")
         some = f"part_of({k.cols(t)}, sub, {n})" if any(k.p.padded(t)) else str(n)
         tile = f"UbPart<{ctype}, 1, {n}> mine(1, {some});" if any(k.p.padded(t)) else f"UbTile<{ctype}, 1, {n}> mine;"
-        there = f"{some} > 0" if any(k.p.padded(t)) and t.dims[0] == k.k.blocked_dim else ""
+        exists = f"{some} > 0" if any(k.p.padded(t)) and t.dims[0] == k.k.blocked_dim else ""
         return braces([tile, f"TASSIGN(mine, {address});", f"auto to = view({pointer}, 1, {some}, {some});",
-                       "TSTORE(to, mine);"], _if(*_when(k, t), there))
+                       "TSTORE(to, mine);"], _if(*_when(k, t), exists))
     row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
     view, (rows, cols) = _mine(k, o, value, t, row)
     text, to = [], name
     if any(k.p.padded(t)):
         kind, to = "AccPart" if k.agent == "cube" else "UbPart", "some"
         text = [f"{kind}<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(value)});"]
-    there = k.there(value, t, bool(o.attr("columns")))
-    return braces([*text, f"auto to = {view};", f"TSTORE(to, {to});"], _if(*_when(k, t), there))
+    exists = k.exists(value, t, bool(o.attr("columns")))
+    return braces([*text, f"auto to = {view};", f"TSTORE(to, {to});"], _if(*_when(k, t), exists))
 
 
 def _if(*conditions: str) -> str:
@@ -153,10 +153,10 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
             shape = ", ".join(map(str, b.shape if len(t.dims) > 1 else (1, *b.shape)))
             lines = [f"UbPart<{CTYPE[b.dtype]}, {shape}> some({rows}, {cols});",
                      f"TASSIGN(some, {k.address(o.out)});", f"TFILLPAD_INPLACE({name}, some);"]
-            there = "" if len(t.dims) == 1 else k.there(o.out, t, columns)
-            if not t.optional and not there:
+            exists = "" if len(t.dims) == 1 else k.exists(o.out, t, columns)
+            if not t.optional and not exists:
                 return braces(lines)
-            when = _if(f"has_{t.name}" if t.optional else "", there)
+            when = _if(f"has_{t.name}" if t.optional else "", exists)
             return [f"{when}{{", *(f"    {x}" for x in lines), "} else {", f"    TEXPANDS({name}, 0);", "}"]
         return [f"if (!has_{o.attr('given')}) TEXPANDS({name}, 0);"]
     if k.agent == "cube":

@@ -70,12 +70,12 @@ class PrefetchedOps:
         for n in crossing:
             o = self.ops[n]
             fed = o.kind == "move" and o.attr("space") in self.device.feeds
-            if o.kind == "matmul" or fed or o.attr("spread") or self._leaves(o) or self._larger(o, crossing):
+            if o.kind == "matmul" or fed or o.attr("spread") or self._only_stored(o) or self._larger(o, crossing):
                 self.prefetched.remove(n)
                 return True
         return False
 
-    def _leaves(self, o: Op) -> bool:
+    def _only_stored(self, o: Op) -> bool:
         """Whether `o` is a rounded product that nothing but stores read. The store rounds it, from where products are."""
         return o.kind == "cast" and o.agent == self.device.runs["matmul"] \
             and all(r.kind == "store" for r in self.ops if o.out in r.args)
