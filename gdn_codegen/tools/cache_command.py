@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -32,7 +33,11 @@ class Entry:
     def size(self) -> int:
         """Bytes on disk; of a folder, those of its files."""
         files = [self.path] if not self.path.is_dir() else [x for x in self.path.rglob("*") if x.is_file()]
-        return sum(x.lstat().st_size for x in files)
+        found = 0
+        for x in files:
+            with contextlib.suppress(FileNotFoundError):  # another process has finished it, or taken it away
+                found += x.lstat().st_size
+        return found
 
 
 def known() -> dict[str, tuple[str, str]]:

@@ -291,3 +291,8 @@ def test_doctor_says_where_the_cache_is_how_large_and_whether_it_can_be_written(
 def test_sizes_as_people_read_them():
     assert [cache_command.told(n) for n in (0, 1023, 1024, 3 * 2**20 // 2, 5 * 2**30)] == \
         ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "5.0 GiB"]
+
+
+def test_a_file_that_another_process_takes_away_has_no_size(tmp_path):
+    (tmp_path / "is_there").write_text("four")
+    assert [cache_command.Entry("modules", tmp_path / n).size for n in ("is_there", "was_there")] == [4, 0]
